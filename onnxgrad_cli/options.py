@@ -402,11 +402,15 @@ class ModeOptions(_Part):
 
     Attributes:
         mode: 'keep', 'train' or 'eval' for BatchNormalization and Dropout.
+        unbiased_variance: put the unbiased variance of a batch into the running variance of BatchNormalization, as
+            PyTorch does; by default the biased one, as the ONNX operator does.
     """
 
     mode: Mode = "keep"
+    unbiased_variance: bool = False
 
     def __post_init__(self) -> None:
+        checks.flag("unbiased_variance", self.unbiased_variance)
         checks.one_of("mode", self.mode, Mode)
         super().__post_init__()
 

@@ -122,6 +122,8 @@ class LossRecord(ParameterRecord, Differentiation):
     Attributes:
         labels: the label inputs there are.
         judged: the label of each loss, "" where it has none; empty until the losses are written.
+        terms: the value of each loss, before its weight.
+        penalties: the values of the penalties on weights, their factors included.
         divisors: the value by which a loss is divided, by its position, where that is not the number of its elements.
         scalars: the positions of losses that are one number for the batch before any reduction.
         sample_weight: the input with one weight per sample.
@@ -131,6 +133,8 @@ class LossRecord(ParameterRecord, Differentiation):
 
     labels: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
+    terms: list[str] = field(default_factory=list)
+    penalties: list[str] = field(default_factory=list)
     divisors: dict[int, str] = field(default_factory=dict)
     scalars: set[int] = field(default_factory=set)
     sample_weight: str | None = None

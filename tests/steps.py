@@ -127,3 +127,14 @@ def assert_same(ours: dict[str, np.ndarray], net: torch.nn.Module, bound: float)
     for key, expected in net.state_dict().items():
         assert not torch.allclose(expected, before[key], atol=10 * bound)
         np.testing.assert_allclose(ours[NAMES[key]], expected.numpy(), rtol=bound, atol=bound, err_msg=key)
+
+
+class NAdam(torch.optim.NAdam):
+    """PyTorch's NAdam, with the product of its momenta in float64: PyTorch keeps it in its default type, float32."""
+
+    def step(self, closure: Any = None) -> Any:
+        torch.set_default_dtype(torch.float64)
+        try:
+            return super().step(closure)
+        finally:
+            torch.set_default_dtype(torch.float32)

@@ -95,7 +95,7 @@ FIELDS = (
     "losses label output reduction sample_weight loss_options l1 l2 train freeze untie tie preset train_last lora "
     "lora_target lora_scaling lora_dropout lora_dora grad_of_input optimizer optimizer_options group clip_norm "
     "clip_value accumulate loss_scale ema embed_state training_info init seed recompute loss_chunks keep_outputs "
-    "yield_ as_gradient_op mode quantization tuned target identifiers dims shapes infer_by_run"
+    "yield_ as_gradient_op mode unbiased_variance quantization tuned target identifiers dims shapes infer_by_run"
 ).split()
 """The fields of `Options` in the order of the report."""
 
@@ -188,6 +188,10 @@ def test_a_wrong_option_is_refused_when_it_is_made(case: str) -> None:
         (lambda: Course(epoch=3), "`Course` has no option 'epoch'"),
         (lambda: Course(epochs=0), "`epochs=0`: a whole number of 1 or more is wanted"),
         (lambda: Course(threads=0), "`threads=0`"),
+        (
+            lambda: Course(shuffle=False, samples=onnxgrad_cli.SampleOptions(balance=True)),
+            "`shuffle=False` takes them in order",
+        ),
         (lambda: Course(init="kaiming"), "`init='kaiming'` is none of"),
         (lambda: Course(metrics="accuracy"), "`metrics='accuracy'`: a tuple is wanted"),
         (lambda: Course(learning_rate=float("nan")), "`learning_rate=nan`: a finite number is wanted"),

@@ -31,12 +31,13 @@ SECTIONS = {
     "What is trained": "untie tie preset train-last lora-target lora-scaling lora-dropout lora-dora grad-of-input "
     "init seed reset",
     "Optimizer": "optimizer-option group clip-norm clip-value accumulate loss-scale ema embed-state schedule",
-    "How the model is read": "quantization identifiers shape infer-by-run rules",
+    "How the model is read": "unbiased-variance quantization identifiers shape infer-by-run rules",
     "What is written": (
         "weights keep-outputs yield as-gradient-op training-info target recompute tuned report picture no-report "
         "artifacts nominal-checkpoint dump-passes stop-after keep-mode"
     ),
-    "Data": "test-data val-prefix map normalize augment balance resize transform tokenizer max-length pack pad-id",
+    "Data": "test-data val-prefix map normalize augment balance shuffle resize transform tokenizer max-length pack "
+    "pad-id",
     "How it speaks": "verbose quiet traceback",
 }
 """Heading -> the options under it; those of a command that stand nowhere here come before them."""

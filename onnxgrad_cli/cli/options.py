@@ -205,6 +205,9 @@ def what_to_build(command: Command) -> Command:
                      help="Keep exponential moving averages of the weights."),
         click.option("--embed-state/--no-embed-state", default=True,
                      help="Store the optimizer's state; without, it is fed.  [default: store it]"),
+        click.option("--unbiased-variance", is_flag=True,
+                     help="Update the running variance of BatchNormalization with the unbiased variance of the batch, "
+                          "as PyTorch does.  [default: the biased one, as ONNX does]"),
         click.option("--training-info", is_flag=True,
                      help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
         click.option("--init", type=click.Choice(get_args(Init)), default="keep",

@@ -61,6 +61,11 @@ NOT_HERE = {
     metavar="flip,crop",
     help="Change pictures at random in training: flip left and right, move by up to an eighth.",
 )
+@click.option(
+    "--shuffle/--no-shuffle",
+    default=True,
+    help="Take the samples in a new random order each epoch, or in that of the data.  [default: --shuffle]",
+)
 @click.option("--balance", is_flag=True, help="Draw samples so that all classes are seen alike often.")
 @click.option(
     "--tokenizer",
@@ -126,7 +131,7 @@ NOT_HERE = {
     shell_complete=complete_names("training.schedules", "SCHEDULES"),
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help="How the rate changes: constant, step, linear, cosine, one-cycle or plateau; warmup=N goes with all.",
+    help="How the rate changes, such as cosine or step; see `onnxgrad schedules`. warmup=N goes with all.",
 )
 @click.option(
     "--metric",

@@ -26,12 +26,16 @@ Floats = np.ndarray | None
 Length = float
 """An option that is a number of steps; as text it may be one of epochs, which the owner takes to steps first."""
 
+Lengths = tuple[float, ...]
+"""An option of several lengths; as text they are separated by slashes: 10/20, or 3e/6e."""
+
 KINDS = {
     "float": "a number",
     "int": "a whole number",
     "bool": "true or false",
     "Floats": "numbers, or a .npy file",
     "Length": "steps, a part of them all below 1, or epochs such as 3e",
+    "Lengths": "lengths separated by slashes, such as 100/200, 0.5/0.75 or 3e/6e",
 }
 """The kinds of option, by annotation, in words."""
 
@@ -60,6 +64,8 @@ class Option:
         """
         if self.kind == "Floats":
             return self._floats(value)
+        if self.kind == "Lengths":
+            return self._lengths(value)
         if self.kind == "bool" and isinstance(value, bool):
             return value
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
@@ -68,6 +74,16 @@ class Option:
             if self.kind == "int" and value == int(value):
                 return int(value)
         raise self._unfit(value)
+
+    def _lengths(self, value: object) -> tuple[float, ...]:
+        parts: Any = str(value).split("/") if isinstance(value, (str, int, float)) else value
+        try:
+            lengths = tuple(map(float, parts))
+        except (TypeError, ValueError):
+            raise self._unfit(value) from None
+        if not all(map(math.isfinite, lengths)):
+            raise self._unfit(value)
+        return lengths
 
     def _floats(self, value: object) -> np.ndarray:
         try:

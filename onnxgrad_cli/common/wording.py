@@ -38,9 +38,9 @@ ARGUMENTS = frozenset(
         "max_length max_steps memory merge method metrics mode names new_data noise nominal_checkpoint norm normalize "
         "of optimizer optimizer_options ort out output outputs pack pad_id patience per_sample picture prefix preset "
         "provider quantization recompute reduction repeats reports reset resize resume roles run runtime sample "
-        "sample_weight save_every schedule seed shapes start step_size steps stop_after stride target targeted "
-        "test_data threads tie tokenizer train train_last training_info transform tuned untie use_ema val val_prefix "
-        "verify webgpu weights window wrt yield_"
+        "sample_weight save_every schedule seed shapes shuffle start step_size steps stop_after stride target targeted "
+        "test_data threads tie tokenizer train train_last training_info transform tuned unbiased_variance untie "
+        "use_ema val val_prefix verify webgpu weights window wrt yield_"
     ).split()
 )
 """The arguments that messages name. Other names in backquotes are settings if they have underscores, or stay as is."""

@@ -43,6 +43,9 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.class_names import called, number_of
 from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
 
+CLIP_TOLERANCE = 1e-6
+"""The share of the range of `clip` by which samples may lie outside of it, as rounding leaves them."""
+
 LARGEST = float(np.finfo(np.float32).max)
 """What no distance is beyond: its square is a float64 still."""
 
@@ -282,7 +285,8 @@ def _fooled(
     before = scores.argmax(what.axis)
     labels = labels_of("argmax" if given is None else "label", what, scores, given)
     aim = labels if targeted is None else labels_of(targeted, what, scores, None)
-    if x.min() < ball.low or x.max() > ball.high:
+    rounding = CLIP_TOLERANCE * (ball.high - ball.low)
+    if x.min() < ball.low - rounding or x.max() > ball.high + rounding:
         raise UsageError(
             f"`clip`: the samples hold {x.min():g} to {x.max():g}, which goes beyond {ball.low:g} to {ball.high:g}",
             "give the range of what the model is fed, after a normalization",

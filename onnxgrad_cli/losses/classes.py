@@ -23,12 +23,14 @@ OPTIONS = {
     "class_axis": "the axis of the output that runs over the classes; -1 is the last",
 }
 
+SMOOTHING = "the share of the label that is spread over all classes"
+
 
 @loss(
     "cross-entropy",
     label="class",
     rank=2,
-    options={**OPTIONS, "label_smoothing": "the share of the label that is spread over all classes"},
+    options={**OPTIONS, "label_smoothing": SMOOTHING},
     rather={"Softmax": "log"},
 )
 def cross_entropy(
@@ -46,6 +48,33 @@ def cross_entropy(
     axis = class_axis % prediction.rank
     logs = log_softmax(op, prediction, axis)
     return likelihood(op, logs, label, class_weights, ignore_index, axis, label_smoothing)
+
+
+@loss(
+    "soft-cross-entropy",
+    rank=2,
+    options={
+        "class_weights": "one weight per class; the mean still divides by the number of samples",
+        "axis": "the axis of the output and the label that runs over the classes; -1 is the last",
+        "label_smoothing": SMOOTHING,
+    },
+)
+def soft_cross_entropy(
+    op, prediction, label, *, class_weights: Floats = None, axis: int = 1, label_smoothing: float = 0.0
+):  # fmt: skip
+    """Cross-entropy of logits with a probability for each class. As torch.nn.CrossEntropyLoss with such labels."""
+    require(0 <= label_smoothing <= 1, "label_smoothing must lie between 0 and 1")
+    require(-prediction.rank <= axis < prediction.rank, f"axis = {axis}: the output has {prediction.rank} axes")
+    axis %= prediction.rank
+    require(axis > 0, "axis must not be the batch")
+    logs = log_softmax(op, prediction, axis)
+    table = _class_weights(op, class_weights, logs, axis)
+    if table is not None:
+        logs = logs * op.unsqueeze(table, range(1, logs.rank - axis))
+    losses = -op.sum(label * logs, [axis], keepdims=False)
+    if not label_smoothing:
+        return losses
+    return losses * (1 - label_smoothing) - op.mean(logs, [axis], keepdims=False) * label_smoothing
 
 
 @loss(
@@ -113,12 +142,16 @@ def log(op, prediction, label, *, class_weights: Floats = None, ignore_index: in
 
 def likelihood(op, logs, label, class_weights, ignore_index, axis, smoothing=0.0):
     """The weighted losses and their weights."""
-    table = None if class_weights is None else per_element(op, "class_weights", class_weights, logs, axis)
-    if table is not None:
-        require(
-            class_weights.ndim == 1 and bool((class_weights >= 0).all()), "class_weights: one a class, none negative"
-        )
+    table = _class_weights(op, class_weights, logs, axis)
     return picked(op, logs, label, table, ignore_index, axis, smoothing)
+
+
+def _class_weights(op: Op, given: Floats, logs: Val, axis: int) -> Val | None:
+    """Return one weight for each class as a constant, if any are given."""
+    if given is None:
+        return None
+    require(given.ndim == 1 and bool((given >= 0).all()), "class_weights: one a class, none negative")
+    return per_element(op, "class_weights", given, logs, axis)
 
 
 def _of_labels(op: Op, found: Val, logs: Val, axis: int) -> Val:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from onnx import TensorProto
+
 from onnxgrad_cli.common.settings import require
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -161,6 +164,105 @@ def adadelta(op, w, g, state, *, rho: float = 0.9, eps: float = 1e-6, weight_dec
     step = op.Sqrt(state["d"] + eps) / op.Sqrt(v + eps) * g
     decaying_mean(state, "d", rho, step * step)
     return w - state.rate * step
+
+
+@optimizer(
+    "nadam",
+    slots={slot: MEANS[slot] for slot in ("m", "v")},
+    options={
+        **{option: ADAM[option] for option in ("beta1", "beta2", "eps")},
+        "momentum_decay": "how fast the momentum rises from half of beta1 to beta1",
+        "weight_decay": DECAY,
+    },
+)
+def nadam(
+    op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 0.004,
+    weight_decay: float = 0.0,
+):  # fmt: skip
+    """Adam with Nesterov's momentum. As torch.optim.NAdam, whose rate begins at 0.002.
+
+    The momentum of step t is beta1 (1 - 0.96^(t momentum_decay) / 2).
+
+    Source: T. Dozat, Incorporating Nesterov Momentum into Adam, ICLR workshop 2016.
+    """
+    require_shares(beta1=beta1, beta2=beta2)
+    require(eps >= 0 and momentum_decay >= 0, "eps and momentum_decay must not be negative")
+    g, steps = decayed(w, g, weight_decay), state.count + 1
+    m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
+    decay = momentum_decay * math.log(0.96)
+
+    def momentum(steps: Val) -> Val:
+        return beta1 * (1 - 0.5 * op.Exp(steps * decay))
+
+    root = op.Sqrt(mean_weight(op, beta2, steps))
+    now = (1 - momentum(steps)) / _momenta_weight(op, beta1, decay, steps)
+    then = momentum(steps + 1) / _momenta_weight(op, beta1, decay, steps + 1)
+    return w - (state.rate * root) * (now * g + then * m) / (op.Sqrt(v) + root * eps)
+
+
+def _momenta_weight(op: Op, beta1: float, decay: float, steps: Val) -> Val:
+    """Return 1 - the product of NAdam's momenta up to a step, without a state.
+
+    The logarithm of 1 - exp(decay i) / 2 is a power series in exp(decay i). Each power is a geometric series over the
+    steps i, which has a closed form. Terms beyond 52 are below the last digit of float64.
+    """
+    if beta1 == 0:
+        return op.const(1.0, steps)
+    if decay == 0:
+        return mean_weight(op, beta1 / 2, steps)
+    powers = np.arange(1.0, 53.0)
+    shares = np.exp(decay * powers) / (2**powers * powers * -np.expm1(decay * powers))
+    halves = op.Tanh(steps * op.const(powers * (-decay / 2), steps))
+    logarithm = op.sum(op.const(shares, steps) * (2 * halves / (1 + halves)), [0], keepdims=False)
+    half = op.Tanh((steps * -math.log(beta1) + logarithm) / 2)
+    return 2 * half / (1 + half)
+
+
+@optimizer(
+    "radam",
+    slots={slot: MEANS[slot] for slot in ("m", "v")},
+    options={**{option: ADAM[option] for option in ("beta1", "beta2", "eps")}, "weight_decay": DECAY},
+)
+def radam(
+    op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0
+):  # fmt: skip
+    """Adam without its division in the first steps, whose mean of squares varies too much. As torch.optim.RAdam.
+
+    Source: L. Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, ICLR 2020, algorithm 2.
+    """
+    require_shares(beta1=beta1, beta2=beta2)
+    require(eps >= 0, "eps must not be negative")
+    g, steps = decayed(w, g, weight_decay), state.count + 1
+    m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
+    rate, longest = state.rate / mean_weight(op, beta1, steps), 2 / (1 - beta2) - 1
+    if longest <= LEAST_LENGTH:
+        return w - rate * m
+    length = _length_of_mean(op, beta2, steps)
+    known = op.Max(length, op.const(LEAST_LENGTH, steps))
+    full = longest / ((longest - 4) * (longest - 2))
+    root = op.Sqrt(mean_weight(op, beta2, steps))
+    rectified = op.Sqrt((known - 4) * (known - 2) / known * full) * root / (op.Sqrt(v) + eps)
+    return w - rate * m * op.Where(length > LEAST_LENGTH, rectified, op.const(1.0, steps))
+
+
+LEAST_LENGTH = 5.0
+"""The length of a mean of squares from which RAdam divides by its root."""
+
+
+def _length_of_mean(op: Op, share: float, steps: Val) -> Val:
+    """Return RAdam's rho: the number of squares that a decaying mean is worth.
+
+    2 / (1 - share) - 1 - 2 steps share**steps / (1 - share**steps) is a small difference of large numbers, which
+    float32 does not hold. With L(x) = coth(x) - 1/x it is steps - steps L(a steps) + L(a), a = -ln(share) / 2.
+    """
+    a = -math.log(share) / 2
+    if steps.dtype == TensorProto.DOUBLE:
+        return 2 / (1 - share) - 1 - 2 * steps * (1 / mean_weight(op, share, steps) - 1)
+    x = steps * a
+    square = x * x
+    series = x * (1 / 3 - square * (1 / 45 - square * (2 / 945 - square * (1 / 4725 - square * (2 / 93555)))))
+    langevin = op.Where(x < 0.5, series, 1 / op.Tanh(x) - 1 / x)
+    return steps - steps * langevin + (1 / math.tanh(a) - 1 / a)
 
 
 def adam_step(

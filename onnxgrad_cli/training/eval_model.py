@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,22 +17,34 @@ from onnxgrad_cli.ir.modes import give_own_statistics
 from onnxgrad_cli.ir.skeleton import copied, without_initializers
 from onnxgrad_cli.metadata import describe, has_derivatives
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.optimizer.accumulation import counted_by
 from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.training.data.pasts import with_sizes_of_pasts
 
 
 @dataclass(frozen=True)
-class EvalResult:
-    """The results of a batch: the loss, by name the outputs that are compared with labels, what the loss is divided by.
+class EvalTerm:
+    """A loss of the eval model: its value, what its mean divides by ("": the number of samples), and its weight."""
 
-    `count` is None where the loss is a mean over samples, or is not one mean; `sums` says that it is a sum.
+    value: str
+    divisor: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The results of a batch.
+
+    Attributes:
+        outputs: name -> an output that is compared with labels.
+        values: the value of each loss, before its weight.
+        divisors: what the mean of each loss divides by; None: the number of samples.
+        penalty: the sum of the penalties on weights.
     """
 
-    loss: float
     outputs: Mapping[str, np.ndarray]
-    count: float | None = None
-    sums: bool = False
+    values: Sequence[float]
+    divisors: Sequence[float | None]
+    penalty: float
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,8 @@ class EvalModel:
         loss: the output with the loss.
         outputs: the outputs that the losses compare with labels, and those asked for besides.
         weights: what of the weights it has.
-        divisor: the output with what the loss is divided by, where that was asked for and there is one; else "".
+        terms: the outputs with each loss and its divisor, if they were asked for.
+        penalties: the outputs with the penalties on weights, if they were asked for.
         types: of what it is fed; empty pasts have the sizes that their other axes must have.
     """
 
@@ -52,7 +65,8 @@ class EvalModel:
     loss: str
     outputs: list[str]
     weights: list[str]
-    divisor: str = ""
+    terms: Sequence[EvalTerm] = ()
+    penalties: Sequence[str] = ()
     types: Mapping[str, TypeProto] = field(default_factory=dict)
 
 
@@ -74,7 +88,7 @@ def make_eval_model(
         path: where the model was read from; external data are relative to it.
         outputs: outputs of the model that are wanted besides those that the losses take.
         keep_mode: leave BatchNormalization and Dropout in the mode in which the model came.
-        counted: give what the loss is divided by, too, where it is the number or the weight of labels that count.
+        counted: output each loss, what its mean divides by, and the penalties.
     """
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
@@ -85,9 +99,15 @@ def make_eval_model(
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
     compared = list(dict.fromkeys([*training.predictions, *outputs]))
-    divisor = counted_by(options, training) if counted else None
+    terms = [
+        EvalTerm(name, training.divisors.get(position, ""), spec.weight)
+        for position, (name, spec) in enumerate(zip(training.terms, options.losses, strict=True))
+        if counted
+    ]
+    penalties = training.penalties if counted else []
+    parts = [name for term in terms for name in (term.value, term.divisor) if name]
     del graph.proto.graph.output[:]
-    for name in dict.fromkeys((training.loss, *compared, *filter(None, [divisor]))):
+    for name in dict.fromkeys((training.loss, *compared, *parts, *penalties)):
         graph.add_output(name)
     graph.remove_unused()
     bound = [name for name in weights if name in graph.initializers]
@@ -96,7 +116,7 @@ def make_eval_model(
             graph.add_input(name, graph.types[name])
     embed(graph, built.options, training)
     types = with_sizes_of_pasts({value.name: value.type for value in graph.proto.graph.input}, graph)
-    return EvalModel(graph.commit(), training.loss, compared, bound, divisor or "", types)
+    return EvalModel(graph.commit(), training.loss, compared, bound, terms, penalties, types)
 
 
 class EvalSession:
@@ -104,6 +124,8 @@ class EvalSession:
 
     Attributes:
         inputs: what it is fed: the model's inputs and the labels, names.
+        weights: the weight of each loss.
+        sums: True if losses are sums over the batch, False if they are means.
     """
 
     def __init__(
@@ -138,9 +160,10 @@ class EvalSession:
         return session
 
     def _open(self, found: EvalModel, path: Path | None, provider: str, threads: int | None) -> None:
-        self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
-        self._divisor = found.divisor
-        self._sums = describe(found.model).reduction == "sum"
+        self._outputs, self._bound = found.outputs, found.weights
+        self._terms, self._penalties = found.terms, found.penalties
+        self.weights = [term.weight for term in found.terms]
+        self.sums = describe(found.model).reduction == "sum"
         bare = without_initializers(found.model, self._bound)
         fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
         self.inputs = [value.name for value in bare.graph.input if value.name not in fed]
@@ -148,7 +171,7 @@ class EvalSession:
         self._device = provider
 
     def __call__(self, feeds: Mapping[str, np.ndarray], weights: Mapping[str, Buffer]) -> EvalResult:
-        """The loss and the outputs of a batch.
+        """Return the losses and the outputs of a batch.
 
         Args:
             feeds: an array for each of `inputs`; what else is there is left out.
@@ -162,11 +185,16 @@ class EvalSession:
             feed(binding, name, feeds[name])
         for name in self._bound:
             binding.bind_ortvalue_input(name, weights[name].value)
-        names = [self._loss, *self._outputs, *filter(None, [self._divisor])]
+        parts = [name for term in self._terms for name in (term.value, term.divisor) if name]
+        names = list(dict.fromkeys([*self._outputs, *parts, *self._penalties]))
         for name in names:
             binding.bind_output(name)
         with of_samples():
             self._session.run_with_iobinding(binding)
         found = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
-        count = float(found[self._divisor]) if self._divisor else None
-        return EvalResult(float(found[self._loss]), {name: found[name] for name in self._outputs}, count, self._sums)
+        return EvalResult(
+            {name: found[name] for name in self._outputs},
+            [float(found[term.value]) for term in self._terms],
+            [float(found[term.divisor]) if term.divisor else None for term in self._terms],
+            sum(float(found[name]) for name in self._penalties),
+        )

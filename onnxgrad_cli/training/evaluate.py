@@ -52,10 +52,10 @@ class Evaluator:
             _update(named.begin(), named.term, result, first)
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
-        """The loss, as 'loss', and each metric by its name.
+        """Return the loss, as 'loss', and each metric by its name.
 
-        The loss is the mean over all that counts in it: labels that are not left out, or samples; where it is a sum, it
-        is the sum over all.
+        The loss is that of all data as one batch, whatever the size of the batches: each loss is the mean over what
+        counts in it, samples or labels. With the reduction 'sum' it is divided by the number of samples.
         """
         return self.measure(weights, ())
 
@@ -71,21 +71,49 @@ class Evaluator:
         """
         begun = [(named, named.begin()) for named in self.metrics] if metrics else []
         weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
-        total, count, sums = 0.0, 0.0, False
+        total = _Total(self.session.sums, self.session.weights)
         for part in self.batches:
             feeds = self.data.batch(part.indices)
             result = self.session(feeds, weights)
-            weight = len(part.indices) if result.count is None else result.count
-            sums = result.sums
-            if weight:
-                total += result.loss if sums else result.loss * weight
-            count += weight
+            total.add(result, len(part.indices))
             for named, found in begun:
                 _update(found, named.term, result, feeds)
             for term, taken in more:
                 _update(taken, term, result, feeds)
-        loss = math.nan if not count else total if sums else total / count
-        return {"loss": loss, **{named.name: found.value() for named, found in begun}}
+        return {"loss": total.value(), **{named.name: found.value() for named, found in begun}}
+
+
+class _Total:
+    """The loss of all batches as one.
+
+    Attributes:
+        sums: True if the losses of a batch are sums, False if they are means.
+        weights: the weight of each loss.
+    """
+
+    def __init__(self, sums: bool, weights: Sequence[float]) -> None:
+        self.sums, self.weights = sums, weights
+        self._totals, self._counts = [0.0] * len(weights), [0.0] * len(weights)
+        self._samples, self._penalty = 0, 0.0
+
+    def add(self, result: EvalResult, samples: int) -> None:
+        """Take a batch. A mean without labels that count is nan, and adds nothing."""
+        self._samples += samples
+        self._penalty = result.penalty
+        for position, (value, divisor) in enumerate(zip(result.values, result.divisors, strict=True)):
+            count = samples if divisor is None else divisor
+            if self.sums or count:
+                self._totals[position] += value if self.sums else value * count
+                self._counts[position] += count
+
+    def value(self) -> float:
+        """Return the loss; nan if nothing counts in one of the losses."""
+        if not self._samples or not (self.sums or all(self._counts)):
+            return math.nan
+        counts = [1.0] * len(self.weights) if self.sums else self._counts
+        parts = zip(self.weights, self._totals, counts, strict=True)
+        loss = sum(weight * total / count for weight, total, count in parts) + self._penalty
+        return loss / self._samples if self.sums else loss
 
 
 def _update(metric: Metric | Confusion, term: Term | None, result: EvalResult, feeds: Arrays) -> None:

@@ -40,7 +40,8 @@ class Progress:
     Attributes:
         epochs: what each epoch has come to: its mean loss as 'loss', and what was measured as 'val_<name>'.
         best: the epoch with the best validation, counted from 1; 0 as long as there is none.
-        total, seen: the sum of the losses of this epoch's samples, and how many these are.
+        total, seen: the sum of the losses of this epoch's samples, and how many these are; with the reduction 'sum'
+            the sum of the losses of its batches.
         uncounted: the number of batches of the run in which no label counted.
     """
 
@@ -291,7 +292,7 @@ class Loop:
         if math.isnan(loss):
             self.progress.uncounted += 1
         else:
-            self.progress.total += loss * part.whole
+            self.progress.total += loss if self.trainer.roles.reduction == "sum" else loss * part.whole
             self.progress.seen += part.whole
         self._pace.add(part.whole, seconds)
         step, epoch = self.trainer.steps, len(self.progress.epochs) + 1

@@ -341,7 +341,10 @@ class _SquaredError(_Mean):
 
 @metric("rmse", higher=False)
 class _RootOfSquaredError(_SquaredError):
-    """The root of the mean of the squares of the differences, over all elements."""
+    """The root of the mean of the squares of the differences, over all elements.
+
+    For several columns, sklearn.metrics.root_mean_squared_error is the mean of the columns' roots instead.
+    """
 
     def value(self) -> float:
         return float(np.sqrt(super().value()))

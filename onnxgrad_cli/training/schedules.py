@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
-from onnxgrad_cli.common.settings import Length, Option, declared, exactly, require, spelled
+from onnxgrad_cli.common.settings import Length, Lengths, Option, declared, exactly, require, spelled
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 
 LENGTH = "steps, below 1 a part of them all, or epochs such as 3e"
@@ -172,19 +172,34 @@ def in_steps(given: dict[str, object], options: Iterable[Option], epoch: int | N
     """
     for option in options:
         value = given.get(option.name)
-        if option.kind == "Length" and isinstance(value, str) and (found := re.fullmatch(r"(\d+\.?\d*)e", value)):
-            if epoch is None:
-                hint = "say how many steps an epoch has, or give steps"
-                raise UsageError(f"option {option.name}: '{value}' is of epochs, and there are none here", hint)
-            count = float(found[1])
-            given[option.name] = max(round(count * epoch), 1) if count else 0
+        if option.kind in ("Length", "Lengths") and isinstance(value, str):
+            parts = [_of_epochs(part, option.name, epoch) for part in value.split("/")]
+            given[option.name] = parts[0] if option.kind == "Length" and len(parts) == 1 else "/".join(map(str, parts))
     return given
+
+
+def _of_epochs(text: str, name: str, epoch: int | None) -> str | int:
+    """Return a length in epochs as a number of steps, and any other text as it is."""
+    found = re.fullmatch(r"(\d+\.?\d*)e", text)
+    if found is None:
+        return text
+    if epoch is None:
+        hint = "say how many steps an epoch has, or give steps"
+        raise UsageError(f"option {name}: '{text}' is of epochs, and there are none here", hint)
+    count = float(found[1])
+    return max(round(count * epoch), 1) if count else 0
 
 
 def length(value: float, steps: int, name: str) -> int:
     """A number of steps, given as such or, below 1, as a part of them all."""
     require(value >= 0 and (value < 1 or value == int(value)), f"{name} takes {LENGTH}, not {value:g}")
     return round(value * steps) if value < 1 else int(value)
+
+
+def _stretch(value: float, steps: int, name: str) -> int:
+    """Return a length of a step or more."""
+    require(value > 0, f"{name} must be above 0, not {value:g}")
+    return max(length(value, steps, name), 1)
 
 
 def _is_part(value: float, name: str) -> None:
@@ -228,6 +243,35 @@ def stepwise(steps: int, *, every: Length = 0.3, factor: float = 0.1) -> Factor:
     return lambda step: factor ** (step // stay)
 
 
+@schedule(
+    "multi-step",
+    options={"at": "when the rate falls: lengths from the beginning, as 3e/6e", "factor": "what it is multiplied by"},
+)
+def multi_step(steps: int, *, at: Lengths = (0.5, 0.75), factor: float = 0.1) -> Factor:
+    """A rate that falls at given steps. As MultiStepLR."""
+    _is_part(factor, "factor")
+    places = [length(value, steps, "at") for value in at]
+    return lambda step: factor ** sum(place <= step for place in places)
+
+
+@schedule(
+    "exponential",
+    options={"every": f"the time in which the rate is multiplied by factor: {LENGTH}", "factor": "see every"},
+)
+def exponential(steps: int, *, every: Length = 0.3, factor: float = 0.1) -> Factor:
+    """A rate that falls by the same share at each step. As ExponentialLR for every=1."""
+    stretch = _stretch(every, steps, "every")
+    require(0 < factor <= 1, f"factor must be above 0 and at most 1, not {factor:g}")
+    return lambda step: factor ** (step / stretch)
+
+
+@schedule("polynomial", options={"power": "the exponent; 1 is a straight line"})
+def polynomial(steps: int, *, power: float = 1.0) -> Factor:
+    """Down to 0 by a power of the steps that are left. As PolynomialLR."""
+    require(power > 0, f"power must be above 0, not {power:g}")
+    return lambda step: max(1 - step / steps, 0.0) ** power
+
+
 @schedule("linear", options={"final": FINAL})
 def linear(steps: int, *, final: float = 0.0) -> Factor:
     """A straight line down, or up. As LinearLR from 1."""
@@ -246,6 +290,66 @@ def cosine(steps: int, *, final: float = 0.0) -> Factor:
 
 
 @schedule(
+    "cosine-restarts",
+    options={
+        "every": f"the steps before the first restart: {LENGTH}",
+        "growth": "how many times as long each period is as the one before it",
+        "final": FINAL,
+    },
+)
+def cosine_restarts(steps: int, *, every: Length = 0.25, growth: int = 1, final: float = 0.0) -> Factor:
+    """Half periods of a cosine, each from the full rate down. As CosineAnnealingWarmRestarts.
+
+    Source: I. Loshchilov and F. Hutter, SGDR: stochastic gradient descent with warm restarts, ICLR 2017.
+    """
+    _is_part(final, "final")
+    require(growth >= 1, f"growth must be at least 1, not {growth}")
+    first = _stretch(every, steps, "every")
+
+    def factor(step: int) -> float:
+        period = first
+        if growth == 1:
+            step %= period
+        while step >= period:
+            step, period = step - period, period * growth
+        return _between(1.0, final, step / period)
+
+    return factor
+
+
+@schedule(
+    "cyclic",
+    options={
+        "start": "the lowest rate, as a part of the highest",
+        "rise": f"how long the rate goes up: {LENGTH}",
+        "fall": f"how long it goes down; 0 is as long as rise: {LENGTH}",
+        "halve": "halve the height of each cycle after the first",
+        "factor": "what the height is multiplied by at each step",
+    },
+)
+def cyclic(
+    steps: int, *, start: float = 0.1, rise: Length = 0.1, fall: Length = 0.0, halve: bool = False, factor: float = 1.0
+) -> Factor:
+    """Up and down in straight lines, again and again. As CyclicLR with cycle_momentum=False.
+
+    Its max_lr is the learning rate. Its modes are triangular, triangular2 (halve=true) and exp_range (factor below 1).
+
+    Source: L. N. Smith, Cyclical learning rates for training neural networks, WACV 2017.
+    """
+    _is_part(start, "start")
+    require(0 < factor <= 1, f"factor must be above 0 and at most 1, not {factor:g}")
+    up = _stretch(rise, steps, "rise")
+    down = _stretch(fall, steps, "fall") if fall else up
+
+    def height(step: int) -> float:
+        cycle, place = divmod(step, up + down)
+        share = place / up if place <= up else (up + down - place) / down
+        return float(share * factor**step * (0.5**cycle if halve else 1.0))
+
+    return lambda step: start + (1 - start) * height(step)
+
+
+@schedule(
     "one-cycle",
     options={
         "rise": "how long the rate goes up, as a part of all steps",
@@ -254,7 +358,7 @@ def cosine(steps: int, *, final: float = 0.0) -> Factor:
     },
 )
 def one_cycle(steps: int, *, rise: float = 0.3, start: float = 0.04, final: float = 4e-6) -> Factor:
-    """Up to the learning rate and down to nearly nothing, in cosines. As OneCycleLR.
+    """Up to the learning rate and down to nearly nothing, in cosines. As OneCycleLR with cycle_momentum=False.
 
     Source: L. N. Smith and N. Topin, Super-convergence, 2017.
     """

@@ -82,6 +82,30 @@ def _adamax(w: np.ndarray, g: np.ndarray, s: Arrays, o: Options, lr: float, t: i
     return w - lr * m / ((1 - o["beta1"] ** t) * u), {"m": m, "u": u}
 
 
+def _nadam(w: np.ndarray, g: np.ndarray, s: Arrays, o: Options, lr: float, t: int) -> tuple[np.ndarray, Arrays]:
+    g = g + o["weight_decay"] * w
+    m = o["beta1"] * s["m"] + (1 - o["beta1"]) * g
+    v = o["beta2"] * s["v"] + (1 - o["beta2"]) * g**2
+    mu = o["beta1"] * (1 - 0.5 * 0.96 ** (np.arange(1, t + 2) * o["momentum_decay"]))
+    now, then = (1 - mu[-2]) / (1 - np.prod(mu[:-1])), mu[-1] / (1 - np.prod(mu))
+    step = (now * g + then * m) / (np.sqrt(v / (1 - o["beta2"] ** t)) + o["eps"])
+    return w - lr * step, {"m": m, "v": v}
+
+
+def _radam(w: np.ndarray, g: np.ndarray, s: Arrays, o: Options, lr: float, t: int) -> tuple[np.ndarray, Arrays]:
+    g = g + o["weight_decay"] * w
+    m = o["beta1"] * s["m"] + (1 - o["beta1"]) * g
+    v = o["beta2"] * s["v"] + (1 - o["beta2"]) * g**2
+    unbiased, after = m / (1 - o["beta1"] ** t), {"m": m, "v": v}
+    rest = 1 - o["beta2"] ** t
+    most = 2 / (1 - o["beta2"]) - 1
+    rho = most - 2 * t * o["beta2"] ** t / rest
+    if rho <= 5:
+        return w - lr * unbiased, after
+    factor = np.sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho))
+    return w - lr * factor * unbiased * np.sqrt(rest) / (np.sqrt(v) + o["eps"]), after
+
+
 def _adadelta(w: np.ndarray, g: np.ndarray, s: Arrays, o: Options, lr: float, t: int) -> tuple[np.ndarray, Arrays]:
     g = g + o["weight_decay"] * w
     v = o["rho"] * s["v"] + (1 - o["rho"]) * g**2
@@ -106,7 +130,8 @@ def _lamb(w: np.ndarray, g: np.ndarray, s: Arrays, o: Options, lr: float, t: int
 
 REFERENCES: dict[str, Reference] = {
     "sgd": _sgd, "momentum": _momentum, "nesterov": _nesterov, "rmsprop": _rmsprop, "adagrad": _adagrad, "adam": _adam,
-    "adamw": _adamw, "adamax": _adamax, "adadelta": _adadelta, "lion": _lion, "lamb": _lamb,
+    "adamw": _adamw, "adamax": _adamax, "adadelta": _adadelta, "nadam": _nadam, "radam": _radam, "lion": _lion,
+    "lamb": _lamb,
 }  # fmt: skip
 """Name of an optimizer -> its reference."""
 

@@ -72,7 +72,7 @@ def test_each_shell_gets_a_script(kind: str, shell: Shell) -> None:
         (("train", "m.onnx", "--loss", "cross"), ["cross-entropy"]),
         (("evaluate", "m.onnx", "--metric", "f1"), ["f1", "f1-macro", "f1-micro", "f1-weighted"]),
         (("build", "m.onnx", "--optimizer", "adamw"), ["adamw"]),
-        (("train", "m.onnx", "--schedule", "c"), ["constant", "cosine"]),
+        (("train", "m.onnx", "--schedule", "c"), ["constant", "cosine", "cosine-restarts", "cyclic"]),
         (("build", "m.onnx", "--loss", "my_"), ["my_ as a file"]),
         *(((command, "m.onnx", flag, "d"), ["d as a file"]) for command, flag in (
             ("train", "--data"), ("train", "--val"), ("evaluate", "--data"), ("explain", "--data"), ("predict", "-o"),

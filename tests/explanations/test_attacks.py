@@ -64,6 +64,18 @@ def test_the_samples_are_those_of_pytorch(
     np.testing.assert_allclose(found.inputs["x"], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_clip_takes_samples_that_rounding_leaves_outside(files: tuple[Path, Path], tmp_path: Path) -> None:
+    x = X.copy()
+    x[0, 0, 0, :2] = -1.9e-9, 1 + 1.2e-7
+    np.savez(tmp_path / "rounded.npz", x=x)
+    found = run_attack(files[0], tmp_path / "rounded.npz", fooling=Fooling(clip=(0, 1)), verify=False)
+    assert found.inputs["x"].min() >= 0 and found.inputs["x"].max() <= 1
+    x[0, 0, 0, 0] = -1e-4
+    np.savez(tmp_path / "outside.npz", x=x)
+    with pytest.raises(UsageError, match="goes beyond 0 to 1"):
+        run_attack(files[0], tmp_path / "outside.npz", fooling=Fooling(clip=(0, 1)), verify=False)
+
+
 def test_what_is_told_is_what_the_model_says_of_what_is_written(files: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "adversarial.npz"
     found = run_attack(*files, out, Fooling("pgd", 0.3), verify=False)  # the labels are its own answers

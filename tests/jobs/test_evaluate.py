@@ -99,11 +99,27 @@ def test_each_output_is_measured_over_all_samples(shell: Shell, size: int) -> No
     assert done.json["confusion"]["cls"] == {"classes": ["ant", "bee", "cat"], "counts": matrix.tolist()}
 
 
-def test_a_loss_that_is_a_sum_is_the_sum_over_all_samples(shell: Shell) -> None:
-    """Whatever the size of a batch."""
-    words = ("evaluate", "m.onnx", "--data", "d.npz", *LOSSES, "--reduction", "sum", "--json", "--batch-size")
-    found = [shell(*words, size).json["results"]["loss"] for size in (1, 7, 64)]
-    assert found == pytest.approx([found[-1]] * 3, rel=1e-5)
+@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_is_that_of_all_samples_as_one_batch(shell: Shell, reduction: str, size: int) -> None:
+    """With class weights and ignored labels, though some batches have no label that counts. As in PyTorch."""
+    import torch
+    from torch.nn import functional as F
+
+    kind = np.where(np.arange(45) % 9 < 7, ARRAYS["kind"], -100)
+    kind[7:14] = -100
+    np.savez("d.npz", **{**ARRAYS, "kind": kind})
+    np.save("weights.npy", [1.0, 2.0, 0.5])
+    cls, reg, wanted = (torch.tensor(each).double() for each in (*outputs(), ARRAYS["size"]))
+    classes = {"weight": torch.tensor([1.0, 2.0, 0.5]).double(), "reduction": reduction}
+    loss = 0.3 * F.cross_entropy(cls, torch.tensor(kind), **classes) + F.mse_loss(reg, wanted, reduction=reduction)
+    done = shell(
+        "evaluate", "m.onnx", "--data", "d.npz", "--loss", "cross-entropy:cls:kind:0.3", "--loss", "mse:reg:size",
+        "--loss-option", "class-weights=weights.npy", "--reduction", reduction, "--batch-size", size, "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    expected = loss.item() / 45 if reduction == "sum" else loss.item()
+    assert done.json["results"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_suits_the_losses_is_measured_unasked_and_shown_as_a_table(shell: Shell) -> None:

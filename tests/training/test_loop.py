@@ -103,7 +103,9 @@ class Steps:
         self.w = np.zeros(2, np.float32)
         self.fed = []
         self.trainer = SimpleNamespace(
-            roles=SimpleNamespace(adapters=[], averages={"w": "w_ema"}, quantized=Quantized(), losses=[]),
+            roles=SimpleNamespace(
+                reduction="mean", losses=[], adapters=[], averages={"w": "w_ema"}, quantized=Quantized()
+            ),
             steps=0, buffers="buffers", step=self.step, weights=lambda: {"w": self.w},
             state=lambda: {"m": np.float32(0.5)}, load=Mock(),
         )  # fmt: skip

@@ -36,6 +36,13 @@ def after_warm_up(then: Scheduler, count: int, start: float) -> Scheduler:
     return make
 
 
+def cyclic(
+    optimizer: torch.optim.Optimizer, start: float, up: int, down: int | None = None, mode: Any = "triangular",
+    gamma: float = 1.0,
+) -> Any:  # fmt: skip
+    return lr_scheduler.CyclicLR(optimizer, start * BASE, BASE, up, down, mode, gamma, cycle_momentum=False)
+
+
 PAIRS: dict[str, Scheduler] = {
     "constant": lambda o: lr_scheduler.ConstantLR(o, factor=1.0),
     "step:every=30,factor=0.5": lambda o: lr_scheduler.StepLR(o, 30, 0.5),
@@ -49,6 +56,19 @@ PAIRS: dict[str, Scheduler] = {
     "one-cycle:rise=0.125,start=0.1,final=0.001": lambda o: lr_scheduler.OneCycleLR(
         o, BASE, STEPS, pct_start=0.125, div_factor=10, final_div_factor=100, cycle_momentum=False
     ),
+    "multi-step": lambda o: lr_scheduler.MultiStepLR(o, [100, 150]),
+    "multi-step:at=10/0.5/170,factor=0.3": lambda o: lr_scheduler.MultiStepLR(o, [10, 100, 170], 0.3),
+    "exponential:every=1,factor=0.99": lambda o: lr_scheduler.ExponentialLR(o, 0.99),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.1 ** (1 / 60)),
+    "polynomial": lambda o: lr_scheduler.PolynomialLR(o, STEPS),
+    "polynomial:power=2.5": lambda o: lr_scheduler.PolynomialLR(o, STEPS, 2.5),
+    "cosine-restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 50),
+    "cosine-restarts:every=20,growth=2,final=0.1": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(
+        o, 20, 2, 0.1 * BASE
+    ),
+    "cyclic": lambda o: cyclic(o, 0.1, 20),
+    "cyclic:start=0.5,rise=30,fall=0.05,halve=true": lambda o: cyclic(o, 0.5, 30, 10, "triangular2"),
+    "cyclic:rise=15,factor=0.99": lambda o: cyclic(o, 0.1, 15, None, "exp_range", 0.99),
     "constant:warmup=20": after_warm_up(lambda o: lr_scheduler.ConstantLR(o, factor=1.0), 20, 0.01),
     "linear:warmup=0.25,warmup-start=0.1": after_warm_up(lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, 150), 50, 0.1),
     "cosine:warmup=100,final=0.01": after_warm_up(
@@ -76,6 +96,7 @@ def test_is_torchs(text: str) -> None:
         ("cosine:warmup=1e,final=0.01", "cosine:warmup=20,final=0.01"),
         ("constant:warmup=0.5e", "constant:warmup=10"),
         ("constant:warmup=0e", "constant"),
+        ("multi-step:at=5e/7.5e", "multi-step"),
     ],
 )
 def test_lengths_may_be_epochs(text: str, alike: str) -> None:

@@ -24,6 +24,7 @@ class Course(KnownKeywords):
         max_steps: after how many steps it ends, where epochs are more; None is never. What was begun of an epoch is
             judged as one, and a run that goes on with more steps goes on in its middle.
         batch_size: how many of them a step takes.
+        shuffle: take the samples in another order each epoch; otherwise in that of the data.
         learning_rate, schedule: the rate, and how it changes from step to step.
         init: how weights begin: 'keep' their stored values, or drawn as 'xavier', 'he' or 'normal'.
         seed: of the order of the samples, of weights that are drawn, and of what the model draws at random.
@@ -53,6 +54,7 @@ class Course(KnownKeywords):
     epochs: int = 10
     max_steps: int | None = None
     batch_size: int = 32
+    shuffle: bool = True
     learning_rate: float = RATE
     schedule: str = "constant"
     init: Init = "keep"
@@ -89,6 +91,7 @@ class Course(KnownKeywords):
             self, "metrics", checks.tuple_of("metrics", self.metrics, str, "such as metrics=('accuracy',)")
         )
         checks.flag("use_ema", self.use_ema)
+        checks.flag("shuffle", self.shuffle)
         checks.flag("keep_mode", self.keep_mode)
         for name in ("schedule", "provider", "prefix", "val_prefix"):
             checks.text(name, getattr(self, name))
@@ -97,3 +100,5 @@ class Course(KnownKeywords):
         object.__setattr__(self, "reset", checks.tuple_of("reset", self.reset, str, "such as reset=('*.head.*',)"))
         checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
         checks.of_type("samples", self.samples, SampleOptions, "SampleOptions(...)")
+        if self.samples.balance and not self.shuffle:
+            raise UsageError("`balance` draws samples at random, and `shuffle=False` takes them in order", "choose one")

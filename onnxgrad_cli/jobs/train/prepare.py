@@ -114,7 +114,8 @@ def prepare(
     agree(link, {"samples": np.array(len(samples))}, "data")
     weights = balance(samples, trainer.roles.losses[0].label, tell) if course.samples.balance else None
     batches = Batches(
-        samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell,
+        samples, course.batch_size, course.seed, shuffle=course.shuffle, rank=link.rank, world=link.world,
+        weights=weights, tell=tell,
         drop_last=_drops_single(original, options, len(samples), course.batch_size, link, tell),
     )  # fmt: skip
     if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):

@@ -47,15 +47,19 @@ def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
     for spec, name in zip(options.losses, training.predictions, strict=True):
         op.scope = f"loss/{Path(spec.name).stem}"
         term = _term(op, options, training, spec, op.val(name))
+        training.terms.append(term.name)
         terms.append(term if spec.weight == 1.0 else term * spec.weight)
     for kind, factor in (("ReduceL1", options.l1), ("ReduceSumSquare", options.l2)):
         op.scope = f"loss/{kind}"
         if factor:
-            terms += [penalty(op, kind, op.val(name)) * factor for name in training.trained]
+            penalties = [penalty(op, kind, op.val(name)) * factor for name in training.trained]
+            training.penalties += [each.name for each in penalties]
+            terms += penalties
     op.scope = "loss"
     widest = max((term.dtype for term in terms), key=(TensorProto.FLOAT, TensorProto.DOUBLE).index)
     total = op.cast(terms[0], widest) if len(terms) == 1 else op.Sum(*(op.cast(term, widest) for term in terms))
     training.loss = _named(op, total, "loss")
+    training.terms = [training.loss if name == total.name else name for name in training.terms]
     graph.nodes.extend(op.nodes)
     fed_first(graph)
     return True

@@ -58,8 +58,8 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
 
     In training, BatchNormalization uses the statistics of the batch and outputs the next running statistics, which
     `training.state` names: momentum * running + (1 - momentum) * statistic of the batch, with the population variance,
-    as the ONNX operator has it. (PyTorch's momentum is one minus this one, and it takes the unbiased variance, which is
-    count / (count - 1) times as large.)
+    as the ONNX operator has it. (PyTorch's momentum is one minus this one. It takes the unbiased variance, which is
+    count / (count - 1) times as large, as `options.unbiased_variance` does.)
 
     Each BatchNormalization stays one node, so that weights are chosen alike in every mode; `write_batch_statistics`
     writes it out.
@@ -100,7 +100,7 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
     return changed
 
 
-def write_batch_statistics(graph: Graph, training: ModeRecord) -> bool:
+def write_batch_statistics(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
     """Write each BatchNormalization in training mode in single operators.
 
     Returns:
@@ -112,7 +112,7 @@ def write_batch_statistics(graph: Graph, training: ModeRecord) -> bool:
         graph.set_nodes([
             new
             for node in graph.nodes
-            for new in (_with_batch_statistics(graph, node, training) if id(node) in found else [node])
+            for new in (_with_batch_statistics(graph, node, options, training) if id(node) in found else [node])
         ])  # fmt: skip
     return bool(found)
 
@@ -339,7 +339,7 @@ def _in_training(graph: Graph, node: Node, training: ModeRecord) -> Node:
     return new
 
 
-def _with_batch_statistics(graph: Graph, node: Node, training: ModeRecord) -> list[Node]:
+def _with_batch_statistics(graph: Graph, node: Node, options: ModeOptions, training: ModeRecord) -> list[Node]:
     """y = (x - mean) scale / sqrt(var + epsilon) + b with the statistics of the batch, and the next running ones."""
     op = Op(graph)
     op.replaces(node)
@@ -366,7 +366,12 @@ def _with_batch_statistics(graph: Graph, node: Node, training: ModeRecord) -> li
         through_convolved_statistics,
     )
     momentum = attributes_of(node).get("momentum", MOMENTUM)
-    for position, statistic, which in ((3, mean, "mean"), (4, var, "var")):
+    learned = var
+    if options.unbiased_variance:
+        op.scope = f"{node.name}/running_var"
+        count = op.count(x, axes, dtype=var.dtype)
+        learned = var * (count / op.Max(count - 1, op.const(1.0, count)))
+    for position, statistic, which in ((3, mean, "mean"), (4, learned, "var")):
         op.scope = f"{node.name}/running_{which}"
         running = op.val(node.input[position])
         fresh = op.cast(op.Reshape(statistic, op.ints([-1])), running)

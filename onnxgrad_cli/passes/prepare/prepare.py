@@ -59,7 +59,7 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     select(graph, options, training)
     if training.trained or training.adaptable:
         refuse_changed(graph)
-    _write_out(graph, training, changed)
+    _write_out(graph, options, training, changed)
     round_biases(graph, training, biases)
     return True
 
@@ -74,7 +74,7 @@ def _write_out_quantized(graph: Graph, training: PreparationRecord) -> None:
 
 def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord, opset: int = OLDEST_OPSET) -> None:
     """Bring an admitted graph into the form that can be differentiated, at `opset` or newer where that can be had."""
-    _write_out(graph, training, _bring_into_form(graph, options, training, opset))
+    _write_out(graph, options, training, _bring_into_form(graph, options, training, opset))
 
 
 def _bring_into_form(graph: Graph, options: FormOptions, training: ModeRecord, opset: int) -> bool:
@@ -87,9 +87,9 @@ def _bring_into_form(graph: Graph, options: FormOptions, training: ModeRecord, o
     return changed
 
 
-def _write_out(graph: Graph, training: ModeRecord, changed: bool) -> None:
+def _write_out(graph: Graph, options: FormOptions, training: ModeRecord, changed: bool) -> None:
     """Write out what has no rule as it stands; weights are chosen before, since it reads them otherwise."""
-    if write_batch_statistics(graph, training) or changed:
+    if write_batch_statistics(graph, options, training) or changed:
         infer_types(graph)
 
 
