@@ -589,7 +589,7 @@ WRONG = {
     "a truth value": ({"output_index": False}, "output_index is False", "0 or 'y'"),
     "one name for two": ({"weight_name": "label"}, "label_name and weight_name are both 'label'", "another name"),
     "an empty name": ({"label_name": ""}, "label_name is ''", "name"),
-    "an option of another kind": ({"score_name": "elastic", "l1_weight": "a"}, "l1_weight takes a number", "weight"),
+    "an option of another kind": ({"score_name": "elastic", "l1_weight": "a"}, "`l1_weight` takes a number", "weight"),
     "an eps of 0": ({"score_name": "log", "eps": 0}, "eps must lie between", ""),
     "an eps of 1/2": ({"score_name": "log", "eps": 0.5}, "eps must lie between", ""),
 }

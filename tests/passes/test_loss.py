@@ -412,12 +412,12 @@ def test_an_output_of_unknown_rank_is_refused() -> None:
         ("poisson-nll", {"full": 1}, "full takes true or false"),
         ("cosine", {"axis": 0}, "must not be the batch"),
         ("cosine", {"axis": 2}, "the output has 2 axes"),
-        ("cross-entropy", {"ignore_index": 1.5}, "ignore_index takes a whole number"),
+        ("cross-entropy", {"ignore_index": 1.5}, "`ignore_index` takes a whole number"),
         ("cross-entropy", {"label_smoothing": 2}, "between 0 and 1"),
         ("cross-entropy", {"class_weights": (1, 2)}, "2 values, the output 4"),
         ("cross-entropy", {"class_weights": (1, 2, 3, -1)}, "none negative"),
         ("cross-entropy", {"class_weights": "none.npy"}, "none.npy' can't be read"),
-        ("cross-entropy", {"class_weights": ((1, 2), (3, 4))}, "class_weights takes numbers"),
+        ("cross-entropy", {"class_weights": ((1, 2), (3, 4))}, "`class_weights` takes numbers"),
     ],
 )
 def test_options_that_do_not_fit(loss: str, options: dict[str, object], match: str) -> None:
