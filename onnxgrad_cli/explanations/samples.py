@@ -30,7 +30,7 @@ from onnxgrad_cli.training.data import (
     rows_of,
 )
 from onnxgrad_cli.training.data.pasts import with_sizes_of_pasts
-from onnxgrad_cli.training.data.states import initial_states
+from onnxgrad_cli.training.data.states import outputs_batch_first, recurrent_values
 
 TOGETHER = 32
 """Samples that are fed together where they are independent."""
@@ -115,9 +115,22 @@ def open_samples(
         sequences = replace(sequences, tokenizer=None)
     data = open_data(
         path, inputs, ranges, prefix=prefix, terms=terms, options=sequences, samples=how, known=known, unread=unread,
-        states=initial_states(model.graph.node), trains=False, tell=tell,
+        recurrent=recurrent_values(model.graph.node), trains=False, tell=tell,
     )  # fmt: skip
     return as_trained(data, fed, how, tell)
+
+
+def check_batch_first(data: Data, model: ModelProto, subject: str, output: str) -> None:
+    """Refuse an input or an output whose batch is not its first axis.
+
+    Raises:
+        UsageError: it is not.
+    """
+    for name in ({**data.axes, **outputs_batch_first(model, data.axes)}.keys()) & {subject, output}:
+        raise UsageError(
+            f"'{name}' has its batch behind the first axis",
+            "export the model with the batch first, such as batch_first=True in PyTorch",
+        )
 
 
 def class_names(data: Data, model: ModelProto, what: Scored, label: str | None) -> Sequence[str]:

@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of, tensor_ty
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.training.data.states import initial_states
+from onnxgrad_cli.training.data.states import recurrent_values
 from onnxgrad_cli.verification.freed_batch import free_asked
 
 KINDS = "float inputs"
@@ -100,7 +100,7 @@ def the_input(model: ModelProto, path: Path | None, graph: Graph, wrt: str | Non
     """
     inputs = float_inputs(graph)
     if wrt is None:
-        states = initial_states(model.graph.node)
+        states = recurrent_values(model.graph.node).states
         inputs = [name for name in inputs if 0 not in (shape_of(graph.types[name]) or ()) and name not in states]
         if not inputs:
             return _moved(model, path, graph, _embedding(model, graph))

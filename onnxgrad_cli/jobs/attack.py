@@ -26,6 +26,7 @@ from onnxgrad_cli.explanations.samples import (
     TOGETHER,
     Scored,
     batches,
+    check_batch_first,
     chosen,
     class_names,
     labels_of,
@@ -226,6 +227,7 @@ def run_attack(
         data, proto, graph, what, label or "label", label is not None, prefix, samples or SampleOptions(),
         SequenceOptions(), tell,
     )  # fmt: skip
+    check_batch_first(found, proto, subject.name, what.output)
     names = class_names(found, proto, what, label)
     aim = None if fooling.targeted is None else ClassChoice.of(number_of(fooling.targeted, names), what.axis)
     if aim is not None and not aim.which.isdigit():

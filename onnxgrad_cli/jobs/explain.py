@@ -20,7 +20,7 @@ from onnxgrad_cli.explanations.baseline import baseline_of
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.pictures import draw
 from onnxgrad_cli.explanations.run import Run
-from onnxgrad_cli.explanations.samples import chosen, class_names, open_samples, scored
+from onnxgrad_cli.explanations.samples import check_batch_first, chosen, class_names, open_samples, scored
 from onnxgrad_cli.explanations.subject import Subject, in_mode, the_input, the_layer, typed
 from onnxgrad_cli.explanations.tokens import Token, page
 from onnxgrad_cli.files import ModelSource, own_model, save_bytes
@@ -178,6 +178,7 @@ def run_explain(
     found = open_samples(
         data, proto, graph, what, label, named is not None, prefix, samples or SampleOptions(), sequences, tell
     )
+    check_batch_first(found, proto, subject.name, what.output)
     names = class_names(found, proto, what, named)
     class_ = number_of(class_, names)
     rows = chosen(found, sample or ((0,) if pictured else ()))

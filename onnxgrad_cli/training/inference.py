@@ -43,7 +43,13 @@ from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.pasts import fed_types, with_empty_pasts
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
-from onnxgrad_cli.training.data.states import initial_states
+from onnxgrad_cli.training.data.states import (
+    NOT_RECURRENT,
+    Recurrent,
+    has_batch_behind,
+    outputs_batch_first,
+    recurrent_values,
+)
 from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.metrics import metrics_of
@@ -99,22 +105,23 @@ class Setting(KnownKeywords):
         finite: bool = True,
         labels: Collection[str] = (),
         unread: Collection[str] = (),
-        states: Collection[str] = (),
+        recurrent: Recurrent = NOT_RECURRENT,
     ) -> Data:
         """Open data, and do to them what was done to those that the model was trained on, or is asked for.
 
         Args:
             labels: what of the inputs is no input of the model.
-            source, inputs, ranges, terms, tell, known, finite, unread, states: see `open_data`.
+            source, inputs, ranges, terms, tell, known, finite, unread, recurrent: see `open_data`.
         """
         if isinstance(source, Mapping):
             data = replace(
-                data_of(self._renamed(source, {*inputs, *unread}), inputs, ranges, finite, states), normal=known.normal
+                data_of(self._renamed(source, {*inputs, *unread}), inputs, ranges, finite, recurrent),
+                normal=known.normal,
             )
         else:
             data = open_data(
                 source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
-                samples=self.samples, known=known, unread=unread, states=states, trains=False, tell=tell,
+                samples=self.samples, known=known, unread=unread, recurrent=recurrent, trains=False, tell=tell,
             )  # fmt: skip
             data.tell_padding(tell)
         return as_trained(data, {n: kind for n, kind in inputs.items() if n not in labels}, self.samples, tell)
@@ -180,7 +187,7 @@ def evaluate(
         tell,
         known,
         labels=labels,
-        states=initial_states(model.graph.node),
+        recurrent=recurrent_values(model.graph.node),
     )
     session = EvalSession.of(found, path, find_provider(setting.provider), setting.threads)
     batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
@@ -199,7 +206,8 @@ def with_free_batch(model: ModelProto, path: Path | None, batch_size: int, optio
         UnsupportedError: `shapes` asks for it, and it can't be.
     """
     asked = asked_batch(model, options)
-    batch = asked or (fixed_batch(model) if not options.shapes and is_quick(model) else None)
+    fixed = fixed_batch(model) if not options.shapes and is_quick(model) and not has_batch_behind(model) else None
+    batch = asked or fixed
     if batch is None or (asked is None and batch.size == batch_size):
         return model
     try:
@@ -260,8 +268,9 @@ class Predictor:
         inputs = fed_types(model, path, options)
         self._data = setting.open(
             source, inputs, rows_of(model, inputs), (), tell, Preprocessing.of_model(model), finite=False,
-            unread=[name for name in (label,) if name not in inputs], states=initial_states(model.graph.node),
+            unread=[name for name in (label,) if name not in inputs], recurrent=recurrent_values(model.graph.node),
         )  # fmt: skip
+        self._axes = outputs_batch_first(model, self._data.axes)
         self._size = self._data.batch_size or setting.batch_size
         self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
         self._read = {name: name for name in self.outputs}
@@ -298,7 +307,8 @@ class Predictor:
         """Run the model on the samples in some rows of the data."""
         with of_samples(f"the samples from {rows[0]} on"):
             arrays = self._session.run(list(self._read.values()), self._data.batch(rows))
-        return dict(zip(self.outputs, arrays, strict=True))
+        found = dict(zip(self.outputs, arrays, strict=True))
+        return found | {n: np.moveaxis(found[n], axis, 0) for n, axis in self._axes.items() if n in found}
 
     def all(self) -> dict[str, np.ndarray]:
         """The outputs of all samples, and of those with names of classes the class as `<output>_class` and its name.

@@ -203,7 +203,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     prepare.normalise(graph)
     prepare.settle(graph, Training())
     changed = set_mode(graph, Options(), Training())
-    if write_batch_statistics(graph, Training()) or changed:
+    if write_batch_statistics(graph, Options(), Training()) or changed:
         infer_types(graph)
     model = graph.commit()
     for name, known in graph.observed.items():  # ranks that a run has told, which inference finds no more

@@ -219,7 +219,7 @@ def test_files_of_others_are_not_replaced(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--training-info"],
+        ["--training-info", "--optimizer", "sgd"],
         ["--as-gradient-op"],
         ["--stop-after", "loss"],
         ["-o", "-"],

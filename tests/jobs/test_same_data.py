@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from tests.cli_harness import Shell
@@ -23,10 +24,10 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.line = nn.GRU(3, 4), nn.Linear(4, 2)
+        self.layer, self.line = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-        return self.line(self.layer(x, h)[0][-1])
+        return self.line(self.layer(x, h)[0][:, -1])
 
 
 @pytest.fixture
@@ -75,20 +76,50 @@ def test_a_decoder_whose_cache_is_empty(shell: Shell, options: tuple[str, ...]) 
 
 def test_a_recurrent_network_whose_state_is_fed(shell: Shell) -> None:
     torch.manual_seed(0)
-    x, h = torch.zeros(STEPS, 2, 3), torch.zeros(1, 2, 4)
+    x, h = torch.zeros(2, STEPS, 3), torch.zeros(1, 2, 4)
     torch.onnx.export(
         Network(), (x, h), "m.onnx", input_names=["x", "h"], output_names=["y"], dynamo=False,
-        dynamic_axes={"x": {0: "time", 1: "batch"}, "h": {1: "batch"}, "y": {0: "batch"}},
+        dynamic_axes={"x": {0: "batch"}, "h": {1: "batch"}, "y": {0: "batch"}},
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    data = {"x": rng.standard_normal((STEPS, SAMPLES, 3)), "label": rng.standard_normal((SAMPLES, 2))}
+    data = {"x": rng.standard_normal((SAMPLES, STEPS, 3)), "label": rng.standard_normal((SAMPLES, 2))}
     data = {name: array.astype(np.float32) for name, array in data.items()}
     np.savez("data.npz", **data)  # type: ignore[arg-type]
     loss = commands(shell, loss="mse", trained=(), explained=("--class", "1"))
     y = run({**data, "h": np.zeros((1, SAMPLES, 4), np.float32)})
     np.testing.assert_allclose(np.load("found.npz")["y"], y, rtol=1e-4, atol=1e-6)
     assert loss == pytest.approx(float(np.mean((y - data["label"]) ** 2)), rel=1e-4)
-    assert np.load("explained.npz")["attributions"].size == data["x"].size
+    assert np.load("explained.npz")["attributions"].shape == data["x"].shape
+
+
+@pytest.mark.parametrize("time", [6, "time"])
+def test_sequences_without_a_state_have_their_batch_second(shell: Shell, time: int | str) -> None:
+    """The samples are on the axis that the layer takes for its batch, though time has the fixed size of a batch."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[{time}, N, 3] x) => (float[{time}, N, 4] y, float[2, N, 4] states)
+        {{ r, last = GRU<hidden_size = 4>(x, w, u) y = Squeeze(r, one) states = Concat<axis = 0>(last, last) }}""")
+    rng = np.random.default_rng(0)
+    stored = {"w": (1, 12, 3), "u": (1, 12, 4)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in stored.items()}
+    for name, array in {**arrays, "one": np.array([1])}.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(model, "m.onnx")
+    data = {"x": rng.standard_normal((6, 2, 3)), "label": rng.standard_normal((6, 2, 4))}
+    data = {name: array.astype(np.float32) for name, array in data.items()}
+    np.savez("data.npz", **data)  # type: ignore[arg-type]
+    y, states = onnxruntime.InferenceSession("m.onnx").run(None, {"x": data["x"]})
+    expected = float(np.mean((y - data["label"]) ** 2))
+    trained = shell("train", "m.onnx", "--data", "data.npz", "--batch-size", "2", "--epochs", "1", "--json")
+    epochs = json.loads(trained.out)["result"]["epochs"]
+    told = json.loads(shell("evaluate", "m.onnx", "--data", "data.npz", "--json").out)["result"]
+    assert epochs[0]["loss"] == pytest.approx(expected, rel=1e-5)
+    assert (told["samples"], told["results"]["loss"]) == (2, pytest.approx(expected, rel=1e-5))
+    assert shell("predict", "m.onnx", "--data", "data.npz", "-o", "found.npz").code == 0
+    found = np.load("found.npz")
+    np.testing.assert_allclose(found["y"], np.moveaxis(y, 1, 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["states"], np.moveaxis(states, 1, 0), rtol=1e-5, atol=1e-6)
+    refused = shell("explain", "m.onnx", "--data", "data.npz", "--class-axis", "2")
+    assert refused.code == 2 and "has its batch behind the first axis" in refused.err, refused.err
 
 
 def test_a_label_that_predict_knows_is_not_reported(shell: Shell) -> None:

@@ -46,7 +46,7 @@ from onnxgrad_cli.training.data import (
     ranges_of,
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
-from onnxgrad_cli.training.data.states import initial_states
+from onnxgrad_cli.training.data.states import Recurrent, has_batch_behind, recurrent_values
 from onnxgrad_cli.training.distributed.communicator import Communicator
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
@@ -100,8 +100,8 @@ def prepare(
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
     known = _known(original, course, resumed)
-    states = initial_states(original.graph.node)
-    samples, validation = _data(data, val, built, trainer, course, known, states, tell)
+    recurrent = recurrent_values(original.graph.node)
+    samples, validation = _data(data, val, built, trainer, course, known, recurrent, tell)
     if free is not None:
         feeds = samples.batch(np.arange(free.samples) % len(samples))
         caution = free.compare(feeds)
@@ -187,7 +187,7 @@ def _free_batch(
     asked = asked_batch(original, options)
     if asked is not None:
         return freed(original, path, asked, options.shapes), 1
-    fixed = None if options.shapes else fixed_batch(original)
+    fixed = None if options.shapes or has_batch_behind(original) else fixed_batch(original)
     if fixed is None or fixed.size * link.world == course.batch_size:
         return None, 1
     runs = course.batch_size // fixed.size
@@ -308,7 +308,7 @@ def _data(
     trainer: TrainerBase,
     course: Course,
     known: Preprocessing,
-    states: Collection[str],
+    recurrent: Recurrent,
     tell: Tell,
 ) -> tuple[Data, Data | None]:
     """The training data, and the validation data."""
@@ -320,7 +320,7 @@ def _data(
         terms, options, how = trainer.roles.losses, course.sequences, course.samples
         return open_data(
             source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known,
-            elsewhere=elsewhere, states=states, trains=trains, tell=tell,
+            elsewhere=elsewhere, recurrent=recurrent, trains=trains, tell=tell,
         )  # fmt: skip
 
     share = None if val is None else fraction_of(val)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,14 @@ from onnxgrad_cli.training.data.columns import single
 from onnxgrad_cli.training.data.dataset import Data
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.reading import Found
-from onnxgrad_cli.training.data.states import batch_axes, batch_first, with_batch_first, zero_states
+from onnxgrad_cli.training.data.states import (
+    NOT_RECURRENT,
+    Recurrent,
+    batch_axes,
+    batch_first,
+    with_batch_first,
+    zero_states,
+)
 from onnxgrad_cli.training.data.validate import check
 
 IN_MEMORY = Path("the arrays")
@@ -26,18 +33,18 @@ def data_of(
     inputs: InputTypes,
     ranges: Mapping[str, Range] | None = None,
     finite: bool = True,
-    states: Collection[str] = (),
+    recurrent: Recurrent = NOT_RECURRENT,
 ) -> Data:
     """Arrays as data, whose first axis is the sample.
 
     Args:
         arrays: by the names of inputs; others are left out.
-        inputs, ranges, finite, states: see `open_data`.
+        inputs, ranges, finite, recurrent: see `open_data`.
 
     Raises:
         UsageError: they don't fit.
     """
-    axes = batch_axes(inputs, states)
+    axes = batch_axes(inputs, recurrent)
     inputs = with_batch_first(inputs, axes)
     held = {name: single(np.asarray(array), inputs, name) for name, array in arrays.items() if name in inputs}
     held |= {
@@ -45,7 +52,7 @@ def data_of(
         for name, axis in axes.items()
         if name in held
     }
-    held |= zero_states(held, inputs, states, silent)
+    held |= zero_states(held, inputs, recurrent, silent)
     others = [name for name in arrays if name not in inputs]
     checked = check(IN_MEMORY, Found(held, others), inputs, ranges or {}, finite)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}

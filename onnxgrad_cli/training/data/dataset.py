@@ -31,7 +31,14 @@ from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.data.reading import Column, Found, check_regular, reading
 from onnxgrad_cli.training.data.sample_options import SampleOptions
 from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, following, tokens_of, uneven
-from onnxgrad_cli.training.data.states import batch_axes, batch_first, with_batch_first, zero_states
+from onnxgrad_cli.training.data.states import (
+    NOT_RECURRENT,
+    Recurrent,
+    batch_axes,
+    batch_first,
+    with_batch_first,
+    zero_states,
+)
 from onnxgrad_cli.training.data.text import TEXTS, read_text
 from onnxgrad_cli.training.data.transform import Transformed
 from onnxgrad_cli.training.data.validate import BLOCK, blocks, check, without_samples
@@ -196,7 +203,7 @@ def open_data(
     known: Preprocessing | None = None,
     unread: Collection[str] = (),
     elsewhere: Collection[str] = (),
-    states: Collection[str] = (),
+    recurrent: Recurrent = NOT_RECURRENT,
     trains: bool = True,
     tell: Tell = silent,
 ) -> Data:
@@ -217,7 +224,7 @@ def open_data(
         known: what is known of the data: names of classes, normalizations, the order of columns.
         unread: what labels are called that the data may hold, and that are not wanted.
         elsewhere: what names begin with that are not reported as ignored, because the same file is opened twice.
-        states: inputs that are zero if the data do not hold them; see `initial_states`.
+        recurrent: what recurrent layers read, see `recurrent_values`; initial states that the data lack are zero.
         trains: whether the numbers of names are free where nothing is known of them, as in a training, whose model
             keeps them; elsewhere they are a guess, and refused where names are missing.
         tell: takes what is narrated.
@@ -226,12 +233,12 @@ def open_data(
         UsageError: they can't be read, or don't fit; the message names file, input and sample.
     """
     path, asked, how, ranges = Path(source), options or SequenceOptions(), samples or SampleOptions(), ranges or {}
-    known, axes = known or Preprocessing(), batch_axes(inputs, states)
+    known, axes = known or Preprocessing(), batch_axes(inputs, recurrent)
     inputs = with_batch_first(inputs, axes)
     labels = {term.label for term in terms}
     source_ = _Source(path, how, labels, how.resize or known.resize or "crop", unread, known.order, tell)
     columns, found, sequences = _gathered(source_, inputs, ranges, prefix, terms, asked, axes)
-    columns |= zero_states(columns, inputs, states, tell)
+    columns |= zero_states(columns, inputs, recurrent, tell)
     names, others = _number(path, columns, inputs, ranges, terms, found.names, known, trains, tell), found.others
     made = {*sequences.made, *sequences.pairs} if sequences else set()
     held = {name: column for name, column in columns.items() if name in inputs}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from onnx import NodeProto, TypeProto, helper
+from onnx import ModelProto, NodeProto, TypeProto, helper
 
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import UsageError
@@ -23,22 +24,47 @@ STATES = {"RNN": (5,), "GRU": (5,), "LSTM": (5, 6)}
 MOVES = frozenset("Cast Expand Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that may lie between an input of states and the layer that begins with one of them."""
 
+KEEPS_AXES = frozenset(
+    "Add Cast Div Dropout Elu Gelu Identity LayerNormalization LeakyRelu MatMul Mul Relu Sigmoid Sub Tanh".split()
+)
+"""Operators that may lie between a sequence and the layer that reads it, and leave its first two axes in place."""
+
 InputTypes = Mapping[str, TypeProto]
 
 
-def batch_axes(inputs: InputTypes, states: Collection[str]) -> dict[str, int]:
+class Recurrent(NamedTuple):
+    """Values that recurrent layers read.
+
+    Attributes:
+        states: initial states.
+        sequences: values that are read as [time, batch, ...].
+    """
+
+    states: frozenset[str] = frozenset()
+    sequences: frozenset[str] = frozenset()
+
+
+NOT_RECURRENT = Recurrent()
+"""What a model without recurrent layers has."""
+
+
+def batch_axes(inputs: InputTypes, recurrent: Recurrent) -> dict[str, int]:
     """Return the axis of the batch for each input that does not have it first; {} if no symbol alone can be the batch.
 
-    The symbol of initial states is the batch. Otherwise it is the one with which no first axis is another axis too.
+    The symbol of initial states is the batch, or the second one of sequences that recurrent layers read. Otherwise it
+    is the symbol with which no first axis is another axis too.
 
     Args:
         inputs: what is fed, with its types.
-        states: see `initial_states`.
+        recurrent: see `recurrent_values`.
     """
     shapes = {name: list(shape_of(value_type) or ()) for name, value_type in inputs.items()}
-    of_states = {dim for name in states if name in shapes for dim in filter(_is_named, shapes[name])}
-    if len(of_states) == 1:
-        symbol = of_states.pop()
+    found = {dim for name in recurrent.states if name in shapes for dim in filter(_is_named, shapes[name])}
+    if not found:
+        sequences = (shapes[name] for name in recurrent.sequences if len(shapes.get(name, ())) == 3)
+        found = {shape[1] for shape in sequences if _is_named(shape[1])}
+    if len(found) == 1:
+        symbol = found.pop()
         return {name: shape.index(symbol) for name, shape in shapes.items() if symbol in shape and shape[0] != symbol}
     if _is_consistent(shapes.values()):
         return {}
@@ -102,8 +128,8 @@ def batch_first(source: Path, name: str, array: Column, value_type: TypeProto, a
     return np.moveaxis(array, axis, 0)
 
 
-def initial_states(nodes: Iterable[NodeProto]) -> set[str]:
-    """Return what recurrent layers begin with, as far as it is only moved from an input.
+def recurrent_values(nodes: Iterable[NodeProto]) -> Recurrent:
+    """Return what recurrent layers read, followed back as far as it is only moved, or its axes stay.
 
     Args:
         nodes: of the model; values that nodes make are in the result, too.
@@ -111,32 +137,57 @@ def initial_states(nodes: Iterable[NodeProto]) -> set[str]:
     nodes = list(nodes)
     makers = {name: node for node in nodes for name in node.output}
 
-    def origins(name: str) -> Iterator[str]:
+    def origins(name: str, through: Collection[str]) -> Iterator[str]:
         yield name
-        if name in makers and makers[name].op_type in MOVES:
-            yield from origins(makers[name].input[0])
+        if name in makers and makers[name].op_type in through:
+            for each in makers[name].input if through is KEEPS_AXES else makers[name].input[:1]:
+                yield from origins(each, through)
 
-    places = ((node, place) for node in nodes for place in STATES.get(node.op_type, ()))
-    return {
-        each for node, place in places if place < len(node.input) and node.input[place]
-        for each in origins(node.input[place])
-    }  # fmt: skip
+    states, sequences = set[str](), set[str]()
+    for node in nodes:
+        for place in STATES.get(node.op_type, ()):
+            if place < len(node.input) and node.input[place]:
+                states.update(origins(node.input[place], MOVES))
+        if node.op_type in STATES and not any(a.name == "layout" and a.i for a in node.attribute):
+            sequences.update(origins(node.input[0], KEEPS_AXES))
+    return Recurrent(frozenset(states), frozenset(sequences))
+
+
+def has_batch_behind(model: ModelProto) -> bool:
+    """Return True if an input of a model has its batch on another axis than the first."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}
+    return bool(batch_axes(inputs, recurrent_values(model.graph.node)))
+
+
+def outputs_batch_first(model: ModelProto, axes: Mapping[str, int]) -> dict[str, int]:
+    """Return the axis of the batch for each output of a model that declares it behind the first.
+
+    Args:
+        model: the model.
+        axes: see `batch_axes`.
+    """
+    shapes = {value.name: shape_of(value.type) or () for value in (*model.graph.input, *model.graph.output)}
+    symbols = {shapes[name][axis] for name, axis in axes.items() if name in shapes}
+    outputs = {value.name: list(shapes[value.name]) for value in model.graph.output}
+    symbol = symbols.pop() if len(symbols) == 1 else ""
+    return {name: shape.index(symbol) for name, shape in outputs.items() if symbol in shape and shape[0] != symbol}
 
 
 def zero_states(
-    columns: Mapping[str, Column], inputs: InputTypes, states: Collection[str], tell: Tell
+    columns: Mapping[str, Column], inputs: InputTypes, recurrent: Recurrent, tell: Tell
 ) -> dict[str, np.ndarray]:
     """Return zeros for the initial states that data do not hold, as many as there are samples.
 
     Args:
         columns: what the data hold.
         inputs: with the batch first.
-        states: see `initial_states`.
+        recurrent: see `recurrent_values`.
         tell: takes what is narrated.
     """
     size = next((len(column) for column in columns.values() if column.ndim), 0)
     found = {}
-    for name in sorted((inputs.keys() - columns.keys()) & set(states)):
+    for name in sorted((inputs.keys() - columns.keys()) & recurrent.states):
         dims = (shape_of(inputs[name]) or ())[1:]
         if dims and is_float(inputs[name]) and all(isinstance(dim, int) for dim in dims):
             dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))

@@ -156,7 +156,7 @@ def test_batch_normalization_in_training_mode_through_every_output(shape, seeded
     graph = Graph(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 15)], ir_version=8))
     infer_types(graph)
     set_mode(graph, Options(), Training())
-    write_batch_statistics(graph, Training())
+    write_batch_statistics(graph, Options(), Training())
     rng = np.random.default_rng(9)
     seeds = {n: rng.standard_normal(shape if n == "y" else 3).astype(np.float32) for n in seeded}
     run = Executor(with_gradient(graph.commit(), names, seeded, "g_"), fallback=False)
