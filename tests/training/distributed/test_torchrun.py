@@ -280,7 +280,9 @@ def more_data(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("more_data")
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("adamw", "lora", "padded") else pytest.mark.long) for name in RUNS]
+)
 def test_several_processes_compute_what_one_computes(name: str) -> None:
     model, more = RUNS[name]
     more = (*more, "--epochs", "5")
