@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+INTERRUPTED = 130
+"""The exit code of a command that was interrupted."""
+
 
 class OnnxgradError(Exception):
     """Something failed. `message` says what and where, `hint` what to do about it; a traceback shows both.

@@ -273,9 +273,12 @@ def as_declared(op: Op, name: str, derivative: Val) -> Val:
     one symbol, and the model broadcasts them: the gradient of the smaller input would have the larger one's shape.
     """
     graph = op.graph.proto.graph
+    declared = next((value.type for value in (*graph.input, *graph.output) if value.name == name), None)
+    symbols = {dim for dim in shape_of(declared) or () if isinstance(dim, str)}
+    if not symbols:
+        return derivative
     used = Counter(dim for value in graph.input for dim in shape_of(value.type) or ())
-    declared = {value.name: shape_of(value.type) or () for value in (*graph.input, *graph.output)}
-    if not any(isinstance(dim, str) and used[dim] > 1 for dim in declared.get(name, ())):
+    if max(map(used.__getitem__, symbols)) < 2:
         return derivative
     like = op.val(name)
     return op.Reshape(derivative, op.Shape(like), shape=like.known_shape)

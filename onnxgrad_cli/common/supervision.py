@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from onnxgrad_cli.errors import INTERRUPTED
+
 SENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 """Signals that somebody may send to the command, and that are for the child."""
 
@@ -31,9 +33,6 @@ GRACE = 3.0
 
 FROM_THE_SYSTEM = 0x80
 """The code of a signal that no process has sent: one of the keyboard goes to parent and child alike."""
-
-INTERRUPTED = 130
-"""The exit code of a command that was interrupted."""
 
 NO_MEMORY = 127
 """The exit code by which the C library ends a process that it has no memory for, not even for an error."""

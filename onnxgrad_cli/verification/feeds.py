@@ -315,7 +315,7 @@ def random_feeds(
         raise MemoryError("random data do not fit into the memory that is free")
     classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
     limits = {**index_limits(described.model, shapes, replaced=True), **classes}
-    switches = _switches(described)
+    switches, full = _switches(described), lengths_in(described) if lengths else set()
     feeds = {}
     for name, shape in shapes.items():
         dtype = dtype_of(types[name])
@@ -328,7 +328,7 @@ def random_feeds(
             feeds[name] = draw(rng, dtype, shape, least, limits.get(name, 2))
             if masked and name in switches and name not in limits:
                 feeds[name] = np.full_like(feeds[name], switches[name])
-            if lengths and name in lengths_in(described):
+            if name in full:
                 feeds[name] = np.full_like(feeds[name], max(sizes.values(), default=1))
     for term in described.roles.losses:
         if term.ignore_index is not None and term.label in feeds:

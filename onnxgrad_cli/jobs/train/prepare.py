@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, shape_inference
+from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common.narration import Tell
@@ -20,6 +20,7 @@ from onnxgrad_cli.files import ModelSource, check_target, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_batch_normalization, uses_batch
 from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.jobs.memory_plan import Plan, planned
@@ -241,7 +242,7 @@ def _drops_single(
     """
     if link.world > 1 or 1 not in (size, samples % size) or not _takes_statistics(original, options):
         return False
-    inferred = shape_inference.infer_shapes(skeleton(original)).graph
+    inferred = infer_shapes(skeleton(original)).graph
     types = {value.name: value.type for value in (*inferred.input, *inferred.value_info)}
     layers = filter(is_batch_normalization, inferred.node)
     inputs = [node.input[0] for node in layers if set((shape_of(types.get(node.input[0])) or (0, 0, 0))[2:]) <= {1}]

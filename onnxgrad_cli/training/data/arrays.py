@@ -17,8 +17,8 @@ from onnxgrad_cli.training.data.reading import Found
 from onnxgrad_cli.training.data.states import (
     NOT_RECURRENT,
     Recurrent,
+    arrays_batch_first,
     batch_axes,
-    batch_first,
     with_batch_first,
     zero_states,
 )
@@ -47,11 +47,7 @@ def data_of(
     axes = batch_axes(inputs, recurrent)
     inputs = with_batch_first(inputs, axes)
     held = {name: single(np.asarray(array), inputs, name) for name, array in arrays.items() if name in inputs}
-    held |= {
-        name: batch_first(IN_MEMORY, name, held[name], inputs[name], axis)
-        for name, axis in axes.items()
-        if name in held
-    }
+    held |= arrays_batch_first(IN_MEMORY, held, inputs, axes)
     held |= zero_states(held, inputs, recurrent, silent)
     others = [name for name in arrays if name not in inputs]
     checked = check(IN_MEMORY, Found(held, others), inputs, ranges or {}, finite)

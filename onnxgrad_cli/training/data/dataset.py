@@ -34,8 +34,8 @@ from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, S
 from onnxgrad_cli.training.data.states import (
     NOT_RECURRENT,
     Recurrent,
+    arrays_batch_first,
     batch_axes,
-    batch_first,
     with_batch_first,
     zero_states,
 )
@@ -398,12 +398,8 @@ def _gathered(
     gone = {prefix + name for name in columns}  # what follows from tokens is no column that is left over
     gone |= absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
     found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in gone}, prefix)
-    columns |= {name: single(array, inputs, name) for name, array in found.arrays.items()}
-    columns |= {
-        name: batch_first(path, prefix + name, columns[name], inputs[name], axis)
-        for name, axis in axes.items()
-        if name in found.arrays
-    }
+    arrays = {name: single(array, inputs, name) for name, array in found.arrays.items()}
+    columns |= arrays_batch_first(path, arrays, inputs, axes, prefix)
     tokens = tokens or uneven(columns, inputs, terms)
     sequences = None
     if tokens in columns:

@@ -6,7 +6,7 @@ Data are checked, shuffled and cut into batches along the first axis. The batch 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, is_float, shape_of, tensor_type
 from onnxgrad_cli.training.data.reading import Column
 
-STATES = {"RNN": (5,), "GRU": (5,), "LSTM": (5, 6)}
-"""Recurrent operators -> the places of their initial states among their inputs."""
+STATES = {"RNN": 6, "GRU": 6, "LSTM": 7}
+"""Recurrent operators -> the place behind their initial states among their inputs, which begin at 5."""
 
 MOVES = frozenset("Cast Expand Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that may lie between an input of states and the layer that begins with one of them."""
@@ -101,19 +101,28 @@ def with_batch_first(inputs: InputTypes, axes: Mapping[str, int]) -> dict[str, T
     }
 
 
-def batch_first(source: Path, name: str, array: Column, value_type: TypeProto, axis: int) -> Column:
-    """Return an array with the axis of its batch first.
+def arrays_batch_first(
+    source: Path, columns: Mapping[str, Column], inputs: InputTypes, axes: Mapping[str, int], prefix: str = ""
+) -> dict[str, Column]:
+    """Return columns with the axis of their batch first.
 
     Args:
         source: the file or folder, for messages.
-        name: the input.
-        array: as the data hold it, with the batch where the model has it.
-        value_type: of the input as the model has it, with the batch first.
-        axis: of the batch in the model.
+        columns: as the data hold them, with the batch where the model has it.
+        inputs: the types of inputs, with the batch first.
+        axes: see `batch_axes`.
+        prefix: what names in the data have before the names of inputs, for messages.
 
     Raises:
-        UsageError: it has another shape.
+        UsageError: an array has another shape.
     """
+    return {
+        name: _batch_first(source, prefix + name, column, inputs[name], axes[name]) if name in axes else column
+        for name, column in columns.items()
+    }
+
+
+def _batch_first(source: Path, name: str, array: Column, value_type: TypeProto, axis: int) -> Column:
     if not isinstance(array, np.ndarray):  # lists are of tokens, and pictures have their batch first
         return array
     rest, shape = (shape_of(value_type) or ())[1:], list(array.shape)
@@ -137,20 +146,20 @@ def recurrent_values(nodes: Iterable[NodeProto]) -> Recurrent:
     nodes = list(nodes)
     makers = {name: node for node in nodes for name in node.output}
 
-    def origins(name: str, through: Collection[str]) -> Iterator[str]:
-        yield name
-        if name in makers and makers[name].op_type in through:
-            for each in makers[name].input if through is KEEPS_AXES else makers[name].input[:1]:
-                yield from origins(each, through)
+    def origins(names: Iterable[str], through: Collection[str], operands: slice) -> frozenset[str]:
+        found, left = set[str](), list(names)
+        while left:
+            name = left.pop()
+            if name and name not in found:
+                found.add(name)
+                if name in makers and makers[name].op_type in through:
+                    left += makers[name].input[operands]
+        return frozenset(found)
 
-    states, sequences = set[str](), set[str]()
-    for node in nodes:
-        for place in STATES.get(node.op_type, ()):
-            if place < len(node.input) and node.input[place]:
-                states.update(origins(node.input[place], MOVES))
-        if node.op_type in STATES and not any(a.name == "layout" and a.i for a in node.attribute):
-            sequences.update(origins(node.input[0], KEEPS_AXES))
-    return Recurrent(frozenset(states), frozenset(sequences))
+    layers = [node for node in nodes if node.op_type in STATES]
+    states = [name for node in layers for name in node.input[5 : STATES[node.op_type]]]
+    sequences = [n.input[0] for n in layers if not any(a.name == "layout" and a.i for a in n.attribute)]
+    return Recurrent(origins(states, MOVES, slice(1)), origins(sequences, KEEPS_AXES, slice(None)))
 
 
 def has_batch_behind(model: ModelProto) -> bool:

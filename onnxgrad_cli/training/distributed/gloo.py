@@ -17,9 +17,9 @@ import numpy as np
 
 from onnxgrad_cli.common.launchers import Launch
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import INTERRUPTED, OnnxgradError, UsageError
 from onnxgrad_cli.training.distributed.communicator import RankError
-from onnxgrad_cli.training.distributed.liveness import INTERRUPTED, PERIOD, Liveness, ended
+from onnxgrad_cli.training.distributed.liveness import PERIOD, Liveness, ended
 
 CONNECT = 600.0
 """Seconds that processes have to connect."""

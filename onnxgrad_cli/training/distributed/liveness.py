@@ -12,7 +12,7 @@ import time
 from typing import Any, Protocol
 
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import INTERRUPTED, OnnxgradError
 from onnxgrad_cli.training.distributed.communicator import RankError
 
 PERIOD = 0.25
@@ -27,9 +27,6 @@ SILENT = 1.5
 LOST = 300.0
 """Seconds without a count after which a process is taken for dead in any case. One call of a library may block the
 thread for as long as it takes to read a large model."""
-
-INTERRUPTED = 130
-"""The exit code of an interrupt. It is seldom the cause: launchers interrupt the processes that a failed one left."""
 
 
 class Store(Protocol):
@@ -159,6 +156,7 @@ class Liveness:
             time.sleep(0.05)
 
     def _cause(self) -> RankError | None:
+        """Return an error that is not an interrupt: launchers interrupt the processes that a failed one left."""
         return next((each for each in list(self._errors.values()) if each.exit_code != INTERRUPTED), None)
 
     def close(self) -> None:
