@@ -64,7 +64,7 @@ NOT_HERE = {
 @click.option(
     "--shuffle/--no-shuffle",
     default=True,
-    help="Take the samples in a new random order each epoch, or in that of the data.  [default: --shuffle]",
+    help="Shuffle the samples in each epoch, or keep the order of the data.  [default: --shuffle]",
 )
 @click.option("--balance", is_flag=True, help="Draw samples so that all classes are seen alike often.")
 @click.option(
@@ -131,7 +131,7 @@ NOT_HERE = {
     shell_complete=complete_names("training.schedules", "SCHEDULES"),
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help="How the rate changes, such as cosine or step; see `onnxgrad schedules`. warmup=N goes with all.",
+    help="How the rate changes, such as cosine or step; see `onnxgrad schedules`. All schedules accept warmup=N.",
 )
 @click.option(
     "--metric",
@@ -190,8 +190,8 @@ NOT_HERE = {
     type=click.Choice(get_args(Resume)),
     default="never",
     show_default=True,
-    help="Continue from the checkpoint of the run; auto: begin a run if there is none, and do nothing if it is "
-    "finished; --resume alone: must.",
+    help="Continue from the checkpoint of the run. auto: begin a run without a checkpoint, and do nothing after a "
+    "finished run. --resume alone means must.",
 )
 @click.option("--new-data", is_flag=True, help="Go on with other training data than the run was begun with.")
 @click.option("--provider", default="cpu", show_default=True, help="The execution provider of onnxruntime.")

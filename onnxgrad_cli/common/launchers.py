@@ -51,7 +51,7 @@ class Launch(NamedTuple):
 
 
 def launches(environment: Mapping[str, str] = os.environ) -> list[Launch]:
-    """Return what each launcher in the environment says of this process.
+    """Return the rank and the number of processes from each launcher's variables.
 
     Returns:
         The launchers that agree with the first one about the number of processes. The list is empty if the process

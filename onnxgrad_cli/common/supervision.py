@@ -54,7 +54,7 @@ def watch_over_a_child(tell: Tell, apart: bool = False) -> None:
     """Go on in a child process; the parent never returns, but exits with the child's code.
 
     Args:
-        tell: tells what the child died of, with a stack of which the innermost frame comes first.
+        tell: reports the cause of the child's death, with a stack that begins with the innermost frame.
         apart: put the child into a process group of its own. Launchers of several processes signal the group, and the
             child would get a signal twice.
     """
@@ -80,9 +80,9 @@ def watch_over_a_child(tell: Tell, apart: bool = False) -> None:
 
 
 def _wait(child: int, apart: bool) -> int:
-    """The exit code of a child, negative for a signal; what is sent meanwhile is handed on.
+    """Return the exit code of a child, negative for a signal. Signals that arrive meanwhile are sent to the child.
 
-    One that has been asked to end twice, and has not, is killed: its code is that of an interrupt.
+    After two requests to end, the child is killed. Then the code is `INTERRUPTED`.
     """
     asked, until = 0, math.inf
     while True:

@@ -1,4 +1,4 @@
-"""Options as PyTorch, Keras, Hugging Face and scikit-learn call them, and what they are called here."""
+"""Map the option names of PyTorch, Keras, Hugging Face and scikit-learn to onnxgrad's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SYNONYMS = {
     "eval-dataset valid",
     "weight-decay": "wd decay",
 }
-"""What it is called here, perhaps with a value -> other names, with hyphens."""
+"""Option of onnxgrad, possibly with a value -> names in other programs, with hyphens."""
 
 
 def meant(name: str, known: Iterable[str]) -> list[str]:

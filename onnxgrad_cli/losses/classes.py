@@ -155,10 +155,10 @@ def _class_weights(op: Op, given: Floats, logs: Val, axis: int) -> Val | None:
 
 
 def _of_labels(op: Op, found: Val, logs: Val, axis: int) -> Val:
-    """Return what was gathered at the labels, without the axis of classes.
+    """Return the values gathered at the labels, without the axis of classes.
 
-    GatherElements takes fewer labels than there are samples, and the gradient would be wrong. A Reshape to the samples'
-    sizes fails then. These sizes are no Concat: onnxruntime would replace one by -1.
+    GatherElements accepts fewer labels than samples. The gradient would then be wrong, so a Reshape to the samples'
+    sizes ends the run. A Concat must not make these sizes, because onnxruntime would replace it by -1.
     """
     others = [i for i in range(logs.rank) if i != axis]
     if all(isinstance(size, int) for size in (*(logs.shape[i] for i in others), *found.shape)):

@@ -1,4 +1,7 @@
-"""Whether gradients are what slopes of the loss say: looked at here, then elsewhere, then in float64."""
+"""Check gradients against slopes, which are finite differences of the loss.
+
+The check looks at the given point, then at another point, then at the model in float64, until one look decides.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ NEAR = {True: 1, False: 2}
 
 
 def agrees_with_slopes(case: Case) -> Found:
-    """Whether the gradients are what differences of the loss say."""
+    """Judge whether the gradients match finite differences of the loss."""
     if case.roles.estimated:
         return Found(
             "skipped", "they are straight-through estimates: the derivative of rounding is zero or does not exist"
@@ -79,7 +82,7 @@ def agrees_with_slopes(case: Case) -> Found:
 
 
 def _numbers(case: Case) -> int:
-    """How many numbers the gradients are of."""
+    """Count the entries of all tensors that have gradients."""
     return sum(case.outputs[output].size for output in case.roles.gradients.values())
 
 
@@ -92,16 +95,18 @@ def varies(case: Case) -> bool:
 
 
 class _Refuted(Exception):
-    """Refuted before slopes are looked at: onnxruntime computes another loss in the training model than in its forward
-    part alone, or a gradient is of another shape than its tensor."""
+    """Gradients that are wrong before any slope is measured.
+
+    Either the training model's loss differs from its forward part's, or a gradient has another shape than its tensor.
+    """
 
 
 class FailsNearby(Exception):
-    """The model does not run on floats that differ in their last digits, as where one of them is a size."""
+    """The model fails if the last digits of floats change, for example because a float is a size."""
 
 
 def run_nearby(case: Case) -> Arrays:
-    """The outputs where floats, those of weights included, differ in their last digits.
+    """Run the model with the last digits of all floats changed, weights included, and return the outputs.
 
     Raises:
         FailsNearby: the model does not run there.
@@ -116,12 +121,11 @@ def run_nearby(case: Case) -> Arrays:
 
 @dataclass(frozen=True)
 class Point:
-    """What is known where a case is.
+    """The loss and the gradients at the point of a case.
 
     Attributes:
         loss: the loss as a function.
-        claims: the gradients that onnxruntime gives, and by how much they are other at points that their precision
-            can't tell from this one.
+        claims: onnxruntime's gradients, and how much they vary between points that float precision can't tell apart.
     """
 
     loss: ScalarFunction
@@ -159,24 +163,24 @@ def _point(case: Case, by_entry: bool = False) -> Point:
 
 
 def _loss(case: Case, outputs: Arrays) -> float:
-    """Return the loss among outputs, as often as it counts."""
+    """Return the loss from the outputs, multiplied by the gradients of the loss that are fed."""
     factors = (float(case.feeds[name]) for name, role in case.roles.inputs.items() if role == "loss gradient")
     return math.prod(factors) * float(outputs[case.roles.loss])
 
 
 def _gradients(case: Case, outputs: Arrays) -> Arrays:
-    """The gradients among outputs, but for those that leave out paths; in float32 at least."""
+    """Return the gradients from the outputs, in float32 or wider, without gradients that leave out paths."""
     whole = {n: output for n, output in case.roles.gradients.items() if n not in case.roles.partial}
     return {name: wide(outputs[output]) for name, output in whole.items()}
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """An array in which numpy computes with its floats, and a difference of two that are alike is exact."""
+    """Convert an array of half precision to float32, in which differences of close values are exact."""
     return x if x.dtype == np.float64 else np.asarray(x, np.float32)
 
 
 def _here(case: Case) -> Found:
-    """The gradients judged where the case is, if that is not on a kink, where wrong ones would pass."""
+    """Judge the gradients at the given point, unless it is on a kink, where wrong gradients would pass."""
     point = _point(case)
     judge = Judge(point.loss, point.claims, case.rng)
     if point.loss.exact and judge.drowned():
@@ -188,7 +192,7 @@ def _here(case: Case) -> Found:
 
 
 def _with_lengths(case: Case) -> Found | None:
-    """Return the judgement elsewhere with signals of full length; None if the model has no lengths, or does not run."""
+    """Judge at another point with signals of full length; None if the model has no lengths or does not run."""
     if case.drawn is None or not lengths_in(case.described):
         return None
     feeds, outputs = case.feeds, case.outputs
@@ -205,12 +209,16 @@ def _with_lengths(case: Case) -> Found | None:
 
 
 def _elsewhere(case: Case, lengths: bool = False) -> Found:
-    """The judgement at another point, with steps in proportion to each entry.
+    """Judge at another point, with steps in proportion to each entry.
 
-    A right gradient can differ: a value lies so near to a kink that float32 and float64 see it on different sides; a
-    row of an attention mask hides everything, so that adding -3e38 rounds away what has a derivative; a scale near
-    zero makes a plateau, which any step leaves; or weights that begin at zero put everything on a kink. None of this is
-    met again among other weights, without masks and with steps in proportion; a wrong rule is.
+    A right gradient can disagree with slopes:
+
+    - A value is so near to a kink that float32 and float64 see different sides.
+    - A mask hides a whole row: adding -3e38 rounds its values away.
+    - A scale near zero makes a plateau that every step leaves.
+    - Weights that begin at zero put everything on a kink.
+
+    With other weights, no masks and proportional steps all of these vanish, and a wrong rule still fails.
     """
     if case.drawn is not None:
         drawn = random_feeds(case.described, case.rng, case.drawn, masked=False, lengths=lengths)
@@ -226,7 +234,7 @@ def _elsewhere(case: Case, lengths: bool = False) -> Found:
 
 
 def off_zero(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An array whose entries are other ones: off zero, on either side of it, where all of them were next to it."""
+    """Move the entries of an array. If all were close to zero, they get values clearly above and below it."""
     if np.max(np.abs(x), initial=0) > ELSEWHERE:
         return moved(x, rng, ELSEWHERE)
     signs = np.where(x == 0, rng.choice([-1.0, 1.0], x.shape), np.sign(np.asarray(x, np.float64)))
@@ -234,8 +242,10 @@ def off_zero(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _in_double(case: Case) -> Found:
-    """The gradients that the same graph gives in float64, where onnxruntime's float32 kernels are only near to them;
-    where neither agrees with the slopes, what is wrong is named."""
+    """Judge the same graph in float64, because float32 kernels may only come close to its gradients.
+
+    If neither matches the slopes, the wrong gradients are named.
+    """
     return _compared_in_double(case, _point(case))
 
 
@@ -257,7 +267,7 @@ def _compared_in_double(case: Case, point: Point) -> Found:
 
 
 def in_single(point: Point, exact: Arrays, found: Found, value: float, least: float) -> Found:
-    """What the delivered gradients are worth, where those in float64 are right.
+    """Judge the delivered gradients by float64 gradients that are right.
 
     Args:
         point: where they are from.
@@ -292,7 +302,7 @@ def in_single(point: Point, exact: Arrays, found: Found, value: float, least: fl
 
 
 def _double_loss(case: Case) -> LossFunction | None:
-    """The loss in float64, though it is another than onnxruntime's in float32; None where it can't be had."""
+    """Return the loss in float64, even if it differs from onnxruntime's in float32; None if that is impossible."""
     try:
         return LossFunction(case.described, case.feeds, exact=True)
     except Exception:  # the executors' exceptions share no base class
@@ -309,5 +319,5 @@ def _double_gradients(case: Case) -> Arrays | None:
 
 
 def _told(judge: Judge, case: Case, named: bool = False) -> Found:
-    """What a judge says, in words; where gradients are wrong, also which, if they are to be named."""
+    """Put a judgement into words; with `named`, also name the wrong gradients."""
     return in_words(judge, judge.judge(), case.roles.partial, named)

@@ -133,7 +133,7 @@ def prepare(
 
 
 def _known(original: ModelProto, course: Course, resumed: Path | None) -> Preprocessing:
-    """What is known of the data: what a run that goes on was begun with, or what the model says that was trained."""
+    """Return the preprocessing of a resumed run, or the preprocessing that a trained model stores."""
     begun = None if resumed is None else Preprocessing.of_run(resumed)
     if begun is not None:
         return begun

@@ -108,7 +108,7 @@ class PreparedRun:
         }  # fmt: skip
         feeds = {**self.trainer.weights(), **self.trainer.state(), **rates, **batch}
         described = DescribedModel(self.built.model, roles)
-        with suppress(Exception):  # such as of a model that is too large to be copied: the error is told without
+        with suppress(Exception):  # such as a model that is too large to be copied: the error is reported without it
             return origin_of(described, feeds, np.array(loss))
         return "", ""
 

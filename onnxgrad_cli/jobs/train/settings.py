@@ -1,4 +1,4 @@
-"""The settings of a run in words: a checkpoint keeps them, so that a refused resume lists what changed."""
+"""Write the settings of a run as text. A checkpoint stores them, so that a refused resume lists the changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def settings_of(options: Options, course: Course, **others: object) -> dict[str,
     """Return the settings that a run must keep, by the names of the arguments, and the version of onnxgrad.
 
     Args:
-        options: what is built.
-        course: how it is trained.
+        options: options of the build.
+        course: options of the training.
         others: further arguments of the run.
     """
     options = replace(options, optimizer=options.optimizer or "adam")
@@ -36,7 +36,7 @@ def settings_of(options: Options, course: Course, **others: object) -> dict[str,
 
 
 def _hyphenated(setting: str) -> str:
-    """Return a setting as it is typed; the output or label before the colon keeps its name."""
+    """Return a setting with hyphens. The name of an output or label before a colon stays."""
     owner, colon, name = setting.rpartition(":")
     return owner + colon + name.replace("_", "-")
 

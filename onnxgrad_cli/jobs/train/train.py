@@ -182,7 +182,7 @@ def _is_resumed(folder: Path, resume: Resume, force: bool) -> bool:
     """Return True if a run continues, before anything is read that takes time.
 
     Raises:
-        UsageError: a run must be resumed and there is none, or one begins where files of something else are.
+        UsageError: a resumed run has no checkpoint, or a new run would replace files of other programs.
     """
     begun = holds_checkpoint(folder)
     if resume == "must" and not begun:

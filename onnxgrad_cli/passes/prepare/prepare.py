@@ -88,7 +88,7 @@ def _bring_into_form(graph: Graph, options: FormOptions, training: ModeRecord, o
 
 
 def _write_out(graph: Graph, options: FormOptions, training: ModeRecord, changed: bool) -> None:
-    """Write out what has no rule as it stands; weights are chosen before, since it reads them otherwise."""
+    """Write out operators without a rule. Weights are chosen before, because the new nodes read them differently."""
     if write_batch_statistics(graph, options, training) or changed:
         infer_types(graph)
 

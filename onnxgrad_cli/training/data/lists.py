@@ -54,7 +54,7 @@ class Lists:
         return self.values.size
 
     def longest(self, rows: np.ndarray) -> int:
-        """How long the longest of some lists is; 0 of none."""
+        """Return the length of the longest of some lists, 0 without lists."""
         return int((self.offsets[rows + 1] - self.offsets[rows]).max(initial=0))
 
     def take(self, rows: Iterable[int]) -> list[np.ndarray]:

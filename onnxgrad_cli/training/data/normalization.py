@@ -152,13 +152,13 @@ def warn_of_bytes(
     normal: Mapping[str, Normalization],
     tell: Tell,
 ) -> None:
-    """Warn of pictures in bytes that are fed as they are: most models expect pixels from 0 to 1, or normalized ones.
+    """Warn of unscaled bytes of pictures, because most models expect pixels from 0 to 1, or normalized pixels.
 
-    The range is that of the first block, so that no large file is read twice.
+    Only the first block is read for the range, so that no large file is read twice.
 
     Args:
         asked, inputs, samples, tell: see `normalizations`.
-        normal: what it has returned.
+        normal: the result of `normalizations`.
     """
     declined = {owner for owner, _, how in (text.rpartition(":") for text in asked) if how == "none"}
     for name, kind in inputs.items():

@@ -1,7 +1,7 @@
 """Inputs that have their batch on another axis than the first, and the initial states of recurrent networks.
 
-Data are checked, shuffled and cut into batches along the first axis. The batch of an input such as the state
-[layers, batch, width] is found by its symbol: its array is read with that axis first, and fed as the model takes it.
+Data are checked, shuffled and cut into batches along the first axis. The batch of the state [layers, batch, width] is
+found by its symbol. Arrays are kept with the axis of the batch first. It is moved back before the model gets them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Recurrent(NamedTuple):
 
 
 NOT_RECURRENT = Recurrent()
-"""What a model without recurrent layers has."""
+"""The values of a model without recurrent layers."""
 
 
 def batch_axes(inputs: InputTypes, recurrent: Recurrent) -> dict[str, int]:
@@ -55,7 +55,7 @@ def batch_axes(inputs: InputTypes, recurrent: Recurrent) -> dict[str, int]:
     is the symbol with which no first axis is another axis too.
 
     Args:
-        inputs: what is fed, with its types.
+        inputs: the inputs that must be fed, with their types.
         recurrent: see `recurrent_values`.
     """
     shapes = {name: list(shape_of(value_type) or ()) for name, value_type in inputs.items()}
@@ -77,7 +77,7 @@ def batch_axes(inputs: InputTypes, recurrent: Recurrent) -> dict[str, int]:
 
 
 def _is_consistent(shapes: Iterable[list[int | str]]) -> bool:
-    """Return True if no symbol of a first axis is one of another axis."""
+    """Return True if no symbol is on a first axis and also on a later axis."""
     shapes = list(shapes)
     leading = {shape[0] for shape in shapes if shape and _is_named(shape[0])}
     return all(leading.isdisjoint(shape[1:]) for shape in shapes)
@@ -92,7 +92,7 @@ def _first(shape: list[int | str], axis: int) -> list[int | str]:
 
 
 def with_batch_first(inputs: InputTypes, axes: Mapping[str, int]) -> dict[str, TypeProto]:
-    """Return the types of inputs as their arrays are read, with the batch first."""
+    """Return the types of inputs with the axis of the batch moved to the front."""
     return {
         name: tensor_type(dtype_of(value_type), _first(list(shape_of(value_type) or ()), axes[name]))
         if name in axes
@@ -108,10 +108,10 @@ def arrays_batch_first(
 
     Args:
         source: the file or folder, for messages.
-        columns: as the data hold them, with the batch where the model has it.
+        columns: the columns in the model's layout.
         inputs: the types of inputs, with the batch first.
         axes: see `batch_axes`.
-        prefix: what names in the data have before the names of inputs, for messages.
+        prefix: text before the name of an input in the data, for messages.
 
     Raises:
         UsageError: an array has another shape.
@@ -138,10 +138,12 @@ def _batch_first(source: Path, name: str, array: Column, value_type: TypeProto, 
 
 
 def recurrent_values(nodes: Iterable[NodeProto]) -> Recurrent:
-    """Return what recurrent layers read, followed back as far as it is only moved, or its axes stay.
+    """Return the initial states and sequences of recurrent layers, and the values that they are made of.
+
+    A state is traced back through operators that move its entries, a sequence through operators that keep its axes.
 
     Args:
-        nodes: of the model; values that nodes make are in the result, too.
+        nodes: the nodes of the model.
     """
     nodes = list(nodes)
     makers = {name: node for node in nodes for name in node.output}
@@ -170,7 +172,7 @@ def has_batch_behind(model: ModelProto) -> bool:
 
 
 def outputs_batch_first(model: ModelProto, axes: Mapping[str, int]) -> dict[str, int]:
-    """Return the axis of the batch for each output of a model that declares it behind the first.
+    """Return the axis of the batch for each output that declares it on a later axis than the first.
 
     Args:
         model: the model.
@@ -186,13 +188,13 @@ def outputs_batch_first(model: ModelProto, axes: Mapping[str, int]) -> dict[str,
 def zero_states(
     columns: Mapping[str, Column], inputs: InputTypes, recurrent: Recurrent, tell: Tell
 ) -> dict[str, np.ndarray]:
-    """Return zeros for the initial states that data do not hold, as many as there are samples.
+    """Make zeros for initial states that are missing in the data, one row per sample.
 
     Args:
-        columns: what the data hold.
-        inputs: with the batch first.
+        columns: the columns of the data.
+        inputs: the types of inputs, with the batch first.
         recurrent: see `recurrent_values`.
-        tell: takes what is narrated.
+        tell: receives messages for the user.
     """
     size = next((len(column) for column in columns.values() if column.ndim), 0)
     found = {}

@@ -75,7 +75,7 @@ class Alone:
     rank, world = 0, 1
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """Leave the array as it is."""
+        """Do nothing: the array is the sum already."""
 
     def broadcast(self, value: Any) -> Any:
         """Return the value."""

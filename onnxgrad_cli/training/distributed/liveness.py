@@ -36,7 +36,7 @@ class Store(Protocol):
         """Set the value of a key."""
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Return the values of keys, which all have one."""
+        """Return the values of several keys. Every key must have a value."""
 
     def check(self, keys: list[str]) -> bool:
         """Return True if all keys have values."""
@@ -156,7 +156,7 @@ class Liveness:
             time.sleep(0.05)
 
     def _cause(self) -> RankError | None:
-        """Return an error that is not an interrupt: launchers interrupt the processes that a failed one left."""
+        """Return an error that is not an interrupt, or None. When one process fails, launchers interrupt the others."""
         return next((each for each in list(self._errors.values()) if each.exit_code != INTERRUPTED), None)
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ def _ended(ranks: list[int]) -> RankError:
 
 
 def ended(which: str) -> OnnxgradError:
-    """Return the error of a process that has announced none."""
+    """Return the error for a process that ended without announcing one."""
     return OnnxgradError(
         f"{which} ended without an error message: it was killed, or its machine or network failed",
         "systems kill a process when memory is full; `resume` continues from the last checkpoint of the run",
