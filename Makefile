@@ -7,6 +7,9 @@ FUZZ_SECONDS ?= 600
 CASES ?= 200
 SLOW ?= slow
 SEED ?= 0
+BASE ?= HEAD
+SUBSET ?= all
+JOBS ?= 2
 
 BIN := .venv/bin
 VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodiff/test_registry.py tests/autodiff/test_type_support.py tests/test_builder.py
@@ -14,7 +17,7 @@ TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # else each of the many processes of the tests compiles all modules anew, which doubles its time
 
-.PHONY: run web test test-slow test-all test-lowest lint docs types site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake roles opinfo bench bench-check clean
+.PHONY: run web test test-slow test-all test-lowest lint docs types site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake digests roles opinfo bench bench-check clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -43,16 +46,16 @@ test-lowest: build/lowest/installed  ## the tests that versions of dependencies 
 
 test-all: test test-slow conformance lint  ## all tests, the node tests of onnx, and lint
 
-lint: .venv/installed-lint  ## ruff, mypy, and the contract of the layers
+lint: .venv/installed-lint  ## ruff, mypy, the contract of the layers, spelling, and the limits of tools/prose.py
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python -m tools.prose --check
 
-docs: .venv/installed-test  ## write the tables, pictures and reference of docs/ anew, from the code and what the tests have proven
+docs: .venv/installed-test  ## write the tables, pictures and reference of docs/ anew, from the code and what the tests have proven; a picture that changed needs Graphviz
 	$(BIN)/python -m tests.proofs
-	$(BIN)/onnxgrad ops --markdown > docs/operators.md
-	$(BIN)/onnxgrad ops --tags --markdown > docs/differentiability.md
 	$(BIN)/python -m tests.pictures
 	$(BIN)/python -m tests.type_support --page
 	$(BIN)/python -m tools
@@ -61,8 +64,10 @@ types: .venv/installed-test build/lowest/installed  ## run the derivative of eve
 	$(BIN)/python -m tests.type_support
 	build/lowest/bin/python -m tests.type_support
 
-site: .venv/installed-docs  ## build docs/ as a site in build/site; a link or an anchor that leads nowhere fails
-	$(BIN)/zensical build --strict --clean
+site: .venv/installed-docs  ## build docs/ as a site in build/site; a dead link and a docstring that differs from its signature fail
+	mkdir -p build
+	$(BIN)/zensical build --strict --clean > build/site.log 2>&1 || { cat build/site.log; exit 1; }
+	! grep "^griffe:" build/site.log
 
 mutants: .venv/installed-test .venv/installed-mutants  ## change MODULE in small ways, each of which a test must notice
 	$(BIN)/python -m tests.mutants $(MODULE)
@@ -91,6 +96,9 @@ zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO wi
 
 intake: .venv/installed-test  ## build the models of INTAKE, as exporters write them, by the command; each must end as is expected of it
 	$(BIN)/python -m tests.intake $(INTAKE)
+
+digests: .venv/installed  ## compare the models that the working tree and BASE build; SUBSET=quick takes two minutes
+	$(BIN)/python -m tools.digests $(BASE) --zoo $(ZOO) --intake $(INTAKE) --subset $(SUBSET) -j $(JOBS)
 
 roles: .venv/installed-test  ## count what each heuristic decides about parameters, and its errors, in ZOO, INTAKE and exports of PyTorch
 	$(BIN)/python -W ignore -m tests.roles --zoo $(ZOO) --intake $(INTAKE)

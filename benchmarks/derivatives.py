@@ -66,7 +66,7 @@ def measure(
     options = Options(dims={"batch": len(x)})
     built = {"onnxgrad": derive(model, kind, options=options)}
     if kind in ("jacobian", "hessian"):
-        with patch.object(jacobian, "LARGEST", -1):
+        with patch.object(jacobian, "MAX_VECTORIZED_ELEMENTS", -1):
             built["loop"] = derive(model, kind, options=options)
     theirs = by_torch(kind, net, x, vector)
     steps: dict[str, Callable[[], object]] = {"torch": theirs}

@@ -15,13 +15,12 @@ from pathlib import Path
 import onnx
 
 from onnxgrad_cli import LossSpec, Options, build
+from onnxgrad_cli.data import Batches, open_data
 from onnxgrad_cli.execution.interleaved_timing import interleaved
-from onnxgrad_cli.training.data import Batches, open_data
-from onnxgrad_cli.training.loop import Loop
+from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import run_folder
 from onnxgrad_cli.training.schedules import parse_schedule
-from onnxgrad_cli.training.steps.whole import WholeStep
-from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.training.trainer import Trainer, WholeStep
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 EPOCHS = 10
@@ -51,7 +50,9 @@ def overhead(repeat: int, folder: Path) -> dict[str, float]:
     def loop() -> None:
         order, rates = Batches(data, 32), parse_schedule("constant", 1e-9, 1)
         with tempfile.TemporaryDirectory(dir=folder) as empty, run_folder(Path(empty)) as held:
-            run = Loop(trainer, data, order, rates, None, "loss", False, EPOCHS, None, 0, held, bool, lambda *_: None)
+            run = TrainingLoop(
+                trainer, data, order, rates, None, "loss", False, EPOCHS, None, 0, held, bool, lambda *_: None
+            )
             run._save = lambda log, best=False: None  # type: ignore[method-assign]
             run.run()
 

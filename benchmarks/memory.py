@@ -25,7 +25,7 @@ from benchmarks.build import elsewhere, measure
 from benchmarks.models import export
 from benchmarks.workloads import ROWS, Draw, Row
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.passes.rematerialization.request import parse_recompute
+from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
 
 OURS = """
 import sys, numpy, onnxruntime

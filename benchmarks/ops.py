@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from onnxgrad_cli.execution.interleaved_timing import interleaved
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import apply_mode
 from onnxgrad_cli.record import Training

@@ -1,6 +1,6 @@
 """The `onnxgrad` command; `python -m onnxgrad_cli` is the same.
 
-Signals are answered before anything else is imported.
+The signal handlers are installed before other modules are imported.
 """
 
 import gc
@@ -10,14 +10,14 @@ from types import FrameType
 from typing import NoReturn
 
 LATER = 0.02
-"""Seconds until an interrupt that came during an import comes again."""
+"""Seconds by which an interrupt during an import is delayed."""
 
 ENDING = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
-"""The signals that end a command, which tidies up; those that the shell lets it ignore stay ignored."""
+"""The signals that end a command after it has removed its temporary files. Signals that are ignored stay ignored."""
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not within an import: modules that are there by half answer with tracebacks."""
+    """Raise KeyboardInterrupt. During an import, delay it, because partly imported modules would cause tracebacks."""
     while frame is not None and hasattr(signal, "setitimer"):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             signal.signal(signal.SIGALRM, lambda _, frame: signal.raise_signal(number))
@@ -28,18 +28,20 @@ def interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def answer(handler: object) -> None:
-    """Let a handler answer the signals that end a command."""
+    """Install a handler for the signals that end a command."""
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def tell_death(message: str, hint: str, stack: str) -> None:
-    """Tell, as other errors are told, what a command died of.
+    """Report the crash of a command in the format of other errors.
 
-    If one of several processes under torchrun was killed, the others report it.
+    If the command is one of several processes that torchrun started, and it was killed, the other processes report
+    this.
     """
-    from onnxgrad_cli.cli.console import Console
+    from onnxgrad_cli.cli.terminal.console import Console
+    from onnxgrad_cli.cli.terminal.document import Problem
     from onnxgrad_cli.common.launchers import rank_here
     from onnxgrad_cli.common.supervision import KILLED
 
@@ -51,33 +53,36 @@ def tell_death(message: str, hint: str, stack: str) -> None:
     console = Console(sys.argv[1:])
     if console.traceback:
         console.trace(stack)
-    console.error(message, hint)
+    console.error(Problem("failed", message, hint=hint))
     console.finish(1)
     sys.stdout.flush()
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    gc.disable()  # a build only builds up, and ends: looking for cycles in it takes a third of the time
+    gc.disable()  # a build frees few objects before its end, and searching for cycles would take a third of the time
     code = 130
     try:
-        from onnxgrad_cli.common.streams import prepare
+        from onnxgrad_cli.common.stdio import prepare
 
         prepare()
         if hasattr(signal, "sigwaitinfo"):
             from onnxgrad_cli.common.launchers import rank_here
-            from onnxgrad_cli.common.supervision import watch_over_a_child
+            from onnxgrad_cli.common.supervision import run_in_subprocess
 
-            watch_over_a_child(tell_death, apart=bool(rank_here()[0]))
+            run_in_subprocess(tell_death, apart=bool(rank_here()[0]))
         from onnxgrad_cli.cli import run
 
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # before or after the command
-        print("error: interrupted", file=sys.stderr)
-    answer(signal.SIG_DFL)  # nothing is left to be tidied up
+    except KeyboardInterrupt:  # raised before or after the command, which handles interrupts itself
+        from onnxgrad_cli.common.launchers import is_first_here
+
+        if "train" not in sys.argv[1:2] or is_first_here():  # if one process fails, its launcher interrupts the others
+            print("error: interrupted", file=sys.stderr)
+    answer(signal.SIG_DFL)  # no temporary files are left
     if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an interrupt that is to come again comes too late
-    gc.freeze()  # nor are cycles looked for at exit
+        signal.setitimer(signal.ITIMER_REAL, 0)  # cancel a delayed interrupt
+    gc.freeze()  # skip the search for cycles at exit
     sys.exit(code)
 
 

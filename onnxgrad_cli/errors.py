@@ -1,53 +1,107 @@
-"""Every error a user can meet, as one family: what happened, where, and what to do about it.
+"""The errors that a user can see. Each states the problem, its place and a fix.
 
-The command line turns each kind into its documented exit code and prints it without a traceback.
+The command line turns each kind of error into its documented exit code and prints it without a traceback.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+Code = Literal[
+    "failed", "usage", "refused", "check_failed", "internal", "interrupted", "no_memory", "not_finite",
+    "missing_file", "unreadable_file", "unwritable_file", "file_exists", "unknown_name", "wrong_value", "conflict",
+]  # fmt: skip
+"""The codes for kinds of failures: first one for each exit code, then more specific ones for programs."""
+
+CODES: tuple[Code, ...] = get_args(Code)
+
+ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+"""A regular expression for an argument in a message: `argument` or `argument=value`, in backquotes."""
 
 INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
 
 
 class OnnxgradError(Exception):
-    """Something failed. `message` says what and where, `hint` what to do about it; a traceback shows both.
+    """Base class of the errors that a user can see. The command line replaces arguments in the texts by flags.
 
-    What there is to say of several things stands in `details`, a line each: whoever prints an error can tell the line
-    breaks of the message from those that a name holds. Arguments are named as Python does, in backquotes, such as
-    `mode='Train'`; see `common.wording`.
+    Attributes:
+        code: the kind of failure, one of `CODES`.
+        message: the problem and where it is. Arguments are in backquotes, as Python code, such as `mode='Train'`; see
+            `common.wording`.
+        argument: the name of the first argument in the message; None if there is none.
+        hint: a fix; None if no fix is known.
+        details: one line per problem, if there are several.
     """
 
     exit_code = 1
+    code: Code = "failed"
 
-    def __init__(self, message: str, hint: str | None = None, details: Iterable[str] = ()) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, details: Iterable[str] = (), *, code: Code | None = None
+    ) -> None:
         self.message = message
         self.hint = hint
         self.details = tuple(details)
+        named = ARGUMENT.search(message)
+        self.argument = named[1] if named else None
+        self.code = code or self.code
         super().__init__("\n".join([message, *(f"  {detail}" for detail in self.details)]))
         if hint:
             self.add_note(f"hint: {hint}")
 
 
 class UsageError(OnnxgradError):
-    """The request itself does not fit: an option, a name, a pattern."""
+    """The user's request is wrong, such as an option, a name or a pattern."""
 
     exit_code = 2
+    code = "usage"
+
+
+def unreadable(message: str, hint: str | None = None) -> OnnxgradError:
+    """Return the error for a file that can't be read."""
+    return OnnxgradError(message, hint, code="unreadable_file")
+
+
+def unwritable(message: str, hint: str | None = None) -> OnnxgradError:
+    """Return the error for a file that can't be written."""
+    return OnnxgradError(message, hint, code="unwritable_file")
+
+
+def missing_file(message: str, hint: str | None = None) -> OnnxgradError:
+    """Return the error for a file that doesn't exist."""
+    return OnnxgradError(message, hint, code="missing_file")
+
+
+def unknown_name(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for a name that doesn't exist."""
+    return UsageError(message, hint, code="unknown_name")
+
+
+def wrong_value(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for an argument whose value doesn't fit."""
+    return UsageError(message, hint, code="wrong_value")
 
 
 class InternalError(OnnxgradError):
-    """Something is made that can't be: a fault of onnxgrad, or of a model that others refuse too."""
+    """A state that should be impossible: a bug in onnxgrad, or an invalid model, which other tools reject, too."""
+
+    code = "internal"
 
 
-NAUGHT = "an attribute or a size that is 0"
-"""What only a model can bring rules and definitions to divide by, whatever else they check."""
+ZERO_DIVISOR = "an attribute or a size that is 0"
+"""The text of messages about a ZeroDivisionError in a gradient rule or definition.
+
+Only a model can contain such a 0.
+"""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one node can't be differentiated: `reason`, and what to do about it as `hint`."""
+    """A node that can't be differentiated, with the reason. `hint` is a fix, if one is known."""
 
     node: str
     op_type: str
@@ -60,10 +114,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Caution:
-    """What a careful reader should know of a result.
+    """A note about the result that a careful user should read.
 
-    `kind` is one of 'training mode', 'zero gradient', 'opset change' and 'note' (the report knows more), `subject`
-    the weight, node or input it is about ("" for the whole), `text` a sentence.
+    Attributes:
+        kind: the kind of note, such as 'training mode', 'zero gradient', 'opset change' or 'note'. The report defines
+            further kinds.
+        subject: the weight, node or input that the note is about; "" for the whole model.
+        text: the note, as one sentence.
     """
 
     kind: str
@@ -75,9 +132,10 @@ class Caution:
 
 
 class UnsupportedError(OnnxgradError):
-    """The model can't be differentiated. `refusals` lists every node that stands in the way, at once."""
+    """The model can't be differentiated. `refusals` lists all nodes that prevent it."""
 
     exit_code = 3
+    code = "refused"
 
     def __init__(
         self, message: str, refusals: Iterable[Refusal] = (), hint: str | None = None, details: Iterable[str] = ()
@@ -87,10 +145,12 @@ class UnsupportedError(OnnxgradError):
 
 
 class Unknown(Exception):
-    """A rule needs something that is unknown at build time; the walk turns it into a refusal of the node.
+    """A gradient rule needs a fact, such as a size, that is unknown at build time.
+
+    Differentiation then refuses the node.
 
     Attributes:
-        hint: what to do about it; "" if shapes of the inputs may tell it.
+        hint: a fix; "" for the general one, which is to declare the shapes of the inputs.
     """
 
     def __init__(self, reason: str, hint: str = "") -> None:
@@ -99,17 +159,30 @@ class Unknown(Exception):
 
 
 class CheckFailed(OnnxgradError):
-    """The result was built, and a check of it failed."""
+    """A result was built, but a check of it failed."""
 
     exit_code = 4
+    code = "check_failed"
 
 
 def suggest(name: str, known: Iterable[str], kind: str, show: Callable[[str], str] = str) -> str:
-    """A hint for a misspelt `name`: the nearest of `known`, or else the first few of them, each as `show` writes it."""
-    import difflib  # which few commands need
+    """Return a hint for a misspelt name.
+
+    Args:
+        name: the misspelt name.
+        known: the valid names.
+        kind: a plural noun for the valid names, such as 'float weights'.
+        show: a function that formats a name for the hint.
+
+    Returns:
+        The similar names, or the first few valid names if none is similar.
+    """
+    import difflib  # imported here, as few commands need it
 
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    folded = {each.lower(): each for each in reversed(known)}
+    near = [folded[each] for each in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    near = near[:1] if near and near[0].lower() == name.lower() else near
     if near:
         return f"did you mean {' or '.join(map(show, near))}?"
     if not known:

@@ -1,7 +1,8 @@
-"""What a training model says of itself: the schema of its metadata, written into the model and read from it.
+"""The schema of the metadata in a training model, and the functions that write and read it.
 
-Whoever holds a training model alone (`onnxgrad check`, a training loop, a reader in Netron) needs to know which
-output is the gradient of which weight. Names are a convention and may be taken; the model's metadata say it.
+A tool or person that has only the training model (`onnxgrad check`, a training loop, a user of Netron) must find out
+which output is the gradient of which weight. The names of outputs don't suffice: they follow a convention, but may
+differ from it if the model already uses such a name. Therefore the metadata name the output of each gradient.
 """
 
 from __future__ import annotations
@@ -18,33 +19,36 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-import onnxgrad_cli
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.choices import Mode, Scaling
 from onnxgrad_cli.common.typed_json import decoded
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.errors import OnnxgradError, UsageError, unreadable
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import FLOATS, is_external, is_float
+from onnxgrad_cli.ir.weightless_copy import copied
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A low-rank adapter: a weight W acts as W plus alpha / rank times the product of two thin factors.
+    """A low-rank adapter: it replaces a weight W by W + (alpha / rank) times the product of two thin matrices A and B.
 
     Attributes:
-        weight: the initializer that it adds to, which is frozen.
-        a: the factor that meets the input. For W of [in, out], A is [in, rank], B is [rank, out], and the product A B;
-            for W of [out, in], as of Gemm(transB=1) or Conv, A is [rank, in], B is [out, rank], and the product B A.
-        b: the other factor, which begins at zero.
-        rank, alpha: as asked for.
-        scaling: 'lora' divides alpha by the rank, 'rslora' by its square root, with which gradients keep their size
-            whatever the rank (D. Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA, 2023).
-        magnitude: with DoRA the lengths that the weights of each output are brought to, after the sum; else "".
+        weight: the frozen initializer W.
+        a: the name of the factor A, by which the input is multiplied first. If W is [in, out], A is [in, rank], B is
+            [rank, out], and the product is A B. If W is [out, in], as in Gemm(transB=1) or Conv, A is [rank, in], B is
+            [out, rank], and the product is B A.
+        b: the name of the factor B, which is zero initially.
+        rank, alpha: the values that the user requested.
+        scaling: 'lora' divides alpha by the rank. 'rslora' divides it by the square root of the rank, so that the size
+            of gradients does not depend on the rank (D. Kalajdzievski, A Rank Stabilization Scaling Factor for
+            Fine-Tuning with LoRA, 2023).
+        magnitude: with DoRA, the name of the tensor with a trained norm for each output, "" otherwise. After the
+            product is added to W, the weights of each output are scaled to this norm.
     """
 
     weight: str
@@ -57,31 +61,33 @@ class Adapter:
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.scaling not in get_args(Scaling):
-            raise ValueError(f"an adapter of rank {self.rank} and scaling '{self.scaling}' is none")
+            raise ValueError(f"rank {self.rank} and scaling '{self.scaling}' are not valid for an adapter")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that is trained of it: both factors, and magnitudes if it has some."""
+        """The names of the trained tensors of the adapter: both factors, and the magnitudes if there are any."""
         return (self.a, self.b, self.magnitude) if self.magnitude else (self.a, self.b)
 
     @property
     def scale(self) -> float:
-        """What the product of the factors is multiplied with."""
+        """The number by which the product of the factors is multiplied."""
         return self.alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
 
 
 @dataclass(frozen=True)
 class IntegerWeight:
-    """A weight that is float in a training model, quantized as it is read, and that its inference model stores.
+    """A weight that the inference model stores as integers, and the training model as floats that it quantizes.
 
     Attributes:
-        weight: the float weight.
-        tensor: the inference model's tensor, of integers.
-        scale, zero_point: those tensors of the inference model; "" for one that it has not.
-        axis, block_size: as DequantizeLinear has them.
-        factors: of a bias the scales, of data and of weight, whose product is its scale: a kernel of integers adds it
-            to their products as it is. () where its scale is its own.
-        times: what that product is multiplied with besides.
+        weight: the name of the float weight.
+        tensor: the name of the integer tensor in the inference model.
+        scale, zero_point: the names of the scale and the zero point in the inference model; "" if it has no such
+            tensor.
+        axis, block_size: as the attributes of DequantizeLinear.
+        factors: for a bias, the names of the scales of the data and of the weight, whose product is the scale of the
+            bias. (An integer kernel adds such a bias to sums of integer products.) () if the tensor has a scale of its
+            own.
+        times: a number by which this product is also multiplied.
     """
 
     weight: str
@@ -96,13 +102,13 @@ class IntegerWeight:
 
 @dataclass(frozen=True)
 class Quantized:
-    """Tensors of the inference model that the training model stores otherwise: integers, and copies of others.
+    """The tensors that the training model stores differently than the inference model: integers and duplicates.
 
     Attributes:
-        weights: the weights that are floats.
-        scales: the scales that are learned, or would be if they were not left out by name.
-        copies: scales and weights of the inference model -> the one of the same values that has taken their place.
-        transposed: those of `copies` that hold the values transposed.
+        weights: the integer weights, which the training model stores as floats.
+        scales: the quantization scales that can be trained, including those that the user excluded by name.
+        copies: scale or weight of the inference model -> the tensor with the same values that replaces it.
+        transposed: the keys of `copies` that equal the transpose of their replacement.
     """
 
     weights: tuple[IntegerWeight, ...] = ()
@@ -113,14 +119,14 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Slot:
-    """A state of the optimizer, which holds one number throughout before the first step.
+    """A state tensor of the optimizer. All its elements have the same value before the first step.
 
     Attributes:
-        of: the weight that it belongs to; "" for one of the whole.
-        kind: what it is there: 'm', 'acc', 'ema', ...; for one of the whole 'step', 'loss_scale', ...
-        dtype: the element type, as numpy calls it.
-        shape: the sizes.
-        initial: the number.
+        of: the weight to which the state belongs; "" if it belongs to the whole model.
+        kind: the kind of state: 'm', 'acc', 'ema', ... for a weight; 'step', 'loss_scale', ... for the whole model.
+        dtype: the element type, by its numpy name.
+        shape: the shape of the tensor.
+        initial: the value of each element before the first step.
     """
 
     of: str
@@ -136,7 +142,8 @@ class StepGroup:
 
     Attributes:
         weights: the names of its weights.
-        options: the options that it replaces; `lr` is a factor of the learning rate. True is 1.
+        options: the optimizer's options that the group overrides -> their values; `lr` is a factor of the learning
+            rate. True is stored as 1.
     """
 
     weights: tuple[str, ...]
@@ -144,15 +151,34 @@ class StepGroup:
 
 
 @dataclass(frozen=True)
-class StepSettings:
-    """The settings of the optimizer's step, from which a reference can repeat it.
+class InnerDerivative:
+    """A derivative that is part of a loss, as in a gradient penalty.
 
     Attributes:
-        options: the optimizer's options, defaults included. True is 1.
-        groups: parameter groups; the later one counts.
-        clip_norm, clip_value: bounds of the gradients; None: no bound.
-        accumulate: the number of runs in a step.
-        ema: the decay of the moving average of the weights; None: there is none.
+        kind: 'vjp' or 'jvp'.
+        of: the value that is differentiated.
+        seed: the cotangent (vjp) or tangent (jvp); "" if it is 1 everywhere.
+        wrt: the values with respect to which `of` is differentiated.
+        results: for vjp, the gradient with respect to each of `wrt`; for jvp, the derivative of `of`.
+    """
+
+    kind: str
+    of: str
+    seed: str
+    wrt: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """The settings of the optimizer's step. With them, a check can repeat the step in a reference implementation.
+
+    Attributes:
+        options: option of the optimizer -> its value, including defaults. True is stored as 1.
+        groups: the parameter groups. If a weight is in several groups, later ones override earlier ones.
+        clip_norm, clip_value: the bounds to which gradients are clipped; None if they are not clipped.
+        accumulate: the number of runs per step.
+        ema: the decay of the moving average of the weights; None if there is no average.
     """
 
     options: dict[str, float]
@@ -163,7 +189,7 @@ class StepSettings:
     ema: float | None = None
 
     def of(self, weight: str) -> dict[str, float]:
-        """Return the options for one weight."""
+        """Return the optimizer's options for one weight, including those of its parameter groups."""
         found = dict(self.options)
         for group in self.groups:
             if weight in group.weights:
@@ -173,35 +199,38 @@ class StepSettings:
 
 VERSION, LOSS, ROLES, DERIVED = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles", "onnxgrad.derivative"
 TENSORS = "onnxgrad.tensors"
-"""The keys in the model's metadata_props."""
+"""The keys of onnxgrad's entries in the model's metadata_props."""
 
 
-PORTS = {
-    **{
-        name: name
-        for name in ("inputs", "outputs", "estimated", "partial", "optimizer", "step", "adapters", "quantized", "held")
-    },
-    "slots": "state",
-}
-"""The fields of `Roles` that the entry `ROLES` holds -> what they are called there."""
+_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner".split()
+PORTS = {name: "state" if name == "slots" else name for name in _FIELDS}
+"""Field of `Roles` that the metadata entry `ROLES` contains -> its key in the entry."""
 
 STORED = frozenset({"weight", "state", "constant"})
-"""The roles of inputs that have a value before the first step: a stored one, or for state the one that is described."""
+"""The roles of inputs that have a value before the first step.
+
+The value is stored in the model; that of optimizer state may only be described in the metadata.
+"""
 
 INPUTS = STORED | {"model input", "label", "sample weight", "learning rate", "loss gradient"}
 OUTPUTS = frozenset({"loss", "gradient", "next state", "kept output"})
-"""The roles of what a training model reads and makes."""
+"""The possible roles of inputs and of outputs of a training model."""
 
-CHANGED = "it was changed after it was built: build it again"
-"""The hint where a model and its description do not agree."""
+CHANGED = "the model was changed after it was built: build it again"
+"""The hint of errors about a model that does not match the description in its metadata."""
 
 AVERAGE = "ema"
-"""The kind of a state that holds the average of a weight."""
+"""The `Slot.kind` of a state that is the moving average of a weight."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """What an output is: 'loss', 'gradient' or 'next state' `of` an input or weight, or 'kept output'."""
+    """The role of an output.
+
+    Attributes:
+        role: 'loss', 'gradient', 'next state' or 'kept output'.
+        of: for 'gradient' and 'next state', the input, weight or state to which the output belongs; otherwise "".
+    """
 
     role: str
     of: str = ""
@@ -209,12 +238,19 @@ class Role:
 
 @dataclass(frozen=True)
 class Term:
-    """One loss: its name or file name, the output it judges, the label input ("" for none), its weight.
+    """One term of the loss.
 
-    `classes` is how many there are, where the label is a class number; else 0. `ignore_index` is the label of samples
-    that do not count; None where there is none, or a version of the tool that did not write it has made the model.
-    `class_axis` is the axis of the output that runs over the classes, where the label is a class number. `chunks` are
-    the values that hold the output by chunks of its tokens, where the model does not make it as a whole.
+    Attributes:
+        name: the name of the loss, or the name of its file.
+        output: the model output on which the loss is computed.
+        label: the label input; "" if the loss has no label.
+        weight: the factor of the loss in the sum of all losses.
+        classes: the number of classes if labels are class numbers; otherwise 0.
+        ignore_index: the label of samples that the loss ignores. None if there is no such label, or if the model was
+            built by an old version of onnxgrad, which did not record it.
+        class_axis: the axis of the output that runs over the classes, if labels are class numbers.
+        chunks: if the model computes the output in chunks of tokens: the values that each contain one chunk; otherwise
+            ().
     """
 
     name: str
@@ -229,26 +265,31 @@ class Term:
 
 @dataclass(frozen=True)
 class Roles:
-    """What a training model says of itself.
+    """The description of a training model in its metadata.
 
     Attributes:
-        version: of the tool that made it.
-        losses: the terms of its loss.
+        version: the version of onnxgrad that built the model.
+        losses: the terms of the loss.
         reduction: 'mean' or 'sum'.
-        inputs: input -> 'model input', 'label', 'sample weight', 'learning rate', 'weight' (trained), 'state',
-            'loss gradient' or 'constant' (one that can be overridden but isn't trained), in order; an optimizer alone
-            has each 'gradient' too, by the name under which the gradient model gives it.
+        inputs: input -> its role, in order: 'model input', 'label', 'sample weight', 'learning rate', 'weight'
+            (trained), 'state', 'loss gradient' or 'constant' (not trained, but feeding it overrides its value). A model
+            that contains only the optimizer also has inputs with the role 'gradient', named like the outputs of the
+            gradient model.
         outputs: output -> its role, in order.
-        estimated: whether gradients are straight-through estimates, which no difference of the loss agrees with.
-        partial: inputs and weights whose gradient leaves out paths at which `stop_gradient` stops it.
-        optimizer: the name of the optimizer whose step is part of the model; "" where there is none.
-        step: the settings of that step; None where the optimizer is not one of onnxgrad's own, or an earlier version
-            made the model.
-        adapters: the low-rank adapters in the model, whose factors are weights.
-        slots: what of the state is the optimizer's, and how it begins; the rest are running statistics, which begin as
-            they are stored.
-        quantized: what of the inference model's integers are floats.
-        held: values that count as constants in the gradients, though they depend on weights: norms of DoRA.
+        estimated: True if gradients are straight-through estimates, so that they don't match finite differences of the
+            loss.
+        partial: the inputs and weights whose gradient is not complete, because `stop_gradient` cuts some paths to the
+            loss.
+        optimizer: the name of the optimizer whose step is part of the model; "" without a step.
+        step: the settings of the optimizer's step. None if the optimizer is not one of onnxgrad's, or if an old version
+            of onnxgrad built the model.
+        adapters: the low-rank adapters in the model. Their factors have the role 'weight'.
+        slots: name of a state of the optimizer -> its description, with the initial value. Other inputs with the role
+            'state' are running statistics, whose initial values are stored.
+        quantized: the tensors that the inference model stores differently, such as floats as integers.
+        held: values that are treated as constants in the gradients although they depend on weights, such as DoRA's
+            norms.
+        inner: the derivatives that are parts of the loss.
     """
 
     version: str
@@ -264,41 +305,42 @@ class Roles:
     quantized: Quantized = field(default_factory=Quantized)
     held: tuple[str, ...] = ()
     step: StepSettings | None = None
+    inner: tuple[InnerDerivative, ...] = ()
 
     @property
     def loss(self) -> str:
-        """The output that holds the loss."""
+        """The name of the output with the loss."""
         return next(name for name, role in self.outputs.items() if role.role == "loss")
 
     @property
     def successors(self) -> dict[str, str]:
-        """Weight or state -> the output that replaces it at the next step."""
+        """Weight or state -> the output with its value after the step."""
         return {role.of: name for name, role in self.outputs.items() if role.role == "next state"}
 
     @property
     def gradients(self) -> dict[str, str]:
-        """Weight or input -> the output that holds its gradient."""
+        """Weight or input -> the output with its gradient."""
         return {role.of: name for name, role in self.outputs.items() if role.role == "gradient"}
 
     @property
     def fed(self) -> list[str]:
-        """The inputs that are new at each step: data, labels, the learning rate."""
+        """The inputs that the caller must feed at each step: data, labels, the learning rate."""
         return [name for name, role in self.inputs.items() if role not in STORED]
 
     @property
     def sampled(self) -> list[str]:
-        """Of what is `fed`, what data hold: all but the learning rate."""
+        """The inputs that come from the data: those in `fed`, except the learning rate."""
         return [name for name in self.fed if self.inputs[name] != "learning rate"]
 
     @property
     def averages(self) -> dict[str, str]:
-        """Weight -> the state that holds its exponential moving average, where such are kept."""
+        """Weight -> the name of the state with its exponential moving average. Empty if the model keeps no averages."""
         return {slot.of: name for name, slot in self.slots.items() if slot.kind == AVERAGE}
 
     def begun(self, stored: Collection[str]) -> dict[str, np.ndarray]:
-        """What the optimizer's state holds before the first step, of what is not in `stored`.
+        """Return a map: state of the optimizer that is not in `stored` -> its initial value.
 
-        The arrays can't be written, and take no memory: each is one number, seen in a shape.
+        The arrays are read-only, and take no memory: each is a single number that is broadcast to the shape.
         """
         return {
             name: np.broadcast_to(np.array(slot.initial, slot.dtype), slot.shape)
@@ -309,23 +351,27 @@ class Roles:
 
 @dataclass(frozen=True)
 class Derived:
-    """What a model of derivatives says of itself.
+    """The description of a model of derivatives in its metadata.
 
     Attributes:
         kind: 'vjp', 'jvp', 'hvp', 'jacobian' or 'hessian'.
-        of, wrt: the outputs that are differentiated, and the inputs and weights with respect to which.
-        inputs: the inputs that were added: for vjp one for each of `of`, or none where the cotangents are ones; for jvp
-            and hvp one for each of `wrt`.
-        outputs: the derivatives: for vjp and hvp one for each of `wrt`, for jvp for each of `of`; for jacobian one for
-            each pair of both, and for hessian for each pair of two of `wrt`, the first varying slowest.
-        mode: 'keep' or 'train', what became of operators that behave otherwise in training.
+        of: the outputs that are differentiated.
+        wrt: the inputs, weights and inner values with respect to which `of` is differentiated.
+        inputs: the inputs for cotangents or tangents that were added. vjp: one per name in `of`, or () if the
+            cotangents are ones. jvp and hvp: one per name in `wrt`. jacobian and hessian: ().
+        outputs: the outputs with the derivatives. vjp and hvp: one per name in `wrt`. jvp: one per name in `of`.
+            jacobian: one per pair (name in `of`, name in `wrt`). hessian: one per pair of names in `wrt`. In the order
+            of pairs, the first name varies slowest.
+        mode: the mode of BatchNormalization and Dropout, such as 'keep' or 'train'.
         estimated, partial: see `Roles`.
-        inner: those of `wrt` that are values in between; a derivative by one is that by something added to it.
-        pick: of the scores of classes that `of` are, the one that is differentiated: a number, 'argmax', 'label', or
-            "" for all; they lie along `class_axis`.
-        label: the input that says which class, for 'label'.
-        per_sample: those of `wrt` of which each sample, along axis 0, has derivatives of its own alone; None where
-            derivatives are those of the whole batch.
+        inner: those names in `wrt` that are inner values of the model. The derivative with respect to an inner value is
+            the one with respect to a zero that is added to it.
+        pick: if the score of one class is differentiated: the class, as a number, 'argmax' or 'label'. "" if all of
+            `of` is differentiated.
+        class_axis: the axis of the scores that runs over the classes.
+        label: the input with the class numbers if `pick` is 'label'.
+        per_sample: the names in `wrt` whose derivatives are computed for each sample separately. These derivatives have
+            the samples along axis 0. None if all derivatives are for the whole batch.
     """
 
     kind: str
@@ -343,12 +389,19 @@ class Derived:
     per_sample: tuple[str, ...] | None = None
 
     def added(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
-        """What each added input belongs to -> the input; `names` are other names for what that is."""
+        """Return a map: (name in `of` or `wrt`,) -> the input that was added for it.
+
+        Args:
+            names: name in `of` or `wrt` -> the name to use for it in the keys, for those that differ.
+        """
         by = self.of if self.kind == "vjp" else self.wrt
         return {(names.get(x, x),): name for x, name in zip(by, self.inputs, strict=False)}
 
     def results(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
-        """What each derivative is of, or by, or both -> the output that it is."""
+        """Return a map: (of,), (wrt,), (of, wrt) or (wrt, wrt), depending on `kind` -> the output with this derivative.
+
+        `names` is a map: name in `wrt` -> the name to use for it in the keys, for those that differ.
+        """
         wrt = [names.get(x, x) for x in self.wrt]
         keys: Mapping[str, Iterable[tuple[str, ...]]] = {
             "jvp": product(self.of), "jacobian": product(self.of, wrt), "hessian": product(wrt, wrt)
@@ -358,17 +411,17 @@ class Derived:
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """The float tensors that a model had before onnxgrad added derivatives to it.
+    """A record of the float tensors that a model had before onnxgrad added derivatives to it.
 
-    Other tools fold, merge and rename tensors. The record shows what they changed: a folded `Transpose(W)` would keep
-    its value while W is trained.
+    Other tools may later fold, merge or rename tensors. The record shows such changes, which can make training wrong:
+    for example, a folded `Transpose(W)` would keep its value while W is trained.
 
     Attributes:
-        names: the tensors, in initializers and Constant nodes.
+        names: the names of the tensors, which are initializers or Constant nodes.
         literals: those that were Constant nodes in the original model.
-        equal: tensors that are equal to a generated constant -> the constant. A tool may merge the two.
-        computed: float values that nodes compute of shapes, integers and generated constants alone. A tool may store
-            them as initializers; they are no parameters.
+        equal: tensor that is equal to a constant that onnxgrad generated -> this constant. A tool may merge the two.
+        computed: float values that nodes compute only from shapes, integers and generated constants. A tool may fold
+            them to initializers, but they are not parameters.
     """
 
     names: tuple[str, ...]
@@ -378,11 +431,14 @@ class ModelTensors:
 
 
 def write_tensors(model: ModelProto, graph: Graph) -> None:
-    """Record a model's own float tensors in its metadata; an earlier record is narrowed to those that remain.
+    """Write a record of a model's original float tensors to its metadata.
+
+    If the model has a record already, only tensors in that record are recorded again.
 
     Args:
         model: the model with the derivatives added; external data are not read.
-        graph: the graph that it was made of, which knows types, provenance and generated constants.
+        graph: the graph from which the model was written. It has the types, the provenance of tensors and the generated
+            constants.
     """
     stored = {tensor.name: tensor for tensor in stored_floats(model)}
     before = read_tensors(model)
@@ -400,7 +456,7 @@ def write_tensors(model: ModelProto, graph: Graph) -> None:
 
 
 def read_tensors(model: ModelProto) -> ModelTensors | None:
-    """Return the record of a model's own float tensors, or None if it has none.
+    """Return the record of a model's original float tensors, or None if the model has no record.
 
     Raises:
         OnnxgradError: the record can't be read.
@@ -409,16 +465,19 @@ def read_tensors(model: ModelProto) -> ModelTensors | None:
     try:
         return None if text is None else decoded(ModelTensors, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise OnnxgradError(f"the model's entry '{TENSORS}' can't be read: {error}", "derive it again") from error
+        raise unreadable(f"the model's entry '{TENSORS}' can't be read: {error}", "derive it again") from error
 
 
 def has_derivatives(model: ModelProto) -> bool:
-    """Return True if onnxgrad added derivatives to the model: its mode must stay the one they were written for."""
+    """Return True if onnxgrad added derivatives to a model. They are valid only for the model's current mode."""
     return any(entry.key == TENSORS for entry in model.metadata_props)
 
 
 def stored_floats(model: ModelProto) -> Iterator[TensorProto]:
-    """The float tensors of a graph, in initializers and Constant nodes, under the names of their values."""
+    """Yield the float tensors in initializers and Constant nodes.
+
+    The tensor of a Constant gets the name of its output.
+    """
     yield from (tensor for tensor in model.graph.initializer if tensor.data_type in FLOATS)
     for node in model.graph.node:
         for attribute in node.attribute if node.op_type == "Constant" else ():
@@ -430,7 +489,7 @@ def stored_floats(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def _computed_of_constants(graph: Graph, floats: Collection[str]) -> Iterator[str]:
-    """The float values that are computed of shapes and of constants that are no float tensors of the model itself."""
+    """Yield the float values that nodes compute only from shapes, and from constants that are not in `floats`."""
     model = graph.proto.graph
     constant = {tensor.name for tensor in model.initializer if tensor.name not in floats}
     constant.update(filter(graph.added, floats))
@@ -444,42 +503,42 @@ def _computed_of_constants(graph: Graph, floats: Collection[str]) -> Iterator[st
 
 
 def _contents(tensor: TensorProto) -> tuple[int, tuple[int, ...], bytes]:
-    """The element type, the sizes and the bytes of a tensor."""
+    """Return the element type, the shape and the bytes of a tensor."""
     return tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes()
 
 
 def write_derived(model: ModelProto, found: Derived) -> None:
-    """Write what a model of derivatives is into its metadata."""
+    """Write the description of a model of derivatives into its metadata."""
     _rewrite(model, {DERIVED: json.dumps(asdict(found)), VERSION: tool_version()})
 
 
 def read_derived(model: ModelProto) -> Derived | None:
-    """What a model of derivatives says of itself; None where a model is none.
+    """Return the description of a model of derivatives, or None if the model has no such description.
 
     Raises:
-        OnnxgradError: the description can't be read, or the model no longer is what it describes.
+        OnnxgradError: the description can't be read, or it does not match the model.
     """
     text = next((entry.value for entry in model.metadata_props if entry.key == DERIVED), None)
     if text is None:
         return None
     if any(entry.key == ROLES for entry in model.metadata_props):
-        raise OnnxgradError("the model describes itself as a training model and as one of derivatives", CHANGED)
+        raise OnnxgradError("the model's metadata describe both a training model and a model of derivatives", CHANGED)
     try:
         found: Derived = decoded(Derived, strict_json.loads(text))
         stored = {tensor.name for tensor in model.graph.initializer}
         _check_derived(found, stored.union(value.name for value in model.graph.input))
     except (ValueError, RecursionError) as error:
-        raise OnnxgradError(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
+        raise unreadable(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
     _compare("input", (*found.inputs, *filter(None, [found.label])), model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     return found
 
 
 def _check_derived(found: Derived, known: Collection[str]) -> None:
-    """Make sure that a description of derivatives agrees with itself, and speaks of inputs and weights that there are.
+    """Check that a description of derivatives is consistent, and names only values in `known`.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the description is inconsistent or names an unknown value.
     """
     wrt, pairs = len(found.wrt), {"jacobian": len(found.of) * len(found.wrt), "hessian": len(found.wrt) ** 2}
     outputs = {"vjp": wrt, "hvp": wrt, "jvp": len(found.of), **pairs}
@@ -487,50 +546,32 @@ def _check_derived(found: Derived, known: Collection[str]) -> None:
     if found.kind not in outputs or found.mode not in get_args(Mode):
         raise ValueError(f"there are no derivatives of kind '{found.kind}' and mode '{found.mode}'")
     if len(found.outputs) != outputs[found.kind] or len(found.inputs) not in inputs[found.kind]:
-        raise ValueError(f"a {found.kind} of so many has other inputs or outputs")
+        raise ValueError(f"the numbers of inputs and outputs don't fit a {found.kind}")
     strange = next((name for name in found.wrt if name not in known and name not in found.inner), None)
     if strange is not None:
         raise ValueError(f"there is no input or weight '{strange}'")
     for names in (found.of, found.wrt, found.inputs, found.outputs):
         if (twice := _twice(names)) is not None:
-            raise ValueError(f"'{twice}' stands there twice")
+            raise ValueError(f"'{twice}' is listed twice")
     words = ("", "argmax", *(["label"] if found.label else []))
     if found.pick not in words and number_in(found.pick) is None:
         raise ValueError(f"there is no class '{found.pick}'")
 
 
 def _twice(each: Iterable[T]) -> T | None:
-    """What is there more than once: of two outputs that are said to be the same, one could pass for both."""
+    """Return the first element that occurs more than once, or None if there is none.
+
+    Used to refuse descriptions in which two outputs have the same role, because a check could use the wrong one.
+    """
     return next((one for one, count in Counter(each).items() if count > 1), None)
 
 
-def tool_version() -> str:
-    """The version of onnxgrad that runs."""
-    return onnxgrad_cli.__version__
-
-
 def write(model: ModelProto, found: Roles) -> None:
-    """Write a description into a model's metadata, in place of the one it has."""
+    """Write a description of a training model into its metadata, in place of an existing one."""
     terms = {"terms": [_said(term) for term in found.losses], "reduction": found.reduction}
-    ports: dict[str, Any] = {
-        "inputs": found.inputs, "outputs": {name: vars(role) for name, role in found.outputs.items()}
-    }  # fmt: skip
-    if found.estimated:
-        ports["estimated"] = True
-    if found.partial:
-        ports["partial"] = found.partial
-    if found.optimizer:
-        ports["optimizer"] = found.optimizer
-    if found.step is not None:
-        ports["step"] = asdict(found.step)
-    if found.adapters:
-        ports["adapters"] = [asdict(adapter) for adapter in found.adapters]
-    if found.slots:
-        ports["state"] = {name: asdict(slot) for name, slot in found.slots.items()}
-    if found.quantized != Quantized():
-        ports["quantized"] = asdict(found.quantized)
-    if found.held:
-        ports["held"] = found.held
+    said, empty = asdict(found), asdict(Roles("", (), "", {}, {}))
+    needed = ("inputs", "outputs")
+    ports = {key: said[name] for name, key in PORTS.items() if name in needed or said[name] != empty[name]}
     _rewrite(model, {LOSS: json.dumps(terms), ROLES: json.dumps(ports), VERSION: found.version})
 
 
@@ -539,7 +580,10 @@ def _said(term: Term) -> dict[str, Any]:
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
-    """Write what a model says of itself in place of all that it has said; the version comes last, for `is_ours`."""
+    """Replace all entries of onnxgrad in a model's metadata, except for the record of tensors.
+
+    `said` must have the version last, because `is_ours` searches a file from its end.
+    """
     props = model.metadata_props
     for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES, DERIVED)]:
         props.remove(old)
@@ -548,17 +592,18 @@ def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
 
 
 def describe(model: ModelProto) -> Roles:
-    """What a training model says of itself.
+    """Return the description of a training model.
 
     Raises:
-        UsageError: the model carries no description: onnxgrad did not make it, or another tool dropped it.
-        OnnxgradError: the description can't be read, or the model no longer is what it describes.
+        UsageError: the model has no description with a loss. Either onnxgrad did not build it as a training model, or
+            another tool has removed its metadata.
+        OnnxgradError: the description can't be read, or it does not match the model.
     """
     found = read(model)
     if not any(role.role == "loss" for role in found.outputs.values()):
         raise UsageError(
-            "the model is no training model made by onnxgrad: its description names no loss",
-            "an initialization has none, nor has a step of another tool; make one with `onnxgrad build MODEL`",
+            "the model is not a training model made by onnxgrad: its description names no loss",
+            "make one with `onnxgrad build MODEL`; the models of initializations and of other tools can't be used here",
         )
     _check_known("input", found.inputs, INPUTS)
     _check_known("output", {name: role.role for name, role in found.outputs.items()}, OUTPUTS)
@@ -566,29 +611,38 @@ def describe(model: ModelProto) -> Roles:
 
 
 def check_is_original(model: ModelProto) -> None:
-    """Make sure that a model is none that a loss and gradients were added to.
+    """Check that a model is not a training model that onnxgrad built.
 
     Raises:
-        UsageError: it is a training model.
+        UsageError: the model is a training model.
     """
     if any(entry.key == ROLES for entry in model.metadata_props):
         raise UsageError(
-            "the model is a training model already, which `onnxgrad build` has made",
-            "give the model that it was made from; `Trainer` in Python, `onnxgrad pack` and onnxruntime run this one",
+            "the model is already a training model, made by `onnxgrad build`",
+            "pass the model that it was made from; to run the training model, use `Trainer` in Python, `onnxgrad pack` "
+            "or onnxruntime",
         )
 
 
 def read(model: ModelProto) -> Roles:
-    """What any part of a training says of itself, an optimizer's step alone too; see `describe`."""
+    """Return the description of a model that onnxgrad built for training.
+
+    Unlike `describe`, this function also accepts models without a loss, which compute only the optimizer's step or
+    initial values.
+
+    Raises:
+        UsageError: the model has no description.
+        OnnxgradError: the description can't be read, or it does not match the model.
+    """
     props = {entry.key: entry.value for entry in model.metadata_props}
     if ROLES not in props and model.training_info:
         raise UsageError(
-            "the model is no training model: it describes its training in its training information",
-            "`onnxgrad expand MODEL` writes that as models of their own; take the one called step0",
+            "the model is not a training model: it only has training information (TrainingInfoProto)",
+            "write that as separate models with `onnxgrad expand MODEL`, and use the one called step0",
         )
     if ROLES not in props:
         raise UsageError(
-            f"the model is no training model made by onnxgrad: its metadata have no entry '{ROLES}'",
+            f"the model is not a training model made by onnxgrad: its metadata have no entry '{ROLES}'",
             "make one with `onnxgrad build MODEL`; if this was one, another tool has dropped its metadata",
         )
     try:
@@ -602,7 +656,7 @@ def read(model: ModelProto) -> Roles:
             {**said, "version": props.get(VERSION, "unknown"), "losses": loss["terms"], "reduction": loss["reduction"]},
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
+        raise unreadable(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
     _fits(found, model)
     return found
 
@@ -613,13 +667,17 @@ def _fits(found: Roles, model: ModelProto) -> None:
     of = [role.of for role in found.outputs.values() if role.role in ("gradient", "next state")]
     gone = next((name for name in (*of, *found.slots) if name not in found.inputs), None)
     if gone is not None:
-        raise OnnxgradError(f"the model's description says no input '{gone}', of which it speaks", "build it again")
+        raise OnnxgradError(
+            f"the model's description refers to an input '{gone}' that it does not list", "build it again"
+        )
     _check_all_described("input", found.inputs, model.graph.input)
     _check_all_described("output", found.outputs, model.graph.output)
     for value in model.graph.output:
         role = found.outputs[value.name].role
         if role in ("loss", "gradient") and not is_float(value.type):
-            raise OnnxgradError(f"'{value.name}' is no tensor of floats, and is described as {role}", "build it again")
+            raise OnnxgradError(
+                f"'{value.name}' is not a tensor of floats, but is described as {role}", "build it again"
+            )
     said = [(role.role, role.of * (role.role != "loss")) for role in found.outputs.values()]
     if (twice := _twice(each for each in said if each[0] != "kept output")) is not None:
         what = f"the {twice[0]} of '{twice[1]}'" if twice[1] else f"the {twice[0]}"
@@ -627,36 +685,43 @@ def _fits(found: Roles, model: ModelProto) -> None:
     made = {name for node in model.graph.node for name in node.output}
     never = next((name for name in found.held if name not in made), None)
     if never is not None:
-        raise OnnxgradError(f"the model's description holds '{never}', which no node makes", "build it again")
+        raise OnnxgradError(f"the model's description lists '{never}', which no node computes", "build it again")
 
 
 def _check_known(kind: str, roles: Mapping[str, str], known: Collection[str]) -> None:
-    """Make sure that values have roles that there are: of another no check would speak."""
+    """Check that all roles are in `known`. A value with an unknown role would be ignored when the model is checked."""
     strange = next((name for name, role in roles.items() if role not in known), None)
     if strange is not None:
-        raise OnnxgradError(f"the model's description calls the {kind} '{strange}' a '{roles[strange]}'", CHANGED)
-
-
-def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProto]) -> None:
-    """Make sure that the values that a description names are there."""
-    there = {value.name for value in values}
-    gone = [name for name in described if name not in there]
-    if gone:
         raise OnnxgradError(
-            f"the model's description names the {kind} '{gone[0]}', which it does not have",
-            CHANGED,
+            f"the model's description gives the {kind} '{strange}' the invalid role '{roles[strange]}'", CHANGED
         )
 
 
+def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProto]) -> None:
+    """Check that the model has all inputs or outputs that its description names."""
+    there = {value.name for value in values}
+    gone = [name for name in described if name not in there]
+    if gone:
+        raise OnnxgradError(f"the model's description names the {kind} '{gone[0]}', which it does not have", CHANGED)
+
+
 def _check_all_described(kind: str, described: Collection[str], values: Iterable[ValueInfoProto]) -> None:
-    """Make sure that values are described: of what is not, nobody knows what it is for, and no proof speaks of it."""
+    """Check that all inputs or outputs are described.
+
+    The purpose of others is unknown, and no check would cover them.
+    """
     strange = next((value.name for value in values if value.name not in described), None)
     if strange is not None:
-        raise OnnxgradError(f"the model's description says nothing of its {kind} '{strange}'", CHANGED)
+        raise OnnxgradError(f"the model's description does not list its {kind} '{strange}'", CHANGED)
 
 
 def started(model: ModelProto, roles: Roles) -> ModelProto:
-    """A training model whose state is stored: the model itself, or else a copy, where state is described alone."""
+    """Return a training model that stores the initial state of the optimizer.
+
+    Returns:
+        The model itself if it stores the state already; otherwise a copy with the described initial values as
+        initializers.
+    """
     values = roles.begun([tensor.name for tensor in model.graph.initializer])
     if not values:
         return model

@@ -1,4 +1,4 @@
-"""What the passes have found out so far: `Training`, which later passes, the proof and the report read."""
+"""The results of the passes so far: `Training`. Later passes, the check of the gradients and the report read them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import NamedTuple
 from onnxgrad_cli.autodiff.differentiation import Cautions, Differentiation
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, metadata_of
-from onnxgrad_cli.metadata import Adapter, IntegerWeight, Slot, StepSettings
+from onnxgrad_cli.metadata import Adapter, InnerDerivative, IntegerWeight, Slot, StepSettings
 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What is computed again, as it was done.
+    """The result of a recomputation: forward values that the backward part computes again instead of keeping them.
 
     Attributes:
-        asked: the request.
-        nodes: how many nodes run twice.
-        kept_before, kept: bytes of forward values that the backward part reads, without and with it.
-        flops: the operations that it adds.
-        trade: what else could be had: bytes kept and operations added, from all kept to the fewest.
+        asked: the request, as the user typed it.
+        nodes: the number of nodes that run twice.
+        kept_before, kept: bytes of forward values that the backward part reads, before and after the recomputation.
+        flops: the number of operations that the recomputation adds.
+        trade: the plans that were available, as pairs (bytes kept, operations added), from the plan that keeps all
+            values to the one that keeps the fewest bytes.
     """
 
     asked: str
@@ -33,12 +34,12 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class Targeted:
-    """What was done for a target.
+    """The nodes that were replaced by operators of a target runtime.
 
     Attributes:
-        name: the target.
-        nodes: how many nodes are computed by operators of its own.
-        operators: those, as 'domain::Op' -> how many there are.
+        name: the name of the target.
+        nodes: the number of nodes that were replaced by operators of the target.
+        operators: 'domain::Op' of such an operator -> the number of its nodes.
     """
 
     name: str
@@ -47,13 +48,13 @@ class Targeted:
 
 
 class Chunks(NamedTuple):
-    """A loss that is written by chunks of tokens.
+    """A loss that is computed in chunks of tokens.
 
     Attributes:
-        of: the output of the model that the chunks are of.
-        values: the chunks of that output.
-        starts: for each chunk the values that it begins with.
-        nodes: for each chunk the names of its nodes in the forward part.
+        of: the model output that is computed in chunks.
+        values: the values that each contain one chunk of this output.
+        starts: for each chunk, the values from which its nodes compute.
+        nodes: for each chunk, the names of its nodes in the forward part.
     """
 
     of: str
@@ -64,22 +65,24 @@ class Chunks(NamedTuple):
 
 @dataclass(init=False, repr=False, eq=False)
 class ParameterRecord(Cautions):
-    """What is differentiated by, and what is not.
+    """The weights and inputs that get a gradient, and those that get none.
 
     Attributes:
-        inputs: the model's own inputs that are fed, in order.
+        inputs: the inputs of the original model that must be fed, in order.
         trained: the weights that get a gradient, in order.
-        not_trained: every other float weight, with the reason.
-        heuristics: those of them that are constants by role, with the identifier of the heuristic that decided.
-        adaptable: the weights that would be trained if there were no adapters.
-        adapters: the low-rank adapters, whose factors are trained.
+        not_trained: every other float weight -> the reason why it is not trained.
+        heuristics: weight in `not_trained` that a heuristic found to have the role of a constant -> the identifier of
+            the heuristic.
+        adaptable: with adapters, the weights that would be trained without them.
+        adapters: the low-rank adapters. Their factors are trained.
         grad_of_input: the inputs that get a gradient.
-        predictions: the output that each loss judges.
-        may_be_none: whether there may be nothing to differentiate by, as where a loss is only computed.
-        integer_weights: the weights that the model stores as integers and that are floats now.
-        learned_scales: the scales of quantizers that are trained unless they are left out by name.
-        copies: scales and weights of the model that are no more, each with the one of the same values in its place.
-        transposed: those of `copies` that hold the values transposed.
+        predictions: for each loss, the model output on which it is computed.
+        may_be_none: True if the build continues even if nothing is to be differentiated with respect to, as when only
+            the loss is computed.
+        integer_weights: the weights that the original model stores as integers, and that were converted to floats.
+        learned_scales: the quantization scales that are trained, unless the user excludes them by name.
+        copies: scale or weight that was removed from the model -> the tensor with the same values that replaces it.
+        transposed: the keys of `copies` that equal the transpose of their replacement.
     """
 
     inputs: list[str] = field(default_factory=list)
@@ -99,14 +102,14 @@ class ParameterRecord(Cautions):
 
 @dataclass(init=False, repr=False, eq=False)
 class StateRecord(Cautions):
-    """What a step replaces.
+    """The values that a training step replaces.
 
     Attributes:
         learning_rate: the input with the learning rate; "" without an optimizer.
-        state: what an output replaces at the next step (running statistics; with an optimizer weights, its slots and
-            the count of steps): name -> successor.
-        slots: the state that is the optimizer's, by the name of the input that holds it.
-        step: the settings of the optimizer's step; None without one, or if it is not one of onnxgrad's own.
+        state: input -> the output with its value after the step. These are running statistics and, if there is an
+            optimizer, the weights, the optimizer's state and the step counter.
+        slots: input that is state of the optimizer -> its description.
+        step: the settings of the optimizer's step. None if there is no optimizer, or if it is not one of onnxgrad's.
     """
 
     learning_rate: str = ""
@@ -117,18 +120,21 @@ class StateRecord(Cautions):
 
 @dataclass(init=False, repr=False, eq=False)
 class LossRecord(ParameterRecord, Differentiation):
-    """What the losses compare, and what they come to.
+    """The inputs and values that belong to the losses.
 
     Attributes:
-        labels: the label inputs there are.
-        judged: the label of each loss, "" where it has none; empty until the losses are written.
-        terms: the value of each loss, before its weight.
-        penalties: the values of the penalties on weights, their factors included.
-        divisors: the value by which a loss is divided, by its position, where that is not the number of its elements.
-        scalars: the positions of losses that are one number for the batch before any reduction.
+        labels: the label inputs of the model.
+        judged: for each loss, its label input, or "" if it has none. Empty until the losses are appended.
+        terms: for each loss, the name of its value, not multiplied by its weight.
+        penalties: the names of the penalties on weights, multiplied by their factors.
+        divisors: position of a loss -> the name of the value by which it is divided, if that is not the number of its
+            elements.
+        scalars: the positions of losses that are a single number for the batch even without a reduction.
         sample_weight: the input with one weight per sample.
-        loss: the value of the loss; "" where there is none, as in derivative models.
-        chunks: what is computed chunk by chunk of the tokens; None: nothing.
+        loss: the name of the total loss; "" without a loss, as in models of derivatives.
+        chunks: the loss that is computed in chunks of tokens, if any.
+        mixing: position of a loss -> why the loss of a sample may depend on its batch.
+        inner: the derivatives that are parts of the loss.
     """
 
     labels: list[str] = field(default_factory=list)
@@ -140,16 +146,18 @@ class LossRecord(ParameterRecord, Differentiation):
     sample_weight: str | None = None
     loss: str = ""
     chunks: Chunks | None = None
+    mixing: dict[int, str] = field(default_factory=dict)
+    inner: list[InnerDerivative] = field(default_factory=list)
 
 
 @dataclass(init=False, repr=False, eq=False)
 class BackwardRecord(ParameterRecord, Differentiation):
-    """Where the forward part ends, and what the backward part gives.
+    """The end of the forward part, and the results of the backward part.
 
     Attributes:
-        yielded: the values at which the forward part ends, each with the name of its cotangent.
-        gradients: weight or input -> name of its gradient.
-        forward_nodes: how many nodes belong to the model and its loss.
+        yielded: value at which the forward part ends -> the name of its cotangent.
+        gradients: weight or input -> the name of its gradient.
+        forward_nodes: the number of nodes in the forward part: the model and its loss.
     """
 
     yielded: dict[str, str] = field(default_factory=dict)
@@ -157,33 +165,33 @@ class BackwardRecord(ParameterRecord, Differentiation):
     forward_nodes: int = 0
 
 
-# -- what is read together --------------------------------------------------------------------------------------------
-# None of these is made by itself, so none is a dataclass of its own: making one takes time at each start.
+# -- combinations of records ------------------------------------------------------------------------------------------
+# These classes are base classes and annotations only. They are not dataclasses, as creating those slows each start.
 
 
 class SelectionRecord(StateRecord, ParameterRecord):
-    """What the choice of parameters reads and notes."""
+    """The records that the selection of parameters reads and writes."""
 
 
 class ModeRecord(StateRecord, Differentiation):
-    """What a change of the mode notes: running statistics, and rules for what it writes in several nodes."""
+    """The records that a change of the mode writes: running statistics, and gradient rules for inserted nodes."""
 
 
 class PreparationRecord(SelectionRecord, ModeRecord):
-    """What the preparation of a model notes."""
+    """The records that the preparation of a model writes."""
 
 
 class StepRecord(SelectionRecord, BackwardRecord, LossRecord):
-    """All that a step consists of."""
+    """The records of all parts of a training step."""
 
 
 @dataclass
 class Training(PreparationRecord, StepRecord):
-    """What is known of the training model so far: all that its parts have, and what is told of the whole.
+    """All results of the passes so far.
 
     Attributes:
-        recomputed: what is computed again in the backward part.
-        targeted: what was done for a target that is not any runtime.
+        recomputed: the recomputation in the backward part; None if nothing is recomputed.
+        targeted: the nodes that were replaced for a target; None for the target 'standard'.
     """
 
     recomputed: Recomputed | None = None
@@ -191,17 +199,20 @@ class Training(PreparationRecord, StepRecord):
 
 
 def parts(graph: Graph, training: StepRecord) -> list[str]:
-    """The part each node belongs to: 'model', 'loss', 'backward' (what comes after the loss) or 'optimizer'."""
+    """Return, for each node, the part of the training model to which it belongs.
+
+    The parts are 'model', 'loss', 'backward' and 'optimizer'.
+    """
     found: list[str] = []
     after = False
     for node in graph.nodes:
-        if after and not training.learning_rate:  # most nodes of a large model: their metadata need not be looked at
+        if after and not training.learning_rate:  # saves time: most nodes of a large model are in the backward part
             return found + ["backward"] * (len(graph.nodes) - len(found))
         tag = metadata_of(node, ROLE)
         if after:
             found.append("optimizer" if tag == "optimizer" else "backward")
             continue
         after = bool(training.loss) and training.loss in node.output[:]
-        early = tag in ("seed", "backward")  # what one chunk of the loss has done before the next begins
+        early = tag in ("seed", "backward")  # the backward part of a chunk of the loss runs before the next chunk
         found.append("backward" if early else "loss" if after or tag == "loss" else "model")
     return found

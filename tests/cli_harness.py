@@ -1,4 +1,4 @@
-"""What the tests of the command line share: small models, and a run of the command in this process."""
+"""Helpers for tests of the command line: small models, and a shell that runs the command in this process."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ bare (float[batch] x) => (float[batch] y)
 
 
 def save(text: str, path: Path) -> Path:
-    """Write the model of a text."""
+    """Write a model, given in ONNX's text format, to a file."""
     onnx.save(parser.parse_model(text), path)
     return path
 
 
 def save_external(path: Path, location: str = "weights.bin", **entries: int) -> Path:
-    """Write a model whose one weight, [8, 3] in float32, is said to lie in another file."""
+    """Write a model whose single weight, float32 [8, 3], refers to an external data file. The file is not written."""
     weight = TensorProto(name="w", dims=[8, 3], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
     for key, value in {"location": location, **entries}.items():
         weight.external_data.add(key=key, value=str(value))
@@ -75,12 +75,12 @@ def save_external(path: Path, location: str = "weights.bin", **entries: int) -> 
 
 
 WEIGHT = np.arange(24, dtype=np.float32)
-"""What lies in the file of `save_external`."""
+"""Contents of the external data file that `save_external` refers to."""
 
 
 @dataclass
 class Result:
-    """How a command ended, and what it said."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -88,34 +88,34 @@ class Result:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What stands on stdout, as JSON: see `cli.document`."""
+        """The JSON document on stdout; see `cli.terminal.document`."""
         document: dict[str, Any] = json.loads(self.out)
         return document
 
     @property
     def json(self) -> Any:
-        """The result in it."""
+        """The result in the JSON document."""
         return self.document["result"]
 
 
 class Shell:
-    """A folder in which commands run."""
+    """A shell that runs commands in this process, and the folder with their files."""
 
     def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.capture = capture
 
     def __call__(self, *arguments: object) -> Result:
-        """Run `onnxgrad` with these arguments."""
+        """Run `onnxgrad` with the given arguments."""
         self.capture.readouterr()
         code = run([str(argument) for argument in arguments])
         return Result(code, *self.capture.readouterr())
 
     def files(self) -> dict[str, bytes]:
-        """Every file in the folder, and what is in it."""
+        """Return the path of every file in the folder -> its contents."""
         paths = (path for path in self.folder.rglob("*") if path.is_file())
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
 
 
 PROGRAM = [sys.executable, "-m", "onnxgrad_cli"]
-"""The command, for a process of its own."""
+"""The words that start the command in a new process."""

@@ -1,4 +1,4 @@
-"""Processes that talk without MPI, for the tests: threads that meet at a barrier."""
+"""Communicators for tests without MPI: threads take the place of processes and meet at a barrier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Room:
 
 
 class Thread:
-    """One of several threads; see `Communicator`."""
+    """A communicator for one of several threads; see `Communicator`."""
 
     def __init__(self, rank: int, room: _Room) -> None:
         self.rank, self.world, self._room = rank, len(room.said), room
@@ -49,7 +49,7 @@ class Thread:
 
 
 def together(world: int, run: Callable[[Communicator], T]) -> list[T]:
-    """What `run` returns in each of so many threads; the first error of any is raised."""
+    """Run a function in `world` threads and return the results by rank. The first error of a thread is raised."""
     room = _Room(world)
     results: list[Any] = [None] * world
     errors: list[BaseException] = []

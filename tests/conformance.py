@@ -1,8 +1,9 @@
-"""The report on the node tests that the onnx package publishes: what came out right, and of each refusal the reason.
+"""Differentiate the node tests that the onnx package publishes, and report which gradients are right.
 
-`python -m tests.conformance` judges every case, writes build/conformance.md and the package's file of proofs, and
-fails if anything is wrong. It says less than it could where a case is refused for one of its inputs alone. Each case
-is judged for each target and with recomputation too, as `onnxgrad build` writes them: what comes out worse so is wrong.
+`python -m tests.conformance` checks every case, writes build/conformance.md and the package's file of proofs, and fails
+if any gradient is wrong. A case counts as refused if a single input is refused, even if the other inputs are right.
+Each case is also checked for each target and with recomputation, as in `onnxgrad build`. A case whose verdict is worse
+with these options than without counts as wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ VARIANTS = {
     **{f"--target {name}": Options(target=name) for name in TARGETS if name != STANDARD},
     "--recompute elementwise": Options(recompute=RecomputeSpec("elementwise")),
 }
-"""Passes that change how gradients are written, by the words of `onnxgrad build` that ask for them."""
+"""Options of `onnxgrad build` that change how gradients are written -> the options as an object."""
 
 PEERS = """\
 | tool | right | wrong |
@@ -51,7 +52,7 @@ PEERS = """\
 | onnx-ad 0.3.0 | 88 % | 36 |
 | onnxruntime-training 1.19.2 | 28 % | 24 |
 """
-"""Measured over the same cases, each tool with the operators and opsets that it knows."""
+"""Results of other tools on the same cases, each with the operators and opsets that it supports."""
 
 
 def judge(file: str) -> list[Verdict]:
@@ -59,7 +60,7 @@ def judge(file: str) -> list[Verdict]:
 
 
 def report(every: Sequence[Verdict], seconds: float) -> str:
-    """The report in Markdown."""
+    """Return the report in Markdown."""
     found = _with(every, PLAIN)
     cases = by_case(found)
     kinds = Counter(cases.values())
@@ -99,7 +100,7 @@ def _with(every: Sequence[Verdict], options: Options) -> list[Verdict]:
 
 
 def _changed(words: str, found: Sequence[Verdict]) -> list[str]:
-    """How much the options have to do with what came out, and so how much this proves of them."""
+    """Return the number of forms whose nodes changed with the options. Only these forms test the options."""
     right = [verdict for verdict in found if verdict.kind in (RIGHT, BESIDE)]
     other = Counter(verdict.subject.op for verdict in right if verdict.changed)
     return [
@@ -133,7 +134,7 @@ def _reasons(found: Iterable[Verdict]) -> list[str]:
 
 
 def published(found: Sequence[Verdict]) -> dict[str, Any]:
-    """What the package's file of proofs keeps: by operator the cases, the operands, the reasons of refusals."""
+    """Return the entries for the file of proofs: cases, operands, outputs and reasons of refusals by operator."""
     result: dict[str, Any] = {}
     own = [verdict for verdict in found if not verdict.subject.op.endswith(", expanded")]
     names = {v.subject.op: full_name(v.subject.op, v.subject.model.graph.node[0].domain) for v in own}
@@ -154,7 +155,7 @@ def published(found: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Judge every case on all processors; 1 if one is wrong, or there is none."""
+    """Check every case on all processors. Return 1 if a case is wrong or there are no cases, and 0 otherwise."""
     start = time.monotonic()
     with ProcessPoolExecutor() as workers:
         found = [verdict for each in workers.map(judge, FILES) for verdict in each]

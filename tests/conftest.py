@@ -1,4 +1,4 @@
-"""What holds for every test: its collection, threads, the numbers that modules draw, tests of a table's rows."""
+"""Configure pytest for all tests: collection, threads, random numbers, and tests of the rows of a table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background: then no
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # process that a test starts could be interrupted
+# A shell makes background processes ignore SIGINT. Their child processes, which tests start, would ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,36 +26,62 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect tests without Python's garbage collector, and hide from it what they are made of.
+    """Collect tests with Python's garbage collector turned off, and exclude the collected objects from it afterwards.
 
-    None of it is garbage before the session ends, and going through it again and again took half of the time.
+    These objects live until the session ends. Scanning them again and again took half of the time.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000)  # at the default of 700, collections take 3 % of the time of the tests
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
+@pytest.hookimpl(tryfirst=True)  # before -m selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked `thinned(n)` one in n is quick, and the rest are slow; which, chance decided once."""
+    """Move parameter sets of tests marked `thinned(n, m)` from quick to slow, and from slow to long.
+
+    One in n keeps the marks of its test. The others move once. Of those, all but one in m move a second time.
+    """
     families: dict[tuple[Any, ...], list[pytest.Item]] = {}
     for item in items:
         if mark := item.get_closest_marker("thinned"):
-            families.setdefault((item.parent, getattr(item, "originalname", item.name), *mark.args), []).append(item)
-    for (*_, n), family in families.items():
-        family.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        for item in family[-(-len(family) // n) :]:
-            item.add_marker("slow")
+            families.setdefault((item.parent, getattr(item, "originalname", item.name), mark.args), []).append(item)
+    for (*_, factors), family in families.items():
+        for n in factors:
+            representatives = set(_representatives(family, -(-len(family) // n)))
+            family = [item for item in family if item not in representatives]
+            for item in family:
+                item.add_marker("long" if item.get_closest_marker("slow") else "slow")
+
+
+def _representatives(family: list[pytest.Item], count: int) -> list[pytest.Item]:
+    """Choose `count` items that cover as many values of each parameter as possible.
+
+    Ties are broken by a hash of the name, so that every process chooses the same items.
+    """
+    rest = sorted(family, key=lambda item: zlib.crc32(item.name.encode()))
+    values = {item: {(name, id(value)) for name, value in vars(item)["callspec"].params.items()} for item in rest}
+    chosen: list[pytest.Item] = []
+    seen: set[tuple[str, int]] = set()
+    while len(chosen) < count:
+        item = max(rest, key=lambda item: len(values[item] - seen))
+        if not values[item] - seen:
+            seen = set()
+            continue
+        rest.remove(item)
+        chosen.append(item)
+        seen |= values[item]
+    return chosen
 
 
 @functools.cache
 def _torch() -> ModuleType:
-    """PyTorch, on one thread: idle threads spin, which made the recurrent tests 14 times slower.
+    """Import PyTorch with one thread. Idle threads spin, which made the recurrent tests 14 times slower.
 
-    It takes seconds to import, which the process that hands tests out to its workers does not need.
+    The import takes seconds, and the process that distributes tests to workers doesn't need it.
     """
     import torch
 
@@ -64,7 +91,7 @@ def _torch() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def numbers_of_its_own(request: pytest.FixtureRequest) -> None:
-    """PyTorch's generator and a module's own start anew for each test, whichever ran before in the same process."""
+    """Seed the random generators of PyTorch and of the test module, so that a test doesn't depend on earlier ones."""
     _start_anew(request, request.node.nodeid)
 
 
@@ -81,10 +108,10 @@ Each = Callable[[Iterable[Any], Callable[[Any], object]], None]
 
 @pytest.fixture
 def each(request: pytest.FixtureRequest) -> Each:
-    """`each(rows, check)` checks every row, and fails with all rows that failed, each by its text and its traceback.
+    """Return a function `each(rows, check)` that checks every row and then raises the errors of all rows together.
 
-    A row may be skipped as a test may; a test is skipped where all its rows are. Each row draws numbers of its own, so
-    that `--row` runs one of them as it runs among the others.
+    Each error names its row. A row can be skipped like a test; if all rows are skipped, the test is skipped. The random
+    generators are seeded for each row, so that `--row` runs a row with the same numbers as a run of all rows.
     """
 
     def run(rows: Iterable[Any], check: Callable[[Any], object]) -> None:
@@ -110,7 +137,7 @@ def each(request: pytest.FixtureRequest) -> Each:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many rows the tests went through."""
+    """Print the number of rows that the tests checked and skipped."""
     rows: Counter[str] = Counter()
     for report in (each for reports in terminalreporter.stats.values() for each in reports):
         if getattr(report, "when", "") == "call":

@@ -1,4 +1,4 @@
-"""A small language model in the form in which onnxruntime-genai's builder writes one in 4 bits, with random weights."""
+"""Build a small language model with random 4-bit weights, in the form of onnxruntime-genai's model builder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Writer:
 
 
 def decoder(words: int, layers: int = 2, seed: int = 0, longest: int = 64) -> ModelProto:
-    """A Llama of `words` tokens: grouped queries, rotary places, an RMS norm before each part, a gated perceptron."""
+    """Return a Llama with `words` tokens: grouped-query attention, rotary positions, RMS norms, and gated MLPs."""
     w = _Writer(seed)
     mask = "/model/attn_mask_reformat/attn_mask_subgraph"
     one = w.store("/model/constants/INT64/[1]", np.array([1]))

@@ -1,7 +1,7 @@
-"""One generic checker for every rule: a row of the table becomes a one-node model, differentiated and measured.
+"""A generic checker for all rules: each row of a table becomes a one-node model, whose gradient is checked.
 
-The measure is a central difference in float64 on onnxruntime's double kernels, or on onnx.reference where
-onnxruntime has none; neither shares code with the rules.
+The gradient is compared with central differences in float64. They are computed by onnxruntime's double kernels, or by
+onnx.reference if onnxruntime has no such kernel. Neither shares code with the rules.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.reference import evaluator
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.node import make_node
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Arrays, is_float, shape_of, tensor_type
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.outputs import settle_yield
-from onnxgrad_cli.passes.prepare.expand import expand
+from onnxgrad_cli.passes.declare_outputs import settle_yield
+from onnxgrad_cli.passes.prepare.expand_definitions import expand
 from onnxgrad_cli.passes.rematerialization import RECOMPUTE
-from onnxgrad_cli.passes.rematerialization.request import parse_recompute
+from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
 from onnxgrad_cli.passes.target import TARGET
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import STANDARD, TARGETS, find_target
-from onnxgrad_cli.verification.differences import vjp_difference
+from onnxgrad_cli.verification.gradients.differences import vjp_difference
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,23 @@ class Case:
 
     Attributes:
         op: the operator.
-        inputs: per input a shape (tuple of ints: sampled float64), an array (fed as it is; floats are
-            differentiated), `const(array)` (an initializer, never differentiated), or None (absent).
-        attrs: the node's attributes.
-        outputs: how many outputs the node has.
+        inputs: for each input a shape, an array, `const(array)` or None. A shape is a tuple of ints and stands for
+            random float64 values. Arrays of floats are differentiated. `const(array)` is an initializer and is never
+            differentiated. None is an absent input.
+        attrs: the attributes of the node.
+        outputs: the number of outputs of the node.
         opset: the opset of the default domain.
-        low, high: range of the sampled inputs (keep it off kinks and out of forbidden values).
-        only: input positions to differentiate (default: every float input that is no `const`).
-        note: what the row is about; part of the test's name.
-        executor: 'onnxruntime' (else onnx.reference where a kernel is missing) or 'reference'.
-        second_order: False, with the reason in `note`, where no second derivative can be asked for.
-        symbolic: whether to run it with symbolic axes too.
-        tolerance: largest relative error of a directional derivative.
-        step: the difference step; larger where an operator knows float32 only.
+        low, high: the range of the random inputs. It must avoid kinks and invalid values.
+        only: the positions of the inputs to differentiate; by default every float input that is not a `const`.
+        note: the subject of the row; part of the name of the test.
+        executor: 'onnxruntime' (with onnx.reference for missing kernels) or 'reference'.
+        second_order: False if there is no second derivative. `note` then has the reason.
+        symbolic: True to run the row with symbolic axes too.
+        tolerance: the largest relative error of a directional derivative.
+        step: the step of differences; larger for operators that only have float32 kernels.
         floor: the share of the output's size below which a difference is noise.
-        nodes: for an operator that takes more than a node to show: the nodes, from x0, x1, ... to y0, y1, ...
+        domain: the domain of the operator.
+        nodes: the nodes, from x0, x1, ... to y0, y1, ..., if the row needs more than a single node.
     """
 
     op: str
@@ -92,7 +94,7 @@ class Const:
 
 
 def const(values: Any, dtype: Any = np.int64) -> Const:
-    """An initializer input: int64 unless said otherwise."""
+    """Return an input that is an initializer, int64 by default."""
     return Const(np.asarray(values, dtype))
 
 
@@ -103,7 +105,7 @@ def as_array(x: Any) -> np.ndarray:
 
 
 def sample(case: Case) -> Arrays:
-    """The values of the case's inputs, by name, seeded by the case itself."""
+    """Return the values of a case's inputs by name. The text of the case is the seed of random values."""
     rng = np.random.default_rng(zlib.crc32(str(case).encode()))
     feeds = {}
     for i, x in enumerate(case.inputs):
@@ -115,7 +117,7 @@ def sample(case: Case) -> Arrays:
 
 
 def forward_model(case: Case, symbolic: bool) -> onnx.ModelProto:
-    """The one-node model of a case; with `symbolic`, every axis of every input is its own symbol."""
+    """Return the one-node model of a case. With `symbolic`, every axis of every input has its own symbol."""
     feeds = sample(case)
     inputs, initializers, names = [], [], []
     for i, x in enumerate(case.inputs):
@@ -154,15 +156,15 @@ def forward_model(case: Case, symbolic: bool) -> onnx.ModelProto:
 
 
 PLAIN = Options()
-"""What a gradient is written with unless a test says otherwise; it is never changed, and made once."""
+"""The default options for writing gradients. They are created once and never changed."""
 
 
 def with_gradient(
     model: onnx.ModelProto, wanted: Sequence[str], seeded: Sequence[str], prefix: str, options: Options | None = None
 ) -> onnx.ModelProto:
-    """`model` with the cotangents `<prefix><output>` of `seeded` outputs as inputs, gradients as outputs.
+    """Return a copy of a model with gradients of `wanted` as outputs, and cotangents `<prefix><output>` as inputs.
 
-    Of `options` count `target` and `recompute`, whose passes run on it as in a build.
+    Only the options `target` and `recompute` are used. Their passes run as in a build.
     """
     options = options or PLAIN
     copy = onnx.ModelProto()
@@ -190,7 +192,7 @@ def with_gradient(
         graph.types[output.output[0]] = graph.types[name]
         graph.add_output(output.output[0])
     if options.recompute:
-        training.loss = marker.output[0]  # where the forward part ends
+        training.loss = marker.output[0]  # the end of the forward part
         RECOMPUTE.run(graph, options, training)
     settle_yield(graph, "input", training.yielded)
     graph.remove_unused()
@@ -202,13 +204,13 @@ def with_gradient(
 
 
 def changes(model: onnx.ModelProto, plain: onnx.ModelProto) -> int:
-    """How many nodes a model has whose operator another one has not, or less often."""
+    """Return the number of nodes in `model` in excess of the nodes with the same operator in `plain`."""
     one, other = (Counter((node.domain, node.op_type) for node in each.graph.node) for each in (model, plain))
     return (one - other).total()
 
 
 def asked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Options]:
-    """The words of the command line, which may ask for passes that change how gradients are written."""
+    """Add options for passes that change how gradients are written, and return the parsed arguments and the options."""
     parser.add_argument("--recompute", type=parse_recompute, help="as in `onnxgrad build`")
     parser.add_argument("--target", default=STANDARD, choices=TARGETS, help="as in `onnxgrad build`")
     arguments = parser.parse_args()
@@ -216,7 +218,7 @@ def asked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Options]
 
 
 def wanted_inputs(case: Case) -> list[str]:
-    """The names of the inputs the case differentiates."""
+    """Return the names of the inputs that a case differentiates."""
     every = [
         i
         for i, x in enumerate(case.inputs)
@@ -226,14 +228,14 @@ def wanted_inputs(case: Case) -> list[str]:
 
 
 def subsets(names: Sequence[str]) -> list[list[str]]:
-    """Every non-empty subset of up to three names; of more, each alone, and all."""
+    """Return every non-empty subset of up to three names. For more names, return each name alone, and all together."""
     if len(names) <= 3:
         return [list(s) for n in range(1, len(names) + 1) for s in itertools.combinations(names, n)]
     return [[name] for name in names] + [list(names)]
 
 
 def check_case(case: Case, symbolic: bool = False, order: int = 1) -> None:
-    """Differentiate the case (`order` 2: its gradient once more) and compare with central differences.
+    """Differentiate a case, or its gradient if `order` is 2, and compare the result with central differences.
 
     Raises:
         AssertionError: a gradient has the wrong shape or the wrong value.
@@ -279,6 +281,6 @@ def _seed(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
 
 
 def fed(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Arrays:
-    """The feeds a model takes."""
+    """Return the feeds that are inputs of a model."""
     names = {value.name for value in model.graph.input}
     return {name: array for name, array in feeds.items() if name in names}

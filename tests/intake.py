@@ -1,15 +1,20 @@
-"""Build a training model of every model in a folder of what exporters write, as a user would, and judge what comes out.
+"""Build training models from a folder of exported models, as a user would, and check their losses and gradients.
 
     python -m tests.intake FOLDER [NAME ...]
 
-Each model goes through `onnxgrad build` twice, with its data as --test-data and without any, and must end as `CASES`
-says. The loss is held against the original's own outputs. A gradient is held against the autograd of the framework
-that the model came from where the folder has that, and else against central differences of the original on onnxruntime.
-Parameters are found by their values, transposed ones too: a value that several have says nothing.
+`onnxgrad build` builds each model twice, without data and with its data as --test-data. The verdict must be the one in
+`CASES`. The loss is compared with a loss of the original model's outputs. If the folder has gradients from the
+framework that the model came from, each gradient is compared with those. Otherwise it is compared with central
+differences of the original model on onnxruntime. Parameters are identified by their values, which may be transposed. A
+value that several parameters have is not compared with the framework.
 
-Data of a model NAME: NAME/model.onnx or NAME.onnx; NAME/feed.npz (`in/<input>`, `label/label`; what is missing is
-drawn), NAME/ref.npz (`p/<parameter>`, `g/<parameter>` in float64, `loss`). What `CASES` names must be there. Exits 1
-when any model is off, or missing.
+Files of a model NAME:
+
+- NAME/model.onnx or NAME.onnx.
+- NAME/feed.npz: `in/<input>` and `label/label`. A missing label is drawn at random.
+- NAME/ref.npz: `p/<parameter>`, `g/<parameter>` in float64, and `loss`.
+
+All models in `CASES` must exist. The exit code is 1 if any model is wrong or missing.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -39,36 +45,37 @@ BOUND, HALF_BOUND = 1e-4, 1e-2
 """Largest error against autograd, in float32 and in float16."""
 
 DIFFERENCE_BOUND, HALF_DIFFERENCE_BOUND = 2e-2, 1e-1
-"""Largest error against differences, which a wrong gradient misses by about 1."""
+"""Largest error against differences, in float32 and in float16. The error of a wrong gradient is about 1."""
 
 STEPS = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4)
-"""Steps of differences, relative to a weight: a large one meets kinks, a small one the noise of float32."""
+"""Steps of differences, relative to the size of a weight. Large steps cross kinks, small ones have rounding errors."""
 
 SAME = 2e-3
-"""How far values may be apart that are of one parameter, relative to its largest: float16 rounds."""
+"""Largest difference of values of the same parameter, relative to its largest value. It covers rounding to float16."""
 
 AUTOGRAD, DIFFERENCES = "(autograd)", "(differences)"
-"""What a gradient was compared with."""
+"""Suffixes of the names of gradients, for the two kinds of comparison."""
 
 CAUSAL = """<ir_version: 8, opset_import: ["": 17]> causal (float[b, s, c] logits, int64[b, s] label) => (float loss) {
     t = Transpose<perm = [0, 2, 1]>(logits) loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(t, label) }"""
-"""The loss of a language model, whose classes are its last axis."""
+"""A loss for language models, whose classes are the last axis."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """How a model is to be built, and what must come of it.
+    """The options to build a model with, and the expected verdict.
 
     Attributes:
-        name: of the model; several cases may share one.
-        verdict: 'proved', 'not proved', or 'refused', which is exit code 3.
-        says: what must stand in the reason of a verdict that is not 'proved'.
-        options: of `onnxgrad build`, besides the loss and the data.
-        loss: a file in the folder that is the loss, or the text of one; mse by default.
-        data: a file in the folder with the data instead of feed.npz, by input name.
-        draw: shapes of float inputs, for a model that has no feed.
-        noise: of float32 in the original, where that is larger than our bound: relative, and measured in float64.
-        differ: whether its gradients are derivatives: straight-through estimates are not.
+        name: the name of the model; several cases can have the same model.
+        verdict: 'proved', 'not_proved', or 'refused' (exit code 3).
+        says: a text that the reason of a verdict other than 'proved' must contain.
+        options: more options of `onnxgrad build`.
+        loss: the file of the loss in the folder, or the loss in ONNX's text format; mse by default.
+        data: a file in the folder with the data by input name, used instead of feed.npz.
+        draw: the shapes of the float inputs, for a model without data.
+        noise: the float32 rounding error of the original's gradients if that is larger than `BOUND`. It is relative and
+            was measured against float64.
+        differ: False if the gradients are not derivatives, such as straight-through estimates.
     """
 
     name: str
@@ -80,6 +87,19 @@ class Case:
     draw: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     noise: float = 0.0
     differ: bool = True
+
+    def model_file(self, folder: Path) -> Path:
+        """Return the path of the model in the folder of the intake."""
+        own = folder / self.name
+        return own / "model.onnx" if own.is_dir() else folder / f"{self.name}.onnx"
+
+    def loss_file(self, folder: Path, work: Path) -> Path | None:
+        """Return the path of the loss, or None for mse. A loss in text format is written to a file in `work`."""
+        if not self.loss.startswith("<"):
+            return folder / self.loss if self.loss else None
+        path = work / f"loss-{zlib.crc32(self.loss.encode()):08x}.onnx"
+        onnx.save(onnx.parser.parse_model(self.loss), path)
+        return path
 
 
 IMAGE = {"image": (32, 3, 32, 32)}
@@ -97,14 +117,14 @@ CASES = (
     Case("genai_qwen3_fp32_cpu"),
     Case("genai_qwen3_int4_cpu"),
     Case("hf_clip_ts17"),
-    Case("lvl_swin__ALL", "refused", "optimized for one machine"),
+    Case("lvl_swin__ALL", "refused", "optimized for a specific machine"),
     Case("lvl_ts_enc_ALL"),
     Case("nbits_llamady_g"),
     Case("opt_llama"),
     Case("opti_llama_textgenerationwithpast"),
     Case("placeholders", draw={"x": (2, 3, 17, 12)}),
     Case("qdq_ts_cnn_o17", "refused", "--quantization ste"),
-    Case("qdq_ts_cnn_o17", "not proved", "straight-through", ("--quantization", "ste"), differ=False),
+    Case("qdq_ts_cnn_o17", "not_proved", "straight-through", ("--quantization", "ste"), differ=False),
     Case("sk_gpr", noise=2e-3),
     Case("sk_logreg"),
     Case("surfaces_gbr", draw={"input": (6, 4)}),
@@ -115,23 +135,23 @@ CASES = (
 )
 
 
-# -- the original, on onnxruntime: nothing of onnxgrad ------------------------------------------------------------
+# -- the original model on onnxruntime, without onnxgrad ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight is stored in a model.
+    """The place in a model where a weight is stored.
 
     Attributes:
-        proto: the tensor, or an attribute of floats.
-        transposed: whether the attribute has the numbers of the transpose.
+        proto: the tensor, or an attribute with a list of floats.
+        transposed: True if the attribute stores the transposed weight.
     """
 
     proto: TensorProto | AttributeProto
     transposed: bool = False
 
     def put(self, value: np.ndarray) -> None:
-        """Store another value, in the type that it has."""
+        """Store another value in the type of the stored one."""
         if isinstance(self.proto, AttributeProto):
             self.proto.floats[:] = (value.T if self.transposed else value).ravel().tolist()
         else:
@@ -140,16 +160,16 @@ class Place:
 
 
 class Original:
-    """The inference model on onnxruntime, with weights that can be replaced, and the loss of its outputs.
+    """The inference model on onnxruntime, with replaceable weights and a loss.
 
     Attributes:
-        model: the model, with its weights.
-        output: the output that is judged.
+        model: the model with its weights.
+        output: the output that the loss is computed on.
     """
 
     def __init__(self, path: Path, loss: ModelProto | None) -> None:
         self.model = onnx.load(path)
-        for node in self.model.graph.node:  # activations that are quantized inside of a node have no differences
+        for node in self.model.graph.node:  # differences don't work if a node quantizes its activations
             for attribute in [each for each in node.attribute if each.name == "accuracy_level"]:
                 node.attribute.remove(attribute)
         self._tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
@@ -165,7 +185,7 @@ class Original:
         self.output = next(o.name for o in self.model.graph.output if o.type.tensor_type.elem_type in floats)
 
     def place(self, name: str, value: np.ndarray) -> Place | None:
-        """Where a weight is stored: as a tensor of its name, or as an attribute with its numbers, in either order."""
+        """Return the place of a weight: a tensor with its name, or an attribute with its values, perhaps transposed."""
         if name in self._tensors:
             return Place(self._tensors[name])
         for each in self._lists:
@@ -176,12 +196,12 @@ class Original:
         return None
 
     def outputs(self, feeds: Arrays) -> np.ndarray:
-        """The output that is judged."""
+        """Return the value of `output` for feeds, in float64."""
         (output,) = session(self.model).run([self.output], feeds)
         return np.asarray(output, np.float64)
 
     def loss(self, output: np.ndarray, label: np.ndarray) -> float:
-        """The loss of an output, mse in float64 or by the model that is the loss."""
+        """Return the loss of an output: mse in float64, or the result of the loss model."""
         if self._loss is None:
             return float(np.mean((output - label) ** 2))
         prediction, target = self._loss.graph.input
@@ -189,14 +209,14 @@ class Original:
         return float(run[0])
 
     def label(self, output: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A label for outputs like this one."""
+        """Return a random label for an output."""
         return np.asarray(
             rng.standard_normal(output.shape) if self._loss is None else rng.integers(0, output.shape[-1], len(output))
         )
 
 
 def session(model: ModelProto) -> onnxruntime.InferenceSession:
-    """A session of a model that computes what the model says, without optimizations."""
+    """Return a session that runs a model without graph optimizations, on one thread."""
     how = onnxruntime.SessionOptions()
     how.intra_op_num_threads, how.log_severity_level = 1, 4
     how.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -207,7 +227,7 @@ def session(model: ModelProto) -> onnxruntime.InferenceSession:
 
 
 def command(*words: str) -> tuple[int, dict[str, Any], str]:
-    """Run `onnxgrad build`; returns its exit code, its --json and its stderr."""
+    """Run `onnxgrad build`. Return its exit code, its JSON result and its stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "onnxgrad_cli", "build", *words, "--json"], capture_output=True, text=True, check=False
     )
@@ -215,7 +235,7 @@ def command(*words: str) -> tuple[int, dict[str, Any], str]:
 
 
 def outcome(code: int, report: Mapping[str, Any], told: str) -> tuple[str, str]:
-    """What a build came to, as `Case.verdict`, and why."""
+    """Return the verdict of a build, as in `Case.verdict`, and its reason."""
     proof = report.get("proof") or {}
     if code == 0 and report["status"] == "built":
         return proof.get("verdict", "no proof"), proof.get("why", "")
@@ -223,7 +243,7 @@ def outcome(code: int, report: Mapping[str, Any], told: str) -> tuple[str, str]:
 
 
 def role(report: Mapping[str, Any], name: str, ports: str) -> str:
-    """The first name of a role among the inputs or outputs that a report lists."""
+    """Return the name of the first input or output with a role in a report."""
     return str(next(port["name"] for port in report[ports] if port["role"] == name))
 
 
@@ -231,8 +251,8 @@ class Trained:
     """A training model on onnxruntime.
 
     Attributes:
-        weights: name -> value of what it trains.
-        half: whether it computes in float16.
+        weights: the trained weights, name -> value.
+        half: True if the model has initializers in float16.
     """
 
     def __init__(self, model: ModelProto, report: Mapping[str, Any]) -> None:
@@ -244,7 +264,7 @@ class Trained:
         self._gradients = {each["name"]: each["gradient"] for each in report["weights"]}
 
     def run(self, feeds: Arrays, label: np.ndarray) -> tuple[float, Arrays]:
-        """The loss, and the gradients of the weights in float64."""
+        """Return the loss, and the gradients of the weights in float64."""
         types = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
         inputs = {value.name: types.get(value.type) for value in self._session.get_inputs()}
         fed = {name: x.astype(inputs[name] or x.dtype) for name, x in {**feeds, self._label: label}.items()}
@@ -259,21 +279,21 @@ class Trained:
 
 
 class Trial:
-    """A case in a folder of models.
+    """A run of a case in a folder of models.
 
     Attributes:
-        feeds: what the original is fed.
-        errors: what was compared -> its largest error, and the bound.
+        feeds: the feeds of the original model.
+        errors: name of a compared value -> its largest error, and the largest accepted error.
     """
 
     def __init__(self, case: Case, folder: Path, work: Path) -> None:
         self.case, self.work = case, work
         own = folder / case.name
-        self.path = own / "model.onnx" if own.is_dir() else folder / f"{case.name}.onnx"
+        self.path = case.model_file(folder)
         self.errors: dict[str, tuple[float, float]] = {}
         rng = np.random.default_rng(0)
         self._rng = rng
-        self.loss_file = self._loss_file(folder)
+        self.loss_file = case.loss_file(folder, work)
         self.original = Original(self.path, onnx.load(self.loss_file) if self.loss_file else None)
         self.feeds: Arrays = {
             name: np.asarray(rng.standard_normal(shape), np.float32) for name, shape in case.draw.items()
@@ -291,14 +311,8 @@ class Trial:
             self.label = self.original.label(output, rng) if label is None else label
             self.loss = self.original.loss(output, self.label)
 
-    def _loss_file(self, folder: Path) -> Path | None:
-        if self.case.loss.startswith("<"):
-            onnx.save(onnx.parser.parse_model(self.case.loss), self.work / "loss.onnx")
-            return self.work / "loss.onnx"
-        return folder / self.case.loss if self.case.loss else None
-
     def _named(self, arrays: Arrays) -> tuple[Arrays, np.ndarray]:
-        """The inputs and the label of data by input name; a state that is not in the data is empty."""
+        """Return the inputs and the label of data by input name. Inputs that the data lack are empty caches."""
         label = arrays.pop("label")
         batch = len(label)
         for value in self.original.model.graph.input:
@@ -308,7 +322,7 @@ class Trial:
         return arrays, label
 
     def judge(self) -> list[str]:
-        """What is off, of both builds and of what was built."""
+        """Build the model twice and return descriptions of everything that differs from the expected result."""
         case = self.case
         loss = ["--loss", str(self.loss_file)] if self.loss_file else ["--loss", "mse"]
         built, data = self.work / "train.onnx", self.work / "data.npz"
@@ -325,7 +339,7 @@ class Trial:
         return self._compare(Trained(onnx.load(built), report)) if case.verdict != "refused" else []
 
     def _compare(self, trained: Trained) -> list[str]:
-        """What is off in the loss and the gradients of a training model."""
+        """Return descriptions of the wrong values among the loss and the gradients of a training model."""
         loss, gradients = trained.run(self.feeds, self.label)
         autograd, differences = (HALF_BOUND, HALF_DIFFERENCE_BOUND) if trained.half else (BOUND, DIFFERENCE_BOUND)
         autograd = max(autograd, self.case.noise)
@@ -350,7 +364,7 @@ class Trial:
         return [*off, *lost]
 
     def _known(self, value: np.ndarray) -> np.ndarray | None:
-        """The gradient that the reference has of the parameter with a value; None if none or several have it."""
+        """Return the reference gradient of the parameter with a value, or None unless exactly one parameter has it."""
         found = []
         for key in (key for key in self.reference if key.startswith("p/")):
             parameter, gradient = self.reference[key], self.reference["g/" + key[2:]]
@@ -361,13 +375,15 @@ class Trial:
         return found[0] if len(found) == 1 else None
 
     def _difference(self, place: Place, weight: np.ndarray, gradient: np.ndarray, norm: float) -> float:
-        """How far a gradient is from differences of the original, along a random direction, by the best of the steps.
+        """Return the error of a gradient along a random direction, compared with differences of the original.
+
+        The error is relative. It is the smallest error of all steps.
 
         Args:
-            place: of the weight in the original.
-            weight: its value.
-            gradient: its gradient.
-            norm: the norm of the largest of all gradients.
+            place: the place of the weight in the original model.
+            weight: the value of the weight.
+            gradient: the gradient of the weight.
+            norm: the largest norm of all gradients.
         """
         value = np.float64(weight)
         direction = np.asarray(self._rng.standard_normal(value.shape))
@@ -380,7 +396,7 @@ class Trial:
         return min(errors)
 
     def _loss_with(self, place: Place, value: np.ndarray) -> float:
-        """The loss of the original with another value of a weight."""
+        """Return the loss of the original model with another value of a weight."""
         own = place.proto.SerializeToString()
         place.put(value)
         try:
@@ -390,7 +406,7 @@ class Trial:
 
 
 def worst(errors: Mapping[str, tuple[float, float]], kind: str) -> str:
-    """The largest error of a kind, and how many there are: '3.1e-07 of 12'."""
+    """Return the largest error of a kind and the number of errors: '3.1e-07 of 12'."""
     found = [error for what, (error, _) in errors.items() if what.endswith(kind)]
     if not found:
         return "-"
@@ -398,14 +414,14 @@ def worst(errors: Mapping[str, tuple[float, float]], kind: str) -> str:
 
 
 def every_case(folder: Path) -> list[Case]:
-    """The cases, and for each model in the folder that none is of, one in which it must be proved."""
+    """Return `CASES`, and for each other model in the folder a case with the verdict 'proved'."""
     named = {case.name for case in CASES}
     others = sorted(model.parent.name for model in folder.glob("*/model.onnx"))
     return [*CASES, *(Case(name) for name in others if name not in named)]
 
 
 def row(case: Case, folder: Path) -> tuple[str, bool]:
-    """The line of a case in the table, and whether something is off."""
+    """Run a case. Return its line in the table, and True if its result is not the expected one."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as work:
         trial: Trial | None = None
@@ -422,7 +438,7 @@ def row(case: Case, folder: Path) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Print the table, made on all processors; 0 when every model does what is expected of it, 1 otherwise."""
+    """Run the cases on all processors and print the table. Return 0 if all results are as expected, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("intake", type=Path)
     parser.add_argument("names", nargs="*")

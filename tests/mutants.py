@@ -3,8 +3,9 @@
     python -m tests.mutants onnxgrad_cli/ir/graph.py ['*remove_unused*' ...]
     python -m tests.mutants onnxgrad_cli/emission --sample 150
 
-Patterns choose among the mutants' names, which hold those of functions and classes; `--sample` takes some by chance.
-What survives is shown as a difference: it gets a test, or a reason in docs/mutants.md. The work is done in a copy.
+Patterns select mutants by their names, which contain the names of functions and classes. `--sample` selects random
+ones. The differences of the surviving mutants are printed. Each of these needs a test, or a reason in docs/mutants.md.
+The mutants are created in a copy of the repository.
 """
 
 from __future__ import annotations
@@ -36,32 +37,35 @@ TESTS = {
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
     "onnxgrad_cli/execution/double.py": "tests/execution/test_deferred.py tests/execution/test_double.py "
     "tests/verification/test_derived.py",
-    "onnxgrad_cli/verification": "tests/verification/test_slopes.py tests/verification/test_claims.py "
-    "tests/verification/test_judgement.py tests/verification/test_agreement.py tests/verification/test_checks.py "
-    "tests/verification/test_feeds.py tests/verification/test_batches.py tests/verification/test_derived.py "
-    "tests/verification/test_sizes.py tests/verification/test_proof.py "
-    "tests/verification/test_optimizer_step.py tests/jobs/test_free_batch.py tests/targets/test_targets.py",
-    "onnxgrad_cli/verification/optimizer_step.py": "tests/verification/test_optimizer_step.py",
-    "onnxgrad_cli/verification/reference_optimizers.py": "tests/verification/test_optimizer_step.py",
+    "onnxgrad_cli/verification": "tests/verification/gradients/test_slopes.py "
+    "tests/verification/gradients/test_claims.py "
+    "tests/verification/gradients/test_judgement.py tests/verification/checks/test_agreement.py "
+    "tests/verification/test_proof_checks.py tests/verification/test_feeds.py "
+    "tests/verification/checks/test_batch_sizes.py tests/verification/test_derived.py "
+    "tests/verification/checks/test_size_promises.py tests/verification/test_proof.py "
+    "tests/verification/checks/test_optimizer_step.py tests/jobs/test_free_batch.py "
+    "tests/targets/test_targets.py",
+    "onnxgrad_cli/verification/checks/optimizer_step.py": "tests/verification/checks/test_optimizer_step.py",
+    "onnxgrad_cli/verification/checks/reference_optimizers.py": "tests/verification/checks/test_optimizer_step.py",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",
 }
-"""Folder or module -> the tests that concern it and take seconds, of which those that reach a mutant are run on it.
+"""Folder or module -> the fast tests for it. mutmut runs the tests that reach a mutant.
 
-They run in this order, until one fails: what is tested closely stands first, and what takes long last.
+They run in this order until one fails. The most specific tests come first, and slow tests come last.
 """
 
 MODULE = "MUTATED_MODULE"
-"""The variable that tells the tests which module is mutated."""
+"""Environment variable with the path of the mutated module, read by the tests' process."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring the tests of a mutant, which mutmut names in no order, into that of TESTS."""
+    """Sort the tests of a mutant in the order of `TESTS`. mutmut passes them in arbitrary order."""
     rooms = tests_of(os.environ[MODULE])
     items.sort(key=lambda item: next(i for i, room in enumerate(rooms) if item.nodeid.startswith(room)))
 
 
 def tests_of(module: str) -> list[str]:
-    """The tests of the longest entry that the module lies in."""
+    """Return the tests of the longest entry in `TESTS` that contains a module."""
     found = [place for place in TESTS if Path(module).is_relative_to(place)]
     if not found:
         sys.exit(f"no tests are named for {module}: add them to TESTS in tests/mutants.py")
@@ -69,7 +73,7 @@ def tests_of(module: str) -> list[str]:
 
 
 def prepare(module: str) -> None:
-    """Copy what git knows to the working folder, with a configuration for the module; what lay there goes."""
+    """Replace the working folder by a copy of the files that git doesn't ignore, configured for a module."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     files = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     shutil.rmtree(WORK, ignore_errors=True)
@@ -99,9 +103,9 @@ def prepare(module: str) -> None:
 
 
 def sample(mutmut: list[str], count: int, seed: int) -> list[str]:
-    """The names of so many mutants, by chance."""
+    """Return the names of `count` random mutants."""
     none = subprocess.run([*mutmut, "run", "*none of them*"], cwd=WORK, check=False, capture_output=True, text=True)
-    metas = sorted((WORK / "mutants").rglob("*.meta"))  # written before it is found that no name looks like this
+    metas = sorted((WORK / "mutants").rglob("*.meta"))  # mutmut writes them before it fails because no name matches
     names = [name for meta in metas for name in json.loads(meta.read_text())["exit_code_by_key"]]
     if not names:
         sys.exit(none.stdout + none.stderr)
@@ -110,7 +114,7 @@ def sample(mutmut: list[str], count: int, seed: int) -> list[str]:
 
 
 def main() -> None:
-    """Mutate a module and say what survived, then how many there are of each fate."""
+    """Mutate a module. Print the surviving mutants, then the number of mutants with each result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("module", help="path of a module or folder, as onnxgrad_cli/ir/graph.py")
     parser.add_argument("names", nargs="*", help="patterns of the mutants' names; all by default")

@@ -1,4 +1,4 @@
-"""One-node models, as the pipeline prepares them, beside PyTorch's autograd in float64."""
+"""Compare gradients of one-node models, prepared as in a build, with PyTorch's autograd in float64."""
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ def normal(*shape, seed=0):
 
 
 def one_node(op, feeds, outputs, attributes, *, opset=26, domain="", symbolic=False, absent=()):
-    """A model of one node; `feeds` holds its inputs in their order, None for those that are absent."""
+    """Return a model of one node, and its feeds. `feeds` has the inputs in order, with None for absent ones."""
     given = {name: x for name, x in feeds.items() if x is not None}
     names = [name if x is not None else "" for name, x in feeds.items()]
     node = helper.make_node(op, names, outputs, name="node", domain=domain, **attributes)
@@ -41,10 +41,10 @@ def one_node(op, feeds, outputs, attributes, *, opset=26, domain="", symbolic=Fa
 
 
 def written_out(model):
-    """The model as `prepare` leaves it: no operator in it that has a definition."""
+    """Return a model after `prepare`, which replaces the operators that have a definition."""
     graph = Graph(model)
     prepare.normalise(graph)
-    prepare.settle(graph, Training())
+    prepare.infer_and_lower(graph, Training())
     graph.remove_unused()
     model = graph.commit()
     for value in model.graph.output:
@@ -53,7 +53,7 @@ def written_out(model):
 
 
 def gradients(model, feeds, rng=None):
-    """Outputs, their cotangents, and the gradients of all float inputs."""
+    """Return the outputs of a model, their random cotangents, and the gradients of all float inputs."""
     rng = rng or np.random.default_rng(5)
     values = Executor(model)(feeds)
     finite = {name: np.isfinite(y) for name, y in values.items()}
@@ -65,7 +65,7 @@ def gradients(model, feeds, rng=None):
 
 
 def compare(reference, op, feeds, outputs, attributes, tolerance=1e-9, symbolic=(False, True), **keywords):
-    """Values and gradients are those of `reference(**tensors) -> outputs` in PyTorch."""
+    """Assert that values and gradients of a node equal those of `reference(**tensors) -> outputs` in PyTorch."""
     for each in symbolic:
         model, given = one_node(op, feeds, outputs, attributes, symbolic=each, **keywords)
         model = written_out(model)

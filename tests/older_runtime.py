@@ -1,7 +1,7 @@
-"""An environment with onnxruntime-training, which ended at 1.19.2 and wants older packages than ours.
+"""Create an environment with onnxruntime-training, whose last version 1.19.2 requires older packages than onnxgrad.
 
-Its Python is named by ONNXGRAD_TRAINING_PYTHON, or the environment is made in build/training-agent. Other runtimes
-that need an environment of their own are made the same way.
+The variable ONNXGRAD_TRAINING_PYTHON can name its Python. Otherwise the environment is created in build/training-agent.
+`made` also creates the environments of other runtimes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PACKAGES = ("onnxruntime-training-cpu==1.19.2", "onnx==1.16.2", "numpy<2")
 
 
 class Absent(Exception):
-    """There is no such environment; the message says why."""
+    """Raised if an environment can't be created. The message has the reason."""
 
 
 def python() -> str:
-    """The Python of the environment, which is made if it is not there yet.
+    """Return the Python of the environment, and create the environment if it doesn't exist.
 
     Raises:
-        Absent: it can't be had here.
+        Absent: the environment can't be created on this machine.
     """
     if given := os.environ.get("ONNXGRAD_TRAINING_PYTHON"):
         return given
@@ -41,12 +41,12 @@ def python() -> str:
 
 
 def made(what: str, base: str, folder: Path, packages: Sequence[str]) -> str:
-    """The Python of an environment with these packages: one process of several makes it, the others wait.
+    """Return the Python of an environment with packages. If it doesn't exist, one process creates it, and others wait.
 
     Raises:
-        Absent: it can't be made.
+        Absent: the environment can't be created.
     """
-    import fcntl  # there is none but on Unix
+    import fcntl  # only exists on Unix
 
     folder.mkdir(parents=True, exist_ok=True)
     found, installed = folder / "bin" / "python", folder / "installed"

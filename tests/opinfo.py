@@ -6,8 +6,8 @@ PyTorch lists sample inputs of each of its operators ("OpInfo"). Each becomes a 
 static and with symbolic axes. `onnxgrad derive` writes its vjp with the default check, and the derivative is compared
 with PyTorch's on the sample. Requires the packages onnxscript and expecttest.
 
-The folder keeps the exports and the verdicts. A second run continues there; `--again` judges the exports again.
-Exits 1 if the check accepts a wrong derivative, or rejects more than `MOST_REJECTED` right ones of 1,650.
+The exports and the verdicts are stored in the folder. A second run continues the first one; `--again` checks the
+exports again. The exit code is 1 if the check accepts a wrong derivative, or rejects more than 5 of 1,650 right ones.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ NONE, CONVENTION = "not exported", "differs from PyTorch by convention"
 CONVENTIONS = {
     "nn.functional.max_unpool*": "repeated indices: PyTorch gives each the whole cotangent, not the last alone"
 }
-"""Pattern of a case -> the convention of PyTorch that differs from the derivative of what the model computes."""
+"""Pattern of a case -> the convention by which PyTorch's derivative differs from the derivative of the model."""
 
 
 class Sample(NamedTuple):
-    """Operator and position of a sample, and how it is exported."""
+    """Operator and position of a sample, and the form of its export: one of `FORMS`."""
 
     op: str
     at: int
@@ -94,7 +94,7 @@ class Verdict(NamedTuple):
 
 
 class Call(nn.Module):
-    """An operator as a function of the tensors of a sample; its results of floats are the outputs."""
+    """An operator as a function of the tensors of a sample. The outputs are its float results."""
 
     def __init__(self, op: Any, sample: Any) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Call(nn.Module):
 
 
 def operators() -> dict[str, Any]:
-    """PyTorch's operators that have a gradient in float32, by name."""
+    """Return PyTorch's operators that have a gradient in float32, by name."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     found = (op for op in op_db if torch.float32 in op.dtypes and op.supports_autograd)
@@ -121,7 +121,7 @@ def operators() -> dict[str, Any]:
 
 
 def export(op: Any, case: Sample, folder: Path) -> str:
-    """Write the model of a sample and PyTorch's values to the folder; returns the reason if there is no export."""
+    """Write the model of a sample and PyTorch's values to the folder. Return the reason if the export failed, or ""."""
     torch.manual_seed(case.at)
     sample = next(islice(op.sample_inputs("cpu", torch.float32, requires_grad=True), case.at, None), None)
     if sample is None:
@@ -146,14 +146,14 @@ def export(op: Any, case: Sample, folder: Path) -> str:
 
 
 def _values(call: Call) -> dict[str, np.ndarray]:
-    """Inputs, outputs, cotangents and gradients by the kind and the position of each.
+    """Return inputs, outputs, cotangents and gradients by kind and position, such as 'input 0'.
 
     Raises:
         ValueError: PyTorch has no derivative of the sample.
     """
     moving = [x.clone().requires_grad_(x.is_floating_point()) for x in call.tensors]
     outputs = call(*moving)
-    cotangents = [torch.randn_like(y) * y.requires_grad for y in outputs]  # PyTorch has no derivative of the others
+    cotangents = [torch.randn_like(y) * y.requires_grad for y in outputs]  # zero if PyTorch has no derivative
     through = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if y.requires_grad]
     floats = [x for x in moving if x.requires_grad]
     if not through or not floats:
@@ -209,9 +209,9 @@ def judge(path: Path) -> Verdict:
 
 
 def _contradicts(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> bool:
-    """Return True if a symbol of the model has two sizes in the sample: the exporter gives axes of 1 and 5 one name.
+    """Return True if a symbol of the model has two sizes in the sample, such as 1 and 5, due to a wrong export.
 
-    A derivative of such a model may fail to run, but it may not be wrong.
+    A derivative of such a model may fail to run, but it must not be wrong.
     """
     bound: dict[str, int] = {}
     declared = {value.name: shape_of(value.type) or () for value in model.graph.input}
@@ -222,7 +222,7 @@ def _contradicts(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> bool:
 def _difference(
     derivation: Derivation, inputs: dict[str, np.ndarray], values: dict[str, np.ndarray], outputs: Sequence[str]
 ) -> str:
-    """Return the name of a gradient that is not PyTorch's and its distance, or an empty string."""
+    """Return the name of a gradient that differs from PyTorch's and the difference, or an empty string."""
     said = read_derived(derivation.model)
     assert said is not None
     at = {name: i for i, name in enumerate(outputs)}
@@ -240,7 +240,7 @@ def _difference(
 
 
 def _apart(x: np.ndarray, y: np.ndarray) -> float:
-    """The largest distance of the entries of two arrays, relative to the largest finite one; NaN equals NaN."""
+    """Return the largest difference of two arrays, relative to the largest finite element of `y`. NaN equals NaN."""
     if x.shape != y.shape:
         return np.inf
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -253,13 +253,13 @@ def _apart(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def run_operator(name: str, at: int, folder: Path, again: bool) -> list[tuple[str, Verdict]]:
-    """The verdicts on one sample of an operator in each form."""
+    """Return the verdicts on one sample of an operator, one for each form."""
     logging.disable(logging.WARNING)
     return [(case.name, run(case, folder, again)) for case in (Sample(name, at, form) for form in FORMS)]
 
 
 def run(case: Sample, folder: Path, again: bool) -> Verdict:
-    """Export a sample if it isn't there yet, and judge it; the verdict is kept."""
+    """Export a sample if the export doesn't exist, and check it. The verdict is stored."""
     path, kept = folder / f"{case.name}.onnx", folder / f"{case.name}.json"
     if kept.exists() and (not again or not path.exists()):
         return Verdict(*json.loads(kept.read_text()))
@@ -275,7 +275,7 @@ def run(case: Sample, folder: Path, again: bool) -> Verdict:
 
 
 def runs(args: argparse.Namespace, worker: list[ProcessPoolExecutor]) -> Iterator[tuple[str, Verdict]]:
-    """The verdicts on all cases; a process that ends takes one sample with it."""
+    """Yield the verdicts on all cases. If the worker process crashes, only the sample it works on is lost."""
     shard, shards = map(int, args.shard.split("/"))
     names = [name for name in operators() if fnmatchcase(name, args.only)][shard::shards]
     for at in range(args.first, args.samples):
@@ -288,7 +288,7 @@ def runs(args: argparse.Namespace, worker: list[ProcessPoolExecutor]) -> Iterato
 
 
 def report(found: dict[str, Verdict]) -> str:
-    """Counts by form, and the reasons of all verdicts but the best."""
+    """Return the number of verdicts by form, and the reasons of all verdicts that may be a problem."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for name, verdict in found.items():
         counts[verdict.kind][name.rpartition("-")[2]] += 1

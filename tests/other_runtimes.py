@@ -1,7 +1,7 @@
-"""Environments with stock runtimes besides the package onnxruntime: OpenVINO, and onnxruntime with its provider.
+"""Environments with other runtimes than the package onnxruntime: OpenVINO, and onnxruntime with OpenVINO's provider.
 
-The second has onnxruntime's name and so can't stand beside it. A variable names the Python that has one, or the
-environment is made in build.
+The latter package also installs a module `onnxruntime`, so the two can't share an environment. A variable can name the
+Python of each environment. Otherwise the environment is created in the folder build.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tests.older_runtime import ROOT, Absent, made
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime: its package, the variable that may name a Python which has it, and the folder of its environment."""
+    """A runtime: its package, the variable that can name a Python with it, and the folder of its environment."""
 
     package: str
     variable: str
     folder: Path
 
     def python(self) -> str:
-        """The Python of the environment, which is made if it is not there yet.
+        """Return the Python of the environment, and create the environment if it doesn't exist.
 
         Raises:
-            Absent: it can't be had here.
+            Absent: the environment can't be created on this machine.
         """
         if given := os.environ.get(self.variable):
             return given
@@ -35,7 +35,7 @@ class Runtime:
         return made(self.package, sys.executable, self.folder, (self.package, "onnx", "numpy", "safetensors"))
 
     def ready(self) -> str | None:
-        """The Python, where nothing need be installed first."""
+        """Return the Python of the environment, or None if the environment doesn't exist yet."""
         return self.python() if os.environ.get(self.variable) or (self.folder / "installed").exists() else None
 
 

@@ -1,7 +1,7 @@
-"""What is proven of each operator, as a file that the package carries: `onnxgrad ops` shows it, this module writes it.
+"""Write the package's file of proofs, with the tested gradients of each operator, for `onnxgrad list operators`.
 
-Which operands have a gradient is asked of the rules themselves, on every row of the table: the row's model is
-differentiated with respect to each float operand by itself. `python -m tests.proofs` brings the file up to date.
+The rules themselves show which operands have a gradient. The model of every row of the table is differentiated with
+respect to each float operand separately. `python -m tests.proofs` updates the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import captured, reads
 from onnxgrad_cli.ir.types import is_float
-from onnxgrad_cli.passes.prepare import downgrade, prepare
+from onnxgrad_cli.passes.prepare import opset as opsets, prepare
 from onnxgrad_cli.passes.prepare.quantized_operators import MEANINGS
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.coverage import PROOFS, operand_names, output_names
@@ -36,26 +36,29 @@ from tests.autodiff.definitions import test_classical, test_contrib, test_group_
 from tests.harness import Case, Const, forward_model
 
 INTEGERS = "tests/passes/prepare/test_quanti"
-"""How the paths of the tests of operators on integers begin."""
+"""Start of the paths of the tests of integer operators."""
 
 FORMS = {
     f"tests/autodiff/definitions/{module.__name__.rpartition('.')[2]}.py": module.models
     for module in (test_classical, test_contrib, test_group_query, test_mixture)
 }
-"""Tables that are not of rows: forms of operators of other domains, each held to its kernel, and to differences or
-PyTorch; by the file, what makes their models."""
+"""Test file of operators of other domains -> the function that makes their models. These files have no rows.
+
+The tests compare values with the kernel of each operator, and gradients with differences or PyTorch.
+"""
 
 PARTS = ("operands", "outputs")
 
 RANK = {"gradient": 0, "zero": 1}
-"""Which of two findings says more; a refusal says least."""
+"""State of an operand -> its rank when states are merged. The lowest rank is kept; refusals have the highest rank."""
 
 
 def operands(model: onnx.ModelProto, op_type: str, floats: Sequence[str]) -> dict[str, str]:
-    """What becomes of inputs of a model, by operand of the operator that they reach in it, the first of its kind.
+    """Return the states of the operands of the first node with an operator that are computed from float inputs.
 
     Returns:
-        operand -> 'gradient', 'zero', or 'refused: ' and the reason; what a subgraph captures is 'captured'.
+        operand -> 'gradient', 'zero', or 'refused: ' and the reason. The operand 'captured' stands for values that
+        subgraphs of the node capture.
     """
     places = _places(model, op_type)
     floats = [name for name in floats if name in places]
@@ -72,7 +75,7 @@ def operands(model: onnx.ModelProto, op_type: str, floats: Sequence[str]) -> dic
 
 
 def _places(model: onnx.ModelProto, op_type: str) -> dict[str, str]:
-    """The operand that each value of a model reaches."""
+    """Return the operand of the first node with an operator that each value of a model is used for."""
     nodes = list(model.graph.node)
     position = next((i for i, node in enumerate(nodes) if node.op_type == op_type), None)
     if position is None:
@@ -89,10 +92,10 @@ def _places(model: onnx.ModelProto, op_type: str) -> dict[str, str]:
 
 
 def outputs(model: onnx.ModelProto, op_type: str, floats: Sequence[str]) -> dict[str, str]:
-    """What goes through each float output of an operator to the float inputs of its model, by its name in the schema.
+    """Return the state of each float output of an operator: whether gradients flow from it to float inputs.
 
     Returns:
-        output -> 'gradient', 'zero', or 'refused: ' and the reason.
+        name of the output in the schema -> 'gradient', 'zero', or 'refused: ' and the reason.
     """
     node = next((node for node in model.graph.node if node.op_type == op_type), None)
     if node is None:
@@ -123,7 +126,7 @@ def _refusal(error: UnsupportedError) -> str:
 
 
 def of_row(row: Case) -> tuple[dict[str, str], dict[str, str]]:
-    """What becomes of each float operand of a row, and what goes through each float output."""
+    """Return the state of each float operand of a row, and the state of each float output."""
     arrays = {f"x{i}": x.array if isinstance(x, Const) else x for i, x in enumerate(row.inputs) if x is not None}
     floats = [name for name, x in arrays.items() if isinstance(x, tuple) or np.asarray(x).dtype.kind == "f"]
     model = forward_model(row, symbolic=False)
@@ -134,8 +137,8 @@ def of_row(row: Case) -> tuple[dict[str, str], dict[str, str]]:
 def _states(model: onnx.ModelProto, wanted: Sequence[str], output: str | None = None) -> dict[str, str]:
     graph = Graph(onnx.ModelProto.FromString(model.SerializeToString()))
     prepare.normalise(graph)
-    with patch.object(downgrade, "newest_loaded", lambda limit: limit):  # whatever onnxruntime is installed
-        prepare.settle(graph, Training())
+    with patch.object(opsets, "newest_loaded", lambda limit: limit):  # don't depend on the installed onnxruntime
+        prepare.infer_and_lower(graph, Training())
     op = Op(graph)
     seeds = {}
     for name in graph.output_names:
@@ -147,7 +150,7 @@ def _states(model: onnx.ModelProto, wanted: Sequence[str], output: str | None = 
 
 
 def merged(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What says most of each operand: a gradient, else a zero, else the first refusal."""
+    """Return the best state of each operand: 'gradient' if there is one, then 'zero', then the first refusal."""
     best: dict[str, str] = {}
     for name, state in found:
         if name not in best or RANK.get(state, 2) < RANK.get(best[name], 2):
@@ -156,7 +159,7 @@ def merged(found: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def of_rows() -> dict[str, Any]:
-    """Per operator: its operands and outputs, how many rows prove it and each of them, and the files these stand in."""
+    """Return the entry of each operator: its operands and outputs, the number of rows for each, and the test files."""
     found: dict[str, Any] = {}
     for file, rows in tables().items():
         for row in rows:
@@ -188,7 +191,10 @@ def _entry(files: list[str]) -> dict[str, Any]:
 
 
 def _files_of_tests() -> dict[str, list[str]]:
-    """The tests of each definition, and of operators on integers, by the files that name the operator."""
+    """Return the test files of each operator with a definition, and of each integer operator.
+
+    These are the files that contain the name of the operator.
+    """
     home = Path(__file__).parents[1]
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
     tests = {file.relative_to(home).as_posix(): file.read_text() for file in files}
@@ -204,13 +210,13 @@ def _files_of_tests() -> dict[str, list[str]]:
 
 
 def tables() -> dict[str, list[Case]]:
-    """The rows of each file of the table."""
+    """Return the rows in each file of the table."""
     names = [module.name for module in iter_modules(table.__path__)]
     return {f"tests/autodiff/rows/{name}.py": import_module(f"{table.__name__}.{name}").ROWS for name in names}
 
 
 def update(**parts: Any) -> None:
-    """Write parts of the file of proofs anew."""
+    """Replace parts of the file of proofs."""
     old = json.loads(PROOFS.read_text()) if PROOFS.exists() else {"rows": {}, "published": {}}
     PROOFS.write_text(json.dumps({**old, **parts}, indent=1) + "\n")
 

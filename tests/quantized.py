@@ -1,4 +1,4 @@
-"""Files as onnxruntime's quantizer writes them, small, and their network in PyTorch with learned step sizes."""
+"""Small models quantized by onnxruntime's quantizer, and learned step sizes in PyTorch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def quantized(
     operators: bool = False,
     **given: Any,
 ) -> ModelProto:
-    """A convolution and a matrix, quantized: by pairs, or as operators on integers."""
+    """Return a quantized model of a convolution and a matrix product, in QDQ form or with integer operators."""
     model = onnx.parser.parse_model(CONV.format(opset=opset))
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in WEIGHTS.items())
     onnx.save(model, folder / "float.onnx")
@@ -55,12 +55,12 @@ def quantized(
 
 
 def stored(model: ModelProto) -> Arrays:
-    """The initializers of a model."""
+    """Return the initializers of a model."""
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
 class LearnedStep(torch.autograd.Function):
-    """A quantizer by the paper: S. Esser et al., Learned Step Size Quantization, ICLR 2020, equations 1 to 3."""
+    """The quantizer of S. Esser et al., Learned Step Size Quantization, ICLR 2020, equations 1 to 3."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, s: Tensor, zero: Tensor, low: int, high: int, shared: float) -> Tensor:
@@ -80,7 +80,16 @@ class LearnedStep(torch.autograd.Function):
 
 
 def learned(v: Tensor, s: Tensor, zero: Any, limits: tuple[int, int], shared: float, axis: int | None = None) -> Tensor:
-    """`v` quantized and dequantized by a learned scale, one or one along `axis`, that `shared` numbers share."""
+    """Return `v` quantized and dequantized with learned scales.
+
+    Args:
+        v: the values.
+        s: a single scale, or a scale for each position of `axis`.
+        zero: the zero points.
+        limits: the smallest and the largest quantized value.
+        shared: the number of values that share a scale.
+        axis: the axis of the scales.
+    """
     shape = [-1 if i == axis else 1 for i in range(v.ndim)] if s.numel() > 1 else []
     zeros = torch.tensor(np.asarray(zero).astype(np.float32)).reshape(shape)
     return LearnedStep.apply(v, s.reshape(shape), zeros, *limits, shared)  # type: ignore[no-any-return]

@@ -1,8 +1,9 @@
-"""Random graphs, for tests/test_random_graphs.py: what one-node tests can't meet, in every order that types allow.
+"""Draw random graphs for tests/test_random_graphs.py. They combine operators in ways that one-node tests don't.
 
-A program is drawn step by step: each step takes values that are there (so that they are shared), an operator that
-fits them, and new leaves where one is missing. Every value carries its shape and a bound of its size, so that
-nothing overflows and no logarithm meets a negative number. Smaller draws are smaller programs: hypothesis shrinks.
+A program is drawn step by step. Each step chooses existing values, which may then have several readers, and an operator
+that accepts them, and adds new leaves if an operand is missing. The shape of every value and a bound of its elements
+are known, so that no value overflows and no logarithm has a negative argument. Smaller draws give smaller programs, so
+hypothesis can shrink them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSETS = (16, 17, 18, 20, 21, 23, 25)
 OLDER = (13, 14, 15)
-"""Opsets that a build raises where a rule needs it, and a bare walk does not."""
+"""Opsets that a build converts to a newer one if a rule requires it. A reverse walk without a build does not."""
 
 LARGE = 30.0
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the program: its name, its shape, and what its elements do not exceed."""
+    """A value of the program: its name, its shape, and a bound of the magnitude of its elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,14 +39,14 @@ class Value:
 
 
 class Program:
-    """A drawn program: nodes, leaves (float64, all of them differentiated), constants, and one to three outputs."""
+    """A random program: nodes, leaves (float64, all differentiated), constants, and one to three outputs."""
 
     def __init__(self, draw: Any, opsets: Sequence[int]) -> None:
         self.draw = draw
         self.opset: int = draw(st.sampled_from(opsets))
         self.seed: int = draw(st.integers(0, 2**16))
         self.by_reference = self.number(0, 3) == 3
-        """Whether the program may hold operators without a float64 kernel in onnxruntime."""
+        """True if the program may have operators without a float64 kernel in onnxruntime."""
 
         self.nodes: list[onnx.NodeProto] = []
         self.values: list[Value] = []
@@ -63,12 +64,12 @@ class Program:
         return choices[self.number(0, len(choices) - 1)]
 
     def some(self, keep: Callable[[Value], bool] = lambda value: True) -> Value | None:
-        """A value that is there already, younger ones first."""
+        """Return an existing value that satisfies a condition, or None. Smaller draws choose newer values."""
         fitting = [value for value in reversed(self.values) if keep(value)]
         return self.pick(fitting) if fitting else None
 
     def leaf(self, shape: Sequence[int]) -> Value:
-        """A new leaf: an input or a weight. Its elements lie between -2 and 2."""
+        """Add and return a new leaf: an input or a weight with elements between -2 and 2."""
         value = Value(f"x{len(self.leaves)}", tuple(shape), 2.0)
         self.leaves.append(value)
         self.values.append(value)
@@ -79,7 +80,7 @@ class Program:
         return value
 
     def fitting(self, shape: Sequence[int]) -> Value:
-        """A value of this shape: one that is there, or a new leaf."""
+        """Return a value with a shape: an existing one, or a new leaf."""
         found = self.some(lambda value: value.shape == tuple(shape)) if self.number(0, 1) else None
         return found or self.leaf(shape)
 
@@ -106,7 +107,7 @@ class Program:
         return self.keep(name, shape, bound)
 
     def keep(self, name: str, shape: Sequence[int], bound: float) -> Value:
-        """Keep an output for later steps; what could grow too large is scaled down first."""
+        """Add an output to the values for later steps. If its bound is too large, it is scaled down first."""
         if bound > LARGE:
             (name,) = self.emit("Mul", [name, self.const(10.0 / bound, np.float64)])
             bound = 10.0
@@ -115,16 +116,16 @@ class Program:
         return value
 
     def positive(self, x: Value) -> Value:
-        """`x` made positive and away from zero."""
+        """Return x² + 0.5, which is positive and not close to zero."""
         square = self.add("Mul", [x, x], x.shape, x.bound**2)
         return self.add("Add", [square, self.const(0.5, np.float64)], x.shape, square.bound + 0.5)
 
     def narrow(self, x: Value) -> Value:
-        """`x` between -1 and 1."""
+        """Return tanh(x), which is between -1 and 1."""
         return self.add("Tanh", [x], x.shape, 1.0)
 
     def transposed(self, x: Value) -> bool:
-        """Whether `x` is what Transpose made."""
+        """Return True if `x` is the result of a Transpose, perhaps followed by Identity."""
         makers = {node.output[0]: node for node in self.nodes}
         node = makers.get(x.name)
         while node is not None and node.op_type == "Identity":
@@ -134,7 +135,7 @@ class Program:
     # -- the model ----------------------------------------------------------------------------------------
 
     def model(self, weights: Sequence[str] = (), outputs: int | None = None) -> onnx.ModelProto:
-        """The program as a model; the leaves among `weights` are initializers, the others inputs."""
+        """Return the program as a model. Leaves named in `weights` are initializers, the others are inputs."""
         feeds, inputs = self.feeds(), []
         initializers = [*self.constants]
         for leaf in self.leaves:
@@ -225,7 +226,10 @@ def _broadcasts(a: Value, b: Value) -> bool:
 
 
 def _partner(p: Program, x: Value) -> Value:
-    """A value that broadcasts with `x`: one that is there (`x` itself, too), or a new leaf of fewer or single axes."""
+    """Return a value that broadcasts with `x`: an existing one, perhaps `x` itself, or a new leaf.
+
+    The leaf may have fewer axes than `x`, or axes of size 1.
+    """
     if p.number(0, 2):
         found = p.some(lambda value: _broadcasts(x, value))
         assert found is not None
@@ -266,13 +270,13 @@ def extreme(p: Program, x: Value) -> Value:
 
 @step
 def choice(p: Program, x: Value) -> Value:
-    """Where one is greater than another: the condition carries no derivative."""
+    """Add a Where with a comparison as its condition, which has no derivative."""
     (a, b), shape = _both(p, x)
     (condition,) = p.emit(p.pick(["Greater", "LessOrEqual"]), [a, p.const(0.1, np.float64)])
     return p.add("Where", [condition, a, b], shape, max(a.bound, b.bound))
 
 
-# -- reductions and what is normalized ---------------------------------------------------------------------
+# -- reductions and normalizations -------------------------------------------------------------------------
 
 REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceMax", "ReduceMin", "ReduceLogSumExp", "ReduceProd")
 OF_POSITIVE = ("ReduceL1", "ReduceL2", "ReduceLogSum")
@@ -340,7 +344,7 @@ def matmul(p: Program, x: Value) -> Value | None:
         return None
     inner, batch = x.shape[-1], x.shape[:-2]
     tails = [(inner, p.number(1, 4)), (*batch, inner, p.number(1, 3)), (1, inner, 2)]
-    if not p.transposed(x):  # onnxruntime 1.31 fuses the two and then takes the matrix as it was
+    if not p.transposed(x):  # onnxruntime 1.31 fuses MatMul with Transpose wrongly: it ignores the transposition
         tails.append((inner,))
     y = p.fitting(p.pick(tails))
     shape = np.matmul(np.zeros(x.shape), np.zeros(y.shape)).shape
@@ -410,7 +414,7 @@ def transpose(p: Program, x: Value) -> Value | None:
 
 @step
 def reshape(p: Program, x: Value) -> Value:
-    """To other sizes: given, with a -1, or computed from the shape at run time."""
+    """Add a Reshape to constant sizes, to sizes with a -1, or to sizes computed from the shape at run time."""
     size = math.prod(x.shape)
     first = p.pick([n for n in range(1, size + 1) if size % n == 0])
     shape = (first, size // first)
@@ -557,7 +561,7 @@ def triangle(p: Program, x: Value) -> Value | None:
 
 @st.composite
 def programs(draw: Any, most: int = 30, opsets: Sequence[int] = OPSETS) -> Program:
-    """A program of 3 to `most` operators or a few more, with one to three outputs."""
+    """Draw a program of 3 to about `most` operators, with one to three outputs."""
     p = Program(draw, opsets)
     for _ in range(p.number(1, 3)):
         p.leaf([p.number(1, 5) for _ in range(p.number(0, 4))])

@@ -1,14 +1,16 @@
-"""Measure the choice of parameters: each heuristic's decisions, and its errors of both kinds.
+"""Measure the heuristics that choose parameters: their decisions, and their errors of both kinds.
 
     python -m tests.roles [--zoo FOLDER] [--intake FOLDER] [--only PATTERN]
 
-In an export of PyTorch, a tensor is learned if it changes when the parameters that require a gradient change. So
-products that the exporter has folded count too. Both exporters write each network (the newer one needs onnxscript):
-new, after a training, and with weights rounded to bfloat16. Each file counts with and without the exporter's notes. In
-the zoo, a tensor is learned if it has a reference gradient; in the intake, also if `REVIEWED` does not list it.
+In an export of PyTorch, a tensor is learned if it changes when the parameters that require a gradient change. This
+includes products that the exporter has folded. Both exporters (the newer one needs onnxscript) export each network in
+several states: new, after a training, and with weights rounded to bfloat16. Each file is measured with and without the
+exporter's metadata. In the zoo, a tensor is learned if it has a reference gradient. In the intake, it is also learned
+if `REVIEWED` does not list it.
 
-A decision counts if the outcome differs without the heuristic. `UNTOLD` lists the errors that no file can tell, with
-the reasons. Exits 1 if there is any other error.
+A decision of a heuristic is counted as right or wrong only if the result without the heuristic is another one. `UNTOLD`
+lists the errors that can't be avoided with the information in the file, with reasons. The exit code is 1 if there is
+any other error.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ from onnxgrad_cli.passes.parameters.constants import ConstantRoles
 from tests.passes.parameters.exported_modules import ROWS, Row
 from tests.passes.parameters.test_exports import Exporter, moved, scripted, traced, unsigned
 
-UNTIED = (select.UNTIED, select.QUANTIZED, "gradients stop", "a running statistic")
-"""The reasons that no heuristic gives, or how they begin."""
+UNTIED = (select.UNTIED, select.QUANTIZED, "gradients are stopped", "a running statistic")
+"""Beginnings of the reasons that are not given by heuristics."""
 
 SAME = 2e-3
-"""Largest distance of equal values, relative to the largest: float16 rounds."""
+"""Largest difference of equal values, relative to the largest value. It covers rounding to float16."""
 
 REVIEWED: dict[str, tuple[str, ...]] = {
     "dy_cnn_o23": ("val_11",),
@@ -62,7 +64,7 @@ REVIEWED: dict[str, tuple[str, ...]] = {
     "symbolic": ("val_14",),
     "tiny_transformer": ("constant_*",),
 }
-"""Patterns of models -> patterns of their constants, as read in the files; every other tensor is learned."""
+"""Pattern of models -> patterns of their constants, found by reading the files. Every other tensor is learned."""
 
 UNTOLD: tuple[tuple[str, str, str], ...] = (
     ("rezero*unsigned*", "alpha", "only PyTorch's names tell a learned number from one in the code"),
@@ -80,15 +82,18 @@ UNTOLD: tuple[tuple[str, str, str], ...] = (
     ("quantile bins*", "*", "edges that data have given look like learned ones"),
     ("output units*", "*", "statistics of the labels look like a learned scale and shift"),
 )
-"""Patterns of a file and of a tensor -> why the file doesn't tell the role: another network gives the same file."""
+"""Pattern of a file, pattern of a tensor, and the reason why the file doesn't show the tensor's role.
+
+In each case another network, in which the tensor has the other role, gives the same file.
+"""
 
 
 class Sample(NamedTuple):
     """A prepared model.
 
     Attributes:
-        name: the file's name, for people.
-        built: the model, with its parameters chosen.
+        name: a description of the file.
+        built: the model with its parameters chosen.
         learned: the tensors that are learned.
         known: the tensors whose role is known.
     """
@@ -104,12 +109,12 @@ class Counts:
     """The decisions of a heuristic.
 
     Attributes:
-        decisions: all of them.
-        right: those that change the outcome, and are right.
-        wrong: those that change the outcome, and are wrong.
-        trained: constants that are trained.
-        missed: parameters that are not trained.
-        files: the number of files in which a right decision changes the outcome.
+        decisions: the number of all decisions.
+        right: the number of right decisions that change the result.
+        wrong: the number of wrong decisions that change the result.
+        trained: the number of constants that are trained.
+        missed: the number of parameters that are not trained.
+        files: the number of files in which a right decision changes the result.
     """
 
     decisions: int = 0
@@ -121,7 +126,7 @@ class Counts:
 
 
 class Wrong(NamedTuple):
-    """An error: the file, the tensor, and the heuristic that decided, with its reason."""
+    """An error: the file, the tensor, and the heuristic that made the decision, with its reason."""
 
     file: str
     tensor: str
@@ -130,12 +135,12 @@ class Wrong(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The error in words."""
+        """A description of the error."""
         return f"parameter not trained ({self.reason})" if self.reason else "constant trained"
 
     @property
     def untold(self) -> str:
-        """Why the file doesn't tell the role, or ""."""
+        """The reason in `UNTOLD` why the file doesn't show the role, or ""."""
         return next((why for f, t, why in UNTOLD if fnmatchcase(self.file, f) and fnmatchcase(self.tensor, t)), "")
 
 
@@ -143,7 +148,7 @@ class Wrong(NamedTuple):
 
 
 def rounded(net: nn.Module) -> nn.Module:
-    """The network with parameters that are numbers of bfloat16, as published weights often are."""
+    """Return a copy of a network with parameters rounded to bfloat16, as published weights often are."""
     other = copy.deepcopy(net)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -153,7 +158,7 @@ def rounded(net: nn.Module) -> nn.Module:
 
 
 def arrays(built: TrainingModel) -> dict[str, np.ndarray]:
-    """The float tensors of a prepared model."""
+    """Return the stored float tensors of a prepared model."""
     training, stored = built.training, built.graph.initializers
     folder = str(built.graph.path.parent) if built.graph.path else ""
     names = [name for name in (*training.trained, *training.not_trained) if name in stored]
@@ -162,13 +167,13 @@ def arrays(built: TrainingModel) -> dict[str, np.ndarray]:
 
 
 def prepared(model: ModelProto | Path) -> TrainingModel:
-    """The model with its parameters chosen."""
+    """Return a model with its parameters chosen."""
     source = model if isinstance(model, ModelProto) else str(model)
     return build(source, Options(), stop_after="prepare")
 
 
 def admitted(path: Path) -> TrainingModel | None:
-    """The model with its parameters chosen, unless it is refused, which is printed."""
+    """Return a model with its parameters chosen. If the model is refused, print the error and return None."""
     try:
         return prepared(path)
     except OnnxgradError as error:
@@ -177,14 +182,14 @@ def admitted(path: Path) -> TrainingModel | None:
 
 
 def exports(row: Row, exporter: Exporter, label: str) -> Iterator[Sample]:
-    """The files of a network."""
+    """Yield the exported files of a network."""
     torch.manual_seed(0)
     net = row.net().eval()
     once = moved(net)
     twice = moved(once)
     inputs = row.inputs
     nets = [net, once, twice]
-    if exporter is scripted:  # which is far quicker
+    if exporter is scripted:  # this exporter is much faster
         nets += [rounded(once), rounded(twice)]
     new, first, second, *halves = (exporter(each, inputs) for each in nets)
     states = {"new": (new, first), "trained": (first, second)} | ({"bfloat16": tuple(halves)} if halves else {})
@@ -198,7 +203,7 @@ def exports(row: Row, exporter: Exporter, label: str) -> Iterator[Sample]:
 
 
 def zoo(folder: Path) -> Iterator[Sample]:
-    """Real exports with reference gradients by name."""
+    """Yield the models of the zoo, which have reference gradients by name."""
     for path in sorted(folder.glob("*/model.onnx")):
         built = prepared(path)
         keys = np.load(path.with_name("reference.npz")).files
@@ -208,7 +213,7 @@ def zoo(folder: Path) -> Iterator[Sample]:
 
 
 def intake(folder: Path) -> Iterator[Sample]:
-    """Files of other exporters, with reference gradients by values, or reviewed."""
+    """Yield the models of the intake, which have reference gradients by value, or were reviewed."""
     for path in sorted((*folder.glob("*/model.onnx"), *folder.glob("*.onnx"))):
         name = path.parent.name if path.name == "model.onnx" else path.stem
         built = admitted(path)
@@ -219,7 +224,7 @@ def intake(folder: Path) -> Iterator[Sample]:
 
 
 def _learned(name: str, built: TrainingModel, reference: Path | None = None) -> set[str]:
-    """The tensors that were not reviewed as constants, and those with a reference gradient."""
+    """Return the tensors that `REVIEWED` doesn't list as constants, and all tensors with a reference gradient."""
     found = arrays(built)
     constants = [each for model, patterns in REVIEWED.items() if fnmatchcase(name, model) for each in patterns]
     learned = {each for each in found if not any(fnmatchcase(each, pattern) for pattern in constants)}
@@ -231,7 +236,7 @@ def _learned(name: str, built: TrainingModel, reference: Path | None = None) -> 
 
 
 def _is(values: np.ndarray, parameter: np.ndarray) -> bool:
-    """Return True if a tensor holds a parameter, perhaps transposed or in another shape."""
+    """Return True if a tensor has the values of a parameter, perhaps transposed or in another shape."""
     if values.size != parameter.size:
         return False
     bound = SAME * max(float(np.abs(parameter).max(initial=0)), 1e-12)
@@ -239,7 +244,7 @@ def _is(values: np.ndarray, parameter: np.ndarray) -> bool:
 
 
 def samples(folder: Path) -> Iterator[Sample]:
-    """The project's own sample models."""
+    """Yield the project's own sample models."""
     for path in sorted(folder.glob("*.onnx")):
         built = admitted(path)
         if built is None:
@@ -251,7 +256,7 @@ def samples(folder: Path) -> Iterator[Sample]:
 
 
 def count(sample: Sample, table: Mapping[str, Counts]) -> Iterator[Wrong]:
-    """Add the decisions about a model to the table, and yield the errors."""
+    """Add the decisions about a model to the table, and yield the wrong results."""
     graph, training = sample.built.graph, sample.built.training
     roles = ConstantRoles(graph)
     others: dict[str, ConstantRoles] = {}
@@ -278,7 +283,7 @@ def count(sample: Sample, table: Mapping[str, Counts]) -> Iterator[Wrong]:
 
 
 def models(zoo_folder: Path, intake_folder: Path, only: str) -> Iterator[Sample]:
-    """Every model, prepared."""
+    """Yield all models, prepared."""
     exporters = {"older": scripted} | ({"newer": traced} if importlib.util.find_spec("onnxscript") else {})
     for row in ROWS:
         for label, exporter in exporters.items() if fnmatchcase(row.name, only) else ():
@@ -290,7 +295,7 @@ def models(zoo_folder: Path, intake_folder: Path, only: str) -> Iterator[Sample]
 
 
 def lines(table: Mapping[str, Counts]) -> Iterator[str]:
-    """The table, as lines."""
+    """Yield the lines of the table."""
     yield f"{'heuristic':22}{'decisions':>10}{'right':>8}{'wrong':>7}{'files':>7}{'trained constants':>19}{'missed':>8}"
     for name, row in sorted(table.items()):
         yield (
@@ -299,7 +304,7 @@ def lines(table: Mapping[str, Counts]) -> Iterator[str]:
 
 
 def grouped(errors: Iterable[Wrong]) -> Iterator[str]:
-    """The errors, those of one network in one line."""
+    """Yield a line for each error. Equal errors in several files of a network share a line."""
     found: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for wrong in errors:
         network, _, form = wrong.file.partition(" (")
@@ -310,7 +315,7 @@ def grouped(errors: Iterable[Wrong]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the table and the errors; 0 if no file tells more than is found, else 1."""
+    """Print the table and the errors. Return 0 if `UNTOLD` lists all errors, and 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--zoo", type=Path, default=Path("../shared/zoo"))
     parser.add_argument("--intake", type=Path, default=Path("../shared/intake"))

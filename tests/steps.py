@@ -1,4 +1,4 @@
-"""A small network with weights of two layers in PyTorch and as a model, and a host that takes steps on it."""
+"""A small network of two layers in PyTorch and as an ONNX model, and a function that trains the model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 
-ort.set_default_logger_severity(3)  # it warns of each initializer that is an input
+ort.set_default_logger_severity(3)  # onnxruntime warns about each initializer that is an input
 
 STEPS, RATE = 50, 0.02
 NAMES = {"0.weight": "first.weight", "0.bias": "first.bias", "2.weight": "last.weight", "2.bias": "last.bias"}
-"""PyTorch's name of a weight -> the model's."""
+"""Name of a weight in PyTorch -> its name in the model."""
 
 Batch = tuple[np.ndarray, ...]
-"""Samples, their labels, and maybe the weights of these samples."""
+"""Samples, their labels, and optionally the weights of the samples."""
 
 KINDS = [("float32", 1e-5), ("float64", 1e-10)]
-"""Element types, and how far the weights after 50 steps may be from PyTorch's."""
+"""Element types, and the largest difference of weights from PyTorch's after 50 steps."""
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """A session of the stock runtime on one thread: idle ones spin, in the way of the other workers of the tests."""
+    """Return a session on one thread. Idle threads would spin and slow down the other test workers."""
     how = ort.SessionOptions()
     how.intra_op_num_threads = 1
     return ort.InferenceSession(model.SerializeToString(), how)
@@ -42,7 +42,7 @@ def network(dtype: torch.dtype) -> torch.nn.Sequential:
 
 
 def exported(net: torch.nn.Sequential) -> onnx.ModelProto:
-    """The network as a model, its weights stored as PyTorch has them."""
+    """Return a network as a model with the values of PyTorch's weights."""
     weights = [numpy_helper.from_array(w.detach().numpy().copy(), NAMES[name]) for name, w in net.named_parameters()]
     kind = weights[0].data_type
     nodes = [
@@ -62,7 +62,7 @@ def batches(dtype: Any, count: int = STEPS) -> list[Batch]:
 
 
 def whole(data: Sequence[Batch], runs: int) -> list[Batch]:
-    """Batches `runs` times as large."""
+    """Return batches that are `runs` times as large, each made of consecutive batches."""
     return [tuple(map(np.concatenate, zip(*data[i : i + runs], strict=True))) for i in range(0, len(data), runs)]
 
 
@@ -74,12 +74,15 @@ def trained(
     see: Callable[[dict[str, np.ndarray]], None] = lambda held: None,
     engine: Callable[[onnx.ModelProto], Any] = session,
 ) -> dict[str, np.ndarray]:
-    """Weights and state after a step on each batch, by a host that knows only what the model says of itself.
+    """Return weights and state after a step on each batch. Names and roles are read from the model's metadata.
 
     Args:
-        begin: what state holds at first, where it is not what the model says.
-        see: shown weights and state after each step, and its outputs.
-        engine: what runs the model.
+        model: the training model.
+        data: the batches.
+        rate: the learning rate.
+        begin: initial values that replace the model's values of weights or state.
+        see: function that is called after each step with the weights, the state and the outputs.
+        engine: function that returns a session for a model.
     """
     roles = describe(model)
     running = engine(model)
@@ -114,7 +117,7 @@ def loss(net: torch.nn.Module, batch: Batch, reduction: str = "mean") -> torch.T
 
 
 def clip(net: torch.nn.Module, *, clip_norm: float = 0, clip_value: float = 0, **others: Any) -> None:
-    """What PyTorch does to the gradients where our options ask for it."""
+    """Clip gradients with PyTorch as the options of the optimizer do."""
     if clip_norm:
         torch.nn.utils.clip_grad_norm_(net.parameters(), clip_norm)
     if clip_value:
@@ -122,7 +125,7 @@ def clip(net: torch.nn.Module, *, clip_norm: float = 0, clip_value: float = 0, *
 
 
 def assert_same(ours: dict[str, np.ndarray], net: torch.nn.Module, bound: float) -> None:
-    """The weights are PyTorch's, and are no longer those of the beginning."""
+    """Assert that the weights equal PyTorch's and that they have changed from their initial values."""
     before = network(next(net.parameters()).dtype).state_dict()
     for key, expected in net.state_dict().items():
         assert not torch.allclose(expected, before[key], atol=10 * bound)
@@ -130,7 +133,7 @@ def assert_same(ours: dict[str, np.ndarray], net: torch.nn.Module, bound: float)
 
 
 class NAdam(torch.optim.NAdam):
-    """PyTorch's NAdam, with the product of its momenta in float64: PyTorch keeps it in its default type, float32."""
+    """PyTorch's NAdam with the product of momenta in float64. PyTorch stores it in its default type, float32."""
 
     def step(self, closure: Any = None) -> Any:
         torch.set_default_dtype(torch.float64)

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, and what stays on it."""
+"""Run a command on a pseudo-terminal, and read the text that remains on the screen."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COLOR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9\d|10\d)[0-9;]*m")
 
 @dataclass(frozen=True)
 class Recording:
-    """What a command has sent to its terminal, and how it ended."""
+    """The text that a command sent to its terminal, and its exit code."""
 
     sent: str
     code: int
 
     @property
     def lines(self) -> list[str]:
-        """All lines that were ever shown, in turn, those that a bar has drawn over included."""
+        """All lines that were shown at any time, in order, including lines that a progress bar has overwritten."""
         return re.split(r"[\r\n]+", CONTROL.sub("", self.sent))
 
     @property
@@ -31,7 +31,7 @@ class Recording:
         return COLOR.search(self.sent) is not None
 
     def stays(self) -> list[str]:
-        """What can be read in the end: lines that were drawn over or erased are gone."""
+        """Return the lines on the screen at the end, without lines that were overwritten or erased."""
         rows, row, column = [""], 0, 0
         for part in re.findall(rf"{CONTROL.pattern}|\r|\n|[^\r\n\x1b]+", self.sent):
             if part == "\n":
@@ -39,7 +39,7 @@ class Recording:
                 rows += [""] * (row + 1 - len(rows))
             elif part == "\r":
                 column = 0
-            elif part.endswith("A"):
+            elif part.startswith("\x1b[") and part.endswith("A"):
                 row -= int(part[2:-1] or 1)
             elif part == "\x1b[2K":
                 rows[row] = ""
@@ -50,9 +50,9 @@ class Recording:
 
 
 def record(*words: object, width: int = 80, **environment: str) -> Recording:
-    """Run `onnxgrad` on a terminal of some columns: all three of its streams are that terminal."""
+    """Run `onnxgrad` on a terminal with `width` columns. All three standard streams are that terminal."""
     import fcntl
-    import pty  # there is none but on Unix
+    import pty  # only exists on Unix
     import termios
 
     ours, theirs = pty.openpty()

@@ -1,10 +1,11 @@
-"""What type checkers make of the package: a user's program passes, and each wrong line of another is an error.
+"""Type checkers accept a user's program, and report an error in each wrong line of another program.
 
-The programs lie in tests/api; none of them is run.
+The programs are in tests/api. They are not run.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import onnxgrad_cli
+
 HOME = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "api"
 GOOD, WRONG = PROGRAMS / "user_program.py", PROGRAMS / "wrong_program.py"
@@ -24,7 +27,7 @@ Found = set[tuple[str, int]]
 
 
 def mypy(cache: Path) -> Found:
-    """The errors that mypy --strict finds; what it thinks of the package itself is left to `make lint`."""
+    """Return the errors that mypy --strict reports in the programs. `make lint` checks the package itself."""
     pytest.importorskip("mypy", reason="a tool of `make lint`")
     options = ["--config-file=", "--strict", "--follow-imports=silent", f"--cache-dir={cache}", "--no-error-summary"]
     done = subprocess.run(
@@ -37,7 +40,7 @@ def mypy(cache: Path) -> Found:
 
 
 def pyright(folder: Path) -> Found:
-    """The errors that pyright finds in its standard mode, as basedpyright brings it to where npm is not."""
+    """Return the errors that pyright reports in its standard mode. basedpyright contains it and doesn't need npm."""
     pytest.importorskip("basedpyright", reason="a tool of `make lint`")
     settings = {"include": [str(PROGRAMS)], "typeCheckingMode": "standard", "extraPaths": [str(HOME)]}
     config = folder / "pyrightconfig.json"
@@ -59,6 +62,13 @@ def test_a_users_program_passes_and_a_wrong_one_does_not(checker: Callable[[Path
     wrong = {(WRONG.name, number) for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
     assert len(wrong) > 15
     assert checker(tmp_path) == wrong
+
+
+def test_the_users_program_imports_each_public_name_and_uses_it() -> None:
+    tree = ast.parse(GOOD.read_text())
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "onnxgrad_cli"]
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert {alias.name for node in imports for alias in node.names} == set(onnxgrad_cli.__all__) <= used
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -1,5 +1,8 @@
-"""What a training model promises: standard operators, overridable weights, the same numbers at every optimization
-level, and weights that stay where they were."""
+"""Properties of all training models.
+
+They have standard operators, overridable weights, equal results at every optimization level, and weights that keep
+their places.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check whose data are not there has found nothing, and fails."""
+"""Test programs fail if their data are missing."""
 
 from __future__ import annotations
 

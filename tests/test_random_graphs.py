@@ -1,7 +1,8 @@
-"""Random graphs of 3 to 30 operators: the gradient of the real walk, and of a whole build, against central differences.
+"""Compare gradients of random graphs of 3 to 30 operators with central differences.
 
-`make test` draws a fixed number from a fixed seed; `make fuzz-graphs` draws others for FUZZ_SECONDS. A failure prints
-the smallest program that hypothesis finds, and leaves it as build/random_graphs/<test>.onnx.
+The gradients come from the reverse walk alone, or from a whole build. `make test` draws a fixed number of programs from
+a fixed seed; `make fuzz-graphs` draws other programs for FUZZ_SECONDS. A failure prints the smallest program that
+hypothesis finds and saves it as build/random_graphs/<test>.onnx.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ KEEP = settings(
     print_blob=False,
 )
 seen: Counter[str] = Counter()
-"""What was done with the directions (`compared`, `noise`, `beside a kink`), and why programs were not judged."""
+"""Number of directions with each result (`compared`, `noise`, `beside a kink`), and of programs by reason of a skip."""
 
 
 def compare(function: Callable[[Arrays], float], point: Arrays, gradients: Arrays, scale: float) -> None:
-    """Compare gradients with central differences along three directions that meet no kink."""
+    """Compare gradients with central differences along three directions. Directions that cross a kink are skipped."""
     rng = np.random.default_rng(1)
     at_point = function(point)
     for _ in range(3):
@@ -57,7 +58,7 @@ def compare(function: Callable[[Arrays], float], point: Arrays, gradients: Array
         size = max(abs(claimed), abs(measured), 1e-2 * scale, 1e-2)
         if abs(left - right) > 1e-3 * size:
             seen["beside a kink"] += 1
-        elif abs(fourth) / STEP > TOLERANCE * size:  # some of onnx.reference computes in float32
+        elif abs(fourth) / STEP > TOLERANCE * size:  # some operators of onnx.reference compute in float32
             seen["noise"] += 1
         else:
             seen["compared"] += 1
@@ -65,7 +66,7 @@ def compare(function: Callable[[Arrays], float], point: Arrays, gradients: Array
 
 
 def running(model: onnx.ModelProto, feeds: Arrays) -> tuple[Executor, Arrays]:
-    """The model's executor and outputs; what the executors themselves can't run is no program for us."""
+    """Return the executor of a model and its outputs. Programs that the executors can't run are rejected."""
     try:
         forward = Executor(model)
         return forward, forward(feeds)
@@ -93,7 +94,7 @@ def check_walk(program: Program) -> None:
 
 
 def check_build(program: Program) -> None:
-    """Mean squares of one output as the loss; every second leaf is a weight, and all leaves are differentiated."""
+    """Check the gradients of a build with mse on one output. Half of the leaves are weights; all are differentiated."""
     feeds = program.feeds()
     weights = list(feeds)[1::2]
     forward, values = running(program.model(outputs=1), feeds)
@@ -134,13 +135,13 @@ DRAWN = {"walk": programs(), "build": programs(most=20, opsets=(*OLDER, *OPSETS)
 
 
 def run(check: str, number: int, examples: int) -> None:
-    """Draw programs and judge each; the seed says which."""
+    """Draw programs from a seed and check each."""
     each = given(DRAWN[check])(lambda program: judge(program, check))
     seed(number)(settings(KEEP, max_examples=examples)(each))()
 
 
 @pytest.mark.parametrize("number", range(4))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_walk(number: int) -> None:
     before = seen["compared"]
     run("walk", number, 100)
@@ -156,7 +157,7 @@ def test_build(number: int) -> None:
 
 
 def main() -> None:
-    """Draw programs until FUZZ_SECONDS are over, three of four for the walk."""
+    """Draw and check programs for FUZZ_SECONDS seconds. Three of four programs check the walk, the others a build."""
     seconds, start, drawn = float(os.environ.get("FUZZ_SECONDS", "600")), time.monotonic(), 0
     while time.monotonic() - start < seconds:
         check, number = "build" if drawn % 200 == 150 else "walk", secrets.randbits(32)

@@ -1,4 +1,4 @@
-"""The lowest versions that pyproject.toml admits are those that `make test-lowest` installs."""
+"""`make test-lowest` installs the lowest versions of packages that pyproject.toml allows."""
 
 import re
 import tomllib

@@ -1,8 +1,8 @@
-"""The derivative of every row of the table, in every type of floats, built and run as a user does; docs/supported.md.
+"""Check the derivative of every row of the table in every float type, and write the table of docs/supported.md.
 
-Each row's model is written in a type, differentiated by `derive` as the command does it, loaded in stock onnxruntime
-and run there. `python -m tests.type_support` stores the results under the version of the installed onnxruntime, and
-writes the table of the document; --page writes the table alone.
+Each row's model is converted to a type, differentiated by `derive`, and run in stock onnxruntime. The results are
+stored with the version of onnxruntime: `python -m tests.type_support` runs all rows, stores the results and writes the
+table; --page only writes the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.session import array_run
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_float
 from onnxgrad_cli.metadata import read_derived
-from onnxgrad_cli.verification.differences import vjp_difference
+from onnxgrad_cli.verification.gradients.differences import vjp_difference
 from tests.autodiff.rows import ROWS, by_operator
 from tests.autodiff.test_types import EPSILON, float_inputs, gradient, half_model, narrowed, noise, widened
 from tests.harness import Case, fed, forward_model, sample
@@ -40,20 +40,23 @@ TYPES = ("float32", "float64", "float16", "bfloat16")
 YES, UNCOMPARED, REFUSED, NO_KERNEL, NO_TYPE, WRONG = "yes", "runs", "refused", "no kernel", "no type", "wrong"
 
 SINGLE = 1e-3
-"""How far a gradient in float32 may be from the one in float64, relative to the largest: kernels approximate."""
+"""Largest difference between gradients in float32 and float64, relative to the largest element.
+
+It covers kernels that compute approximations.
+"""
 
 
 # -- one row ------------------------------------------------------------------------------------------------------
 
 
 def written(row: Case, dtype: str) -> tuple[Case, onnx.ModelProto | None]:
-    """A row in a type, and its model; None where the operator does not take the type."""
+    """Return a row in a type, and its model, or None if the operator does not accept the type."""
     narrow = narrowed(row, dtype)
     return narrow, half_model(narrow, dtype)
 
 
 def loaded(model: onnx.ModelProto) -> Any:
-    """A run of a model in stock onnxruntime, with its own options; raises what onnxruntime does."""
+    """Return a function that runs a model in stock onnxruntime. Errors of onnxruntime are not caught."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -61,7 +64,7 @@ def loaded(model: onnx.ModelProto) -> Any:
 
 
 def state(row: Case, dtype: str) -> str:
-    """What becomes of the derivative of a row in a type, with the reason where it is refused or wrong."""
+    """Return the state of the derivative of a row in a type, with the reason if it is refused or wrong."""
     narrow, model = written(row, dtype)
     if model is None:
         return NO_TYPE
@@ -100,7 +103,10 @@ def _seeds(model: onnx.ModelProto, values: Arrays, outputs: Iterable[str]) -> Ar
 
 
 def _against_differences(case: Case, model: onnx.ModelProto, seeds: Arrays, gradients: Arrays) -> str:
-    """The gradients compared with differences on what the row names: some kernels compute in float32 inside."""
+    """Return the state of gradients compared with differences, computed by the executor that the row names.
+
+    Some kernels of onnxruntime compute in float32 internally.
+    """
     forward = Executor(model, case.executor)
 
     def evaluate(point: Arrays) -> Arrays:
@@ -112,7 +118,7 @@ def _against_differences(case: Case, model: onnx.ModelProto, seeds: Arrays, grad
 
 
 def _against_float64(row: Case, narrow: Case, dtype: str, values: Arrays, seeds: Arrays, gradients: Arrays) -> str:
-    """The gradients compared with those in the row's own type at the same rounded values."""
+    """Return the state of gradients compared with gradients in the row's own type at the same rounded values."""
     wide = widened(row, narrow)
     own = forward_model(wide, symbolic=False)
     reference, outputs = gradient(own, wide)
@@ -128,7 +134,7 @@ def _against_float64(row: Case, narrow: Case, dtype: str, values: Arrays, seeds:
     for name in outputs:
         far = np.abs(values[name].astype(float) - exact_values[name])
         if not np.all(far <= 64 * epsilon * np.max(np.abs(exact_values[name]), initial=1.0)):
-            return UNCOMPARED  # beyond the range of the type, or on another side of a tie
+            return UNCOMPARED  # a value exceeds the range of the type, or a tie is broken differently
     moves = noise(exact, own, feeds, wide_seeds, float_inputs(row), expected, epsilon)
     for name, got in gradients.items():
         want = expected[f"g_grad_{name}"]
@@ -143,7 +149,7 @@ def _against_float64(row: Case, narrow: Case, dtype: str, values: Arrays, seeds:
 
 
 def _has_ties(row: Case, dtype: str) -> bool:
-    """Whether few digits make ties, which are broken in another way in each type."""
+    """Return True if rounding to a type makes ties, which are broken differently in each type."""
     return dtype == "bfloat16" and (row.op == "MaxPool" or row.attrs.get("nearest_mode") == "ceil")
 
 
@@ -151,7 +157,7 @@ def _has_ties(row: Case, dtype: str) -> bool:
 
 
 def of_operator(rows: list[Case]) -> dict[str, dict[str, int]]:
-    """Of each type, how many rows of an operator came to what."""
+    """Return the number of rows of an operator in each state, by type."""
     return {dtype: dict(Counter(state(row, dtype) for row in rows)) for dtype in TYPES}
 
 
@@ -162,7 +168,7 @@ def run_all() -> dict[str, dict[str, dict[str, int]]]:
 
 
 def stored() -> dict[str, Any]:
-    """The results by the version of onnxruntime, newest first."""
+    """Return the stored results by version of onnxruntime, the newest first."""
     found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return dict(sorted(found.items(), key=lambda entry: [int(part) for part in entry[0].split(".")], reverse=True))
 
@@ -171,7 +177,7 @@ def stored() -> dict[str, Any]:
 
 
 def cell(states: Mapping[str, int]) -> str:
-    """What the page says of an operator in a type."""
+    """Return the text of a table cell for an operator and a type."""
     kinds = Counter[str]()
     for text, count in states.items():
         kinds[text.partition(":")[0]] += count
@@ -187,7 +193,7 @@ def cell(states: Mapping[str, int]) -> str:
 
 
 def table() -> str:
-    """The table of the page: a row for each operator, a column for each type."""
+    """Return the table of the page, with a row for each operator and a column for each type."""
     results = stored()
     (version, newest), *older = results.items()
     others = " and ".join(each for each, _ in older)
@@ -205,7 +211,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """The document with the table anew."""
+    """Return the document with a new table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
 

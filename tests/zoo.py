@@ -1,13 +1,16 @@
-"""Build a training model of every real model in a folder and compare with PyTorch's gradients stored beside it.
+"""Build a training model of every model in a folder and compare its gradients with stored gradients of PyTorch.
 
     python -m tests.zoo FOLDER [NAME ...] [--target T] [--recompute W | --keep SHARE]
 
-Each subfolder holds model.onnx, feed.npz (`in/<input>` and `target`), reference.npz (`loss`, `grad/<weight>`: float64
-autograd of the mean squared error) and about.json. A tensor is judged by its largest error relative to its
-largest entry, or to 1e-4 of the largest of all gradients where its own is smaller. The bound is 1e-4, or the
-reference's own float32 noise where that is larger. Exits 1 when any model is off, or there is none.
-`--keep 0.5` is a recompute budget of half the bytes that the model keeps without. `other` counts the nodes that options
-have made.
+Each subfolder has these files: model.onnx, feed.npz (`in/<input>` and `target`), reference.npz (`loss` and
+`grad/<weight>`: float64 autograd of the mean squared error) and about.json.
+
+The error of a gradient is its largest difference, relative to its largest element. If that element is smaller than 1e-4
+of the largest element of all gradients, the error is relative to the latter. The largest accepted error is 1e-4, or the
+float32 rounding error of the reference if that is larger. The exit code is 1 if any model is wrong or none is found.
+
+`--keep 0.5` sets a recompute budget of half the bytes that the model keeps without recomputation. The column `other`
+counts the nodes that are added by options.
 """
 
 from __future__ import annotations
@@ -30,19 +33,19 @@ from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
-from onnxgrad_cli.passes.rematerialization.request import BUDGET
+from onnxgrad_cli.passes.rematerialization.recompute import BUDGET
 from tests.harness import asked, changes
 
 BOUND = 1e-4
 
 
 def compare(folder: Path, options: Options, keep: float | None = None) -> dict[str, object]:
-    """Build, run and compare one model; returns the row of the table.
+    """Build, run and compare one model. Return its row of the table.
 
     Args:
-        folder: of the model.
-        options: of the build, but for the loss.
-        keep: the share of the bytes kept without recomputation that may be kept.
+        folder: the folder of the model.
+        options: the options of the build, except the loss.
+        keep: the recompute budget, as a share of the bytes that are kept without recomputation.
 
     Raises:
         OnnxgradError: the model was refused.
@@ -100,7 +103,7 @@ def compare(folder: Path, options: Options, keep: float | None = None) -> dict[s
 
 
 def judged(folder: Path, options: Options, keep: float | None) -> dict[str, object] | str:
-    """The row of a model, or why there is none."""
+    """Return the row of a model, or the error message if it fails."""
     try:
         return compare(folder, options, keep)
     except (OnnxgradError, AssertionError, RuntimeError) as error:
@@ -108,7 +111,7 @@ def judged(folder: Path, options: Options, keep: float | None) -> dict[str, obje
 
 
 def told(name: str, row: dict[str, object] | str) -> tuple[str, bool, bool]:
-    """A line of the table, whether the model agrees, and whether options have made another one of it."""
+    """Return a line of the table, True if the gradients agree, and True if options have changed the model."""
     if isinstance(row, str):
         return f"{name:20} FAILED: {row}", False, False
     good = not row["missing"] and max(row["worst"], row["loss_error"]) <= row["bound"]  # type: ignore[operator]
@@ -121,7 +124,7 @@ def told(name: str, row: dict[str, object] | str) -> tuple[str, bool, bool]:
 
 
 def main() -> int:
-    """Print the table; 0 when every model agrees, 1 otherwise."""
+    """Print the table. Return 0 if the gradients of every model agree, and 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("zoo", type=Path)
     parser.add_argument("names", nargs="*")

@@ -1,1 +1,5 @@
-"""What writes pages and pictures of docs/ from the code; `python -m tools` writes them all."""
+"""Tools for contributors.
+
+`python -m tools` generates pages and pictures of docs/, `tools.digests` compares builds, and `tools.verify_op` compares
+the gradient of one operator with its Jacobian or with PyTorch's gradient.
+"""

@@ -1,7 +1,8 @@
-"""`python -m tools` writes the generated pages and pictures of docs/ anew; the tests compare them."""
+"""Write the generated pages and pictures of docs/: `python -m tools`. The tests compare the files with this output."""
 
-from tools import layers, reference, schema
+from tools import differentiability, layers, operators, reference, schema
 
-for path, text in {**layers.files(), **reference.files(), **schema.files()}.items():
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+for module in (differentiability, layers, operators, reference, schema):
+    for path, text in module.files().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The picture of the layers: read from import-linter's contract and the first docstring line of each package."""
+"""Draw docs/layers.svg from import-linter's contract and the first docstring line of each package."""
 
 import ast
 import tomllib
@@ -15,14 +15,14 @@ FILLS = ("#e8f0fe", "#eef7ee")
 
 
 def contract() -> list[list[str]]:
-    """The layers of `[tool.importlinter]`, top to bottom; the rooms of one entry stand side by side."""
+    """Return the layers of `[tool.importlinter]` from top to bottom, each with its packages and modules."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     (layers,) = (each["layers"] for each in settings["contracts"] if each["type"] == "layers")
     return [[room.strip() for room in layer.split("|")] for layer in layers]
 
 
 def purpose(room: str) -> str:
-    """The first line of the docstring of a package or module of `onnxgrad_cli`."""
+    """Return the first line of the docstring of a package or module of `onnxgrad_cli`."""
     folder = ROOT / "onnxgrad_cli" / room
     source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     docstring = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8")))
@@ -32,7 +32,7 @@ def purpose(room: str) -> str:
 
 
 def svg() -> str:
-    """The picture as SVG: one row a layer, the command line on top; each layer imports only from rows below its own."""
+    """Return the picture as SVG, with a row for each package or module and the top layer first."""
     rooms = [(row, room) for row, layer in enumerate(contract()) for room in layer]
     height = len(rooms) * (HEIGHT + GAP) - GAP + 2 * MARGIN
     boxes = [_box(MARGIN + place * (HEIGHT + GAP), row, room) for place, (row, room) in enumerate(rooms)]
@@ -65,5 +65,5 @@ def _box(top: int, row: int, room: str) -> str:
 
 
 def files() -> dict[Path, str]:
-    """What this module writes: the path of the picture, and its text."""
+    """Return the path of the picture, and its text."""
     return {PICTURE: svg()}

@@ -1,6 +1,6 @@
-"""docs/reference/output.schema.json: the JSON that every command prints, as a JSON Schema (2020-12).
+"""Write docs/reference/output.schema.json: a JSON Schema (2020-12) of the JSON that each command prints.
 
-The results of a command follow from the dataclass that it prints, so that a field that is added is described.
+The schema of a result is generated from the dataclass that the command prints, so a new field is included.
 """
 
 import dataclasses
@@ -9,12 +9,11 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from onnxgrad_cli.cli.document import STATUSES, VERSION
-from onnxgrad_cli.errors import Refusal
+from onnxgrad_cli.cli.terminal.document import STATUSES, VERSION
+from onnxgrad_cli.errors import CODES, Refusal
 from onnxgrad_cli.jobs.expand import Piece
 from onnxgrad_cli.jobs.train import Trained
 from onnxgrad_cli.report import Report
-from onnxgrad_cli.report.diagnosis import Diagnosis
 from onnxgrad_cli.training.inference import Evaluated
 from onnxgrad_cli.verification.verdict import Proof
 
@@ -41,14 +40,13 @@ MANY: Schema = {"type": "array", "items": {"$ref": "#/$defs/one of several model
 
 
 def schema() -> Schema:
-    """The schema of the document that a command prints with --json."""
+    """Return the schema of the document that a command prints with --json."""
     defs: dict[str, Schema] = {}
-    report, proof, found = _of(Report, defs), _of(Proof, defs), _of(Diagnosis, defs)
+    report, proof = _of(Report, defs), _of(Proof, defs)
     results = {
         "build": {"anyOf": [report, MANY]},
         "inspect": {"anyOf": [report, MANY]},
         "check": {"anyOf": [proof, MANY]},
-        "doctor": {"anyOf": [found, MANY]},
         "train": _of(Trained, defs),
         "expand": {"type": "array", "items": _of(Piece, defs)},
         "view": {"type": "object", "required": ["title"]},
@@ -68,35 +66,20 @@ def schema() -> Schema:
         ),
         "attack": _object(
             method=TEXT,
+            loss=TEXT,
             what=TEXT,
             samples={"type": "integer"},
             success={"type": ["number", "null"], "description": "null where no sample could be moved"},
             accuracy={"type": "object"},
             distance={"type": "object"},
-            flat={"type": "integer"},
+            vanishing={"type": "integer", "description": "failed samples whose gradient vanished at the start"},
             proof={"type": "object"},
             files=TEXTS,
         ),
         "export": _object(files=TEXTS),
         "pack": _object(files=TEXTS),
         "tune": _object(measured=OBJECTS, file=TEXT),
-        "verify-op": _object(
-            op=TEXT,
-            domain=TEXT,
-            against=TEXT,
-            passed=PLAIN[bool],
-            published=PLAIN[int],
-            operands=OBJECTS,
-            left_out=OBJECTS,
-            examples=OBJECTS,
-        ),
-        "ops": OBJECTS,
-        "losses": OBJECTS,
-        "optimizers": OBJECTS,
-        "metrics": OBJECTS,
-        "schedules": OBJECTS,
-        "passes": OBJECTS,
-        "completion": _object(shell=TEXT, script=TEXT),
+        "list": OBJECTS,
     }
     base = {
         "version": {"const": VERSION, "description": "of this shape: it grows when a key changes or goes away"},
@@ -108,7 +91,9 @@ def schema() -> Schema:
         "warnings": {**TEXTS, "description": "what a careful reader should know"},
     }
     defs["error"] = _object(
+        code={"enum": list(CODES), "description": "the kind of failure"},
         message=TEXT,
+        argument={"type": ["string", "null"], "description": "the option that does not fit, such as --lora"},
         hint={"type": ["string", "null"], "description": "what to do about it"},
         details={**TEXTS, "description": "a line for each of several things"},
         refusals={"type": "array", "items": _of(Refusal, defs), "description": "the nodes that stand in the way"},
@@ -131,7 +116,7 @@ def schema() -> Schema:
 
 
 def _codes() -> list[Schema]:
-    """That a status is the word of its exit code, and that what fails says why."""
+    """Return the conditions that each exit code has its status, and that failures have an error."""
     return [
         {
             "if": {"properties": {"exit_code": {"const": code}}},
@@ -147,7 +132,7 @@ def _codes() -> list[Schema]:
 
 
 def _results(results: dict[str, Schema]) -> list[Schema]:
-    """That a command has the result that is its own."""
+    """Return the conditions that each command has its own kind of result."""
     return [
         {
             "if": {"properties": {"command": {"const": name}}},
@@ -162,7 +147,7 @@ def _object(**properties: Schema) -> Schema:
 
 
 def _of(kind: Any, defs: dict[str, Schema]) -> Schema:
-    """The schema of a type; dataclasses go to `defs`, by their names."""
+    """Return the schema of a type. The schemas of dataclasses are added to `defs` by name."""
     origin, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         assert isinstance(kind, type)
@@ -190,5 +175,5 @@ def _items(parts: tuple[Any, ...], defs: dict[str, Schema]) -> Schema:
 
 
 def files() -> dict[Path, str]:
-    """What this module writes: the path of the schema, and its text."""
+    """Return the path of the schema, and its text."""
     return {FILE: json.dumps(schema(), indent=2) + "\n"}

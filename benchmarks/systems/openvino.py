@@ -17,7 +17,7 @@ import onnx
 import openvino
 
 from benchmarks.interleaved import RATE, serve
-from onnxgrad_cli.ir.skeleton import without_initializers
+from onnxgrad_cli.ir.weightless_copy import without_initializers
 from onnxgrad_cli.metadata import Roles, describe
 
 

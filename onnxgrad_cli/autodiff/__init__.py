@@ -1,1 +1,1 @@
-"""Reverse-mode differentiation: the table of rules and definitions, the walk that applies them, and the mathematics."""
+"""Reverse-mode differentiation: rules and definitions of operators, their tables, and the walk that applies them."""

@@ -1,7 +1,8 @@
-"""Activity analysis: through which nodes cotangents go from the seeds back to what is wanted.
+"""Activity analysis: find the nodes that cotangents pass on the way from the seeds back to the wanted values.
 
-A value is active if it depends on something wanted along float paths; a node is on the path if it makes an active value
-on which a seed depends.
+The seeds are the values whose cotangents are given. The wanted values are those to differentiate with respect to. A
+value is active if a path of float values leads from a wanted value to it. A node is on the path of the cotangents if it
+computes an active value that a seed depends on.
 Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, section 6.2 (varied and useful variables).
 """
 
@@ -17,14 +18,15 @@ from onnxgrad_cli.ir.types import is_differentiable
 
 
 class Activity:
-    """The active values of a graph, and the path that cotangents take.
+    """The active values of a graph, and the path of the cotangents.
 
     Attributes:
-        active: the values that depend on something wanted along float paths; integers only where they are quantized
-            floats.
-        quantized: the active integers -> whether a node on the way to them is refused by name.
-        path: the nodes to visit, last first: they make something active, and a seed depends on it.
-        stops: active operands at which gradients stop although a seed depends on them, as (node, position).
+        active: the active values, including the wanted ones. Integers are included only if they are quantized floats.
+        quantized: map from an active integer to a flag: True if a node that it depends on is refused by name
+            (`registry.refuse`).
+        path: the nodes on the path of the cotangents, from the last to the first.
+        stops: active operands at which gradients stop (`registry.stop_gradient`) and that a seed depends on, as (node,
+            position of the operand).
     """
 
     def __init__(self, graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> None:
@@ -38,11 +40,12 @@ class Activity:
         seeds = list(seeds)
         for node in graph.nodes:
             self._spread(node)
-        self.stops = list(self._upstream_stops(seeds))
+        upstream = graph.ancestors(seeds) if self.stops else set[str]()
+        self.stops = [(node, position) for node, position in self.stops if upstream.intersection(node.output)]
         self.path = list(self._path(seeds))
 
     def rule(self, node: Node) -> registry.Rule | None:
-        """The rule of a node at the graph's opset; None where there is none."""
+        """Return the rule of a node at the graph's opset, or None if there is no rule."""
         key = (node.op_type, node.domain)
         if key not in self._rules:
             self._rules[key] = registry.lookup(*key, self.graph.opset(node.domain) or 1)
@@ -54,7 +57,7 @@ class Activity:
         return {node.input[position] for node, position in self.stops}
 
     def dependencies(self, names: Iterable[str]) -> set[str]:
-        """`names`, and the values from which an active path leads to one of them."""
+        """Return `names`, and all values from which an active path leads to one of `names`."""
         found = set(names)
         for node in reversed(self._dependent):
             if found.intersection(node.output):
@@ -62,7 +65,7 @@ class Activity:
         return found
 
     def _spread(self, node: Node) -> None:
-        """Note what is active after a node, given what is active before it."""
+        """Add the outputs of a node to the active values if the node reads an active one."""
         names = reads(node)
         if self.active.isdisjoint(names):
             return
@@ -83,21 +86,15 @@ class Activity:
     def _spread_integers(
         self, node: Node, rule: registry.Rule | None, names: Iterable[str], floats: Iterable[str]
     ) -> None:
-        """Note the integers that stand for floats after a node that quantizes, or that reads such integers."""
+        """Record the integer outputs of a node that quantizes floats, or that reads quantized floats."""
         read = [self.quantized[name] for name in names if name in self.quantized]
         if read or (rule is not None and rule.integers):
             is_named = any(read) or bool(rule and rule.refusal)
             self.quantized.update((n, is_named) for n in node.output if n and n not in floats)
             self.active |= self.quantized.keys()
 
-    def _upstream_stops(self, seeds: Iterable[str]) -> Iterator[tuple[Node, int]]:
-        """Those of the stopped active operands on which a seed depends."""
-        if self.stops:
-            upstream = self.graph.ancestors(seeds)
-            yield from ((node, position) for node, position in self.stops if upstream.intersection(node.output))
-
     def _path(self, seeds: Iterable[str]) -> Iterator[Node]:
-        """The nodes that make something active on which a seed depends, last first."""
+        """Yield the nodes that compute an active value which a seed depends on, last first."""
         needed = set(seeds)
         for node in reversed(self._dependent):
             if any(name in needed and name in self.active for name in node.output[:]):
@@ -106,7 +103,10 @@ class Activity:
 
 
 def carriers(graph: Graph) -> Callable[[str], bool]:
-    """What tells whether a value may carry a cotangent, as far as its type is known: types are looked at once."""
+    """Return a function that returns True if the type of a value allows it to have a cotangent.
+
+    A value of unknown type may have a cotangent. The result is cached for each type.
+    """
     types, known = graph.types, {id(None): True}
 
     def carries(name: str) -> bool:
@@ -120,19 +120,19 @@ def carriers(graph: Graph) -> Callable[[str], bool]:
 
 
 def on_the_way(graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> tuple[set[str], set[str]]:
-    """The values that depend on something wanted, and those of which a seed depends, along float paths."""
+    """Return two sets, along float paths: values that depend on wanted ones, and values that a seed depends on."""
     seeds = list(seeds)
     activity = Activity(graph, wanted, seeds)
     return activity.active, {*seeds, *(name for node in activity.path for name in reads(node))}
 
 
 def open_reads(node: Node) -> list[str]:
-    """What a node reads where a cotangent may go: all but the operands that `registry.stop_gradient` declares."""
+    """Return the values that a node reads, except the operands at which gradients stop."""
     return [name for name in reads_by_position(node) if name]
 
 
 def reads_by_position(node: Node) -> list[str]:
-    """The inputs of a node, "" where one is absent or stopped, and then what its bodies capture."""
+    """Return the inputs of a node, with "" for absent and stopped ones, then the values that its bodies capture."""
     inputs = node.input[:]
     for position in stopped(node):
         inputs[position] = ""
@@ -140,7 +140,10 @@ def reads_by_position(node: Node) -> list[str]:
 
 
 def stopped(node: Node) -> list[int]:
-    """The operands of a node at which gradients stop: none where a loss, a definition or a rule has written it."""
+    """Return the positions of the operands of a node at which gradients stop.
+
+    There are none if a loss, a definition or a rule has written the node.
+    """
     declared = registry.stopped(node.op_type, node.domain)
     if not declared or metadata_of(node, ROLE) or metadata_of(node, FORWARD):
         return []

@@ -1,4 +1,4 @@
-"""`Differentiation`: what a reverse walk is told, and what it records for the report and the proof."""
+"""`Differentiation`: the settings of a reverse walk, and its record for the report and for checking gradients."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from onnxgrad_cli.autodiff.kernel_variants import KernelVariants
-from onnxgrad_cli.emission.fusion import Fusion
+from onnxgrad_cli.emission.values import Fusion
 from onnxgrad_cli.errors import Caution
 
 
 @dataclass
 class Cautions:
-    """What every pass may note.
+    """The part of the build's record to which every pass may add: cautions for the user.
 
     Attributes:
-        cautions: what a careful reader of the result should know.
+        cautions: cautions for the user about the result.
     """
 
     cautions: list[Caution] = field(default_factory=list)
@@ -26,13 +26,14 @@ class Differentiation(Cautions):
     """The settings and the record of reverse walks over a graph and the bodies in it.
 
     Attributes:
-        straight_through: whether rounding to integers counts as the identity.
-        forward_stays: whether the forward nodes must stay as they are.
-        fusions: a value that several nodes compute together -> the one rule for all of them.
-        kernel_variants: which of several forms of a gradient are preferred, requested and written.
-        rules: how often each rule was used, by 'domain::Op' and the rule's source.
-        kinks: the convention that was followed where a derivative does not exist, by operator.
-        partial: weights and inputs whose gradient leaves out paths, because `stop_gradient` declares so.
+        straight_through: True if rounding to integers has the gradient of the identity.
+        forward_stays: True if rules must not replace the forward node by a faster form.
+        fusions: map from a value that several nodes compute together to the one rule for these nodes.
+        kernel_variants: for gradients that can be written in several forms, the preferred, requested and written ones.
+        rules: map from ('domain::Op', source of the rule) to how often the rule was used.
+        kinks: map from an operator to the convention that its rule uses at points without a derivative.
+        partial: weights and inputs whose gradient is incomplete, because `stop_gradient` stops some of their paths to
+            the loss.
     """
 
     straight_through: bool = False

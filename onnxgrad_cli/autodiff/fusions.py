@@ -1,9 +1,10 @@
-"""Several nodes that are differentiated as one: Gelus that exporters write out, angles, what is behind a convolution.
+"""Find groups of nodes that one rule differentiates: decomposed Gelus, angles, and nodes after a convolution.
 
-The rules of a Gelu's nodes keep the result of each; that of the operator keeps what goes in and, at most, what comes
-out. And what the backward part does not read, onnxruntime computes in one node of its own.
+A Gelu that an exporter decomposed is differentiated by Gelu's rule. The rules of the single nodes would read the result
+of each node, but Gelu's rule reads only Gelu's input and sometimes its output. If no other result is read by the
+backward part, onnxruntime can fuse the nodes of the Gelu.
 
-An angle, the Atan of a quotient, has a gradient where the divisor is 0; the quotient has none.
+An angle is atan(y / x). At x = 0 it has a gradient, although y / x has none.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from functools import wraps
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.fusion import Fusion
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Fusion, Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -23,24 +23,24 @@ from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import HALVES, dtype_of, shape_of
 
 CLOSE = 1e-6
-"""How far a written constant may be from the one that is meant, relatively."""
+"""Largest relative difference of a constant in a model from the formula's exact constant."""
 
 CORES = {"Erf": math.sqrt(0.5), "Tanh": math.sqrt(2 / math.pi)}
-"""The functions in the two forms of a Gelu, and the factor of what they are applied to."""
+"""Map from the function that computes a Gelu, Erf or Tanh, to the constant that scales the function's operand."""
 
-ORIGIN = "of a quotient of two values: 0 where both are 0"
-"""The convention for an angle of no direction."""
+ORIGIN = "for a quotient of two values: 0 if both are 0"
+"""The description of the convention at the origin, for the user."""
 
 Monomial = tuple[float, list[str]]
-"""A number times values."""
+"""A product of a number and values: (number, names of the values; a repeated name is a power)."""
 
 
 def find_fusions(graph: Graph, kept: Collection[str]) -> dict[str, Fusion]:
-    """Return the results of Gelus that are written out and of angles, each with the fusion of its nodes.
+    """Find nodes that together compute a Gelu or an angle. Return a map from their result to their fusion.
 
     Args:
         graph: the forward graph.
-        kept: values whose own cotangents are asked for or given: none of them is inside.
+        kept: values whose cotangents are requested or given. They are never inner values of a fusion.
     """
     if not (candidates := [*_gelu_candidates(graph), *_angle_candidates(graph)]):
         return {}
@@ -50,7 +50,7 @@ def find_fusions(graph: Graph, kept: Collection[str]) -> dict[str, Fusion]:
 
 
 def _gelu_candidates(graph: Graph) -> list[tuple[Node, Node]]:
-    """Each Erf or Tanh to which 1 is added, and the Add."""
+    """Return pairs of nodes: an Erf or Tanh, and the Add that adds 1 to its result."""
     cores = {node.output[0]: node for node in graph.nodes if node.op_type in CORES and not node.domain}
     sums = [node for node in graph.nodes if node.op_type == "Add" and not cores.keys().isdisjoint(node.input[:])]
     by_one = [node for node in sums if 1.0 in (_number(graph, name) for name in node.input)]
@@ -65,13 +65,15 @@ def _angle_candidates(graph: Graph) -> list[tuple[Node]]:
 
 
 def with_convolutions(graph: Graph, fusions: Mapping[str, Fusion], kept: Collection[str]) -> dict[str, Fusion]:
-    """`fusions`, of which some have a rule for what they and the convolution before them compute together: that one
-    where it takes fewer passes over memory.
+    """Extend fusions by the convolution before them, if that takes fewer passes over memory.
 
     Args:
         graph: the forward graph.
-        fusions: by their results.
-        kept: values whose own cotangents are asked for or given: none of them is between the two.
+        fusions: map from a result to its fusion. Some have a second rule, `convolved`, that also covers a convolution.
+        kept: values whose cotangents are requested or given. The result of the convolution must not be one of them.
+
+    Returns:
+        The fusions, some of which include their convolution.
     """
     found, kept = dict(fusions), graph.held.union(kept)
     able = {y: fusion for y, fusion in fusions.items() if fusion.convolved is not None}
@@ -86,8 +88,11 @@ def with_convolutions(graph: Graph, fusions: Mapping[str, Fusion], kept: Collect
 
 
 def _widens(graph: Graph, node: Node) -> bool:
-    """Whether a node multiplies each pixel by a matrix of twice as many rows as columns, or more, with twice as many
-    pixels as columns: then products of its images with themselves take less than passes over its results."""
+    """Return True if a node is a 1x1 convolution of large images that at least doubles the number of channels.
+
+    An image must have at least twice as many pixels as there are input channels. Multiplying the input images with
+    themselves is then cheaper than passes over the larger results.
+    """
     if node.op_type != "Conv" or not is_standard(node.domain) or len([name for name in node.input if name]) != 2:
         return False
     weight, images = (shape_of(graph.types.get(name)) or () for name in (node.input[1], node.output[0]))
@@ -102,7 +107,7 @@ def _widens(graph: Graph, node: Node) -> bool:
 
 
 def _gelu_fusion(x: str, y: str, approximate: str) -> Fusion:
-    """The fusion of the nodes that compute y = Gelu(x): Gelu's own rule."""
+    """Return the fusion of the nodes that compute y = Gelu(x). Its rule is that of the operator Gelu."""
     rule = registry.lookup("Gelu")
     assert rule is not None and rule.function is not None
     function = rule.function
@@ -115,10 +120,10 @@ def _gelu_fusion(x: str, y: str, approximate: str) -> Fusion:
 
 
 def angle_gradient(op: Op, g: Val, y: Val, x: Val) -> tuple[Val | None, Val | None]:
-    """The gradient of atan(y / x): (x dy - y dx) / (x² + y²), which is finite where x = 0.
+    """Return the cotangents of y and x for atan(y / x): g x / (x² + y²) and -g y / (x² + y²), finite at x = 0.
 
-    Both are divided by the larger one first, so that no square leaves the range of the type. The gradient at the origin
-    is 0, as PyTorch's is of atan2.
+    x and y are divided by the larger absolute value first, so that no square overflows or underflows. The gradient at
+    the origin is 0, as for atan2 in PyTorch.
     """
     larger = op.Max(op.Abs(y), op.Abs(x))
     at_origin, one = op.Equal(larger, 0.0), op.const(1.0, larger)
@@ -130,32 +135,33 @@ def angle_gradient(op: Op, g: Val, y: Val, x: Val) -> tuple[Val | None, Val | No
 
 
 def _is_changed(op_type: str) -> bool:
-    """Whether somebody has given an operator a derivative of their own."""
+    """Return True if an operator no longer has its built-in rule, or has an operand at which gradients stop."""
     rule = registry.lookup(op_type)
     ours = rule is not None and rule.source.startswith("onnxgrad_cli.autodiff.rules.")
     return not ours or bool(registry.stopped(op_type, ""))
 
 
 def _number(graph: Graph, name: str) -> float | None:
-    """A constant's only element; None where it is something else."""
+    """Return the only element of a constant, or None if the value is not a constant with one element."""
     array = graph.constant(name)
     return float(array.reshape(())) if array is not None and array.size == 1 else None
 
 
 class _Formulas:
-    """A graph read as formulas, in which only results that nobody else reads are looked into."""
+    """Recognizes formulas in a graph. An inner result counts as part of a formula only if a single node reads it."""
 
     def __init__(self, graph: Graph, kept: Collection[str]) -> None:
         self.graph, self.kept = graph, {*kept, *graph.output_names}
         self.makers, self.uses = graph.producers(), graph.uses()
 
     def gelu(self, core: Node, one_more: Node) -> tuple[str, Fusion] | None:
-        """The Gelu around an Erf or a Tanh, to which 1 is added.
+        """Find the Gelu around an Erf or a Tanh, to which 1 is added.
 
-        With its Erf it is x (1 + erf(x / sqrt 2)) / 2, with its Tanh x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
+        The form with Erf is x (1 + erf(x / sqrt 2)) / 2. The form with Tanh is
+        x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
 
         Returns:
-            the result, and the fusion.
+            The name of the result and the fusion, or None if the formula is not a Gelu.
         """
         x = self.operand(core)
         if not x or not self.is_private(core.output[0]):
@@ -169,7 +175,7 @@ class _Formulas:
         return None
 
     def angle(self, atan: Node) -> tuple[str, Fusion] | None:
-        """The Atan of a quotient by something that is no constant, with the fusion of both."""
+        """Return the result and the fusion of an Atan of a quotient, or None. The divisor must not be a constant."""
         node = self.makers.get(atan.input[0])
         if node is None or not is_standard(node.domain) or not self.is_private(atan.input[0]):
             return None
@@ -184,7 +190,7 @@ class _Formulas:
         return atan.output[0], Fusion("ai.onnx::Atan", (y, x), (), angle_gradient, kink=ORIGIN)
 
     def _inverse(self, product: Node) -> tuple[str, str] | None:
-        """The two of y * (1 / x), for a Reciprocal that nobody else reads."""
+        """Return (y, x) if a product is y * (1 / x) and the Reciprocal has no other reader; otherwise None."""
         for y, inverse in (product.input, reversed(product.input)):
             maker = self.makers.get(inverse)
             if maker is not None and maker.op_type == "Reciprocal" and self.is_private(inverse):
@@ -192,7 +198,7 @@ class _Formulas:
         return None
 
     def operand(self, core: Node) -> str:
-        """The x to which the function is applied, scaled and with its cube; "" if it is applied to something else."""
+        """Return the x of the Gelu whose Erf or Tanh is `core`, or "" if the operand of `core` does not fit a Gelu."""
         number, values = self.part(core.input[0])
         if len(values) != 1 or not math.isclose(number, CORES[core.op_type], rel_tol=CLOSE):
             return ""
@@ -208,14 +214,14 @@ class _Formulas:
         return ""
 
     def part(self, name: str) -> Monomial:
-        """What stands in a formula: a number, the factors of a product that nobody else reads, or a value."""
+        """Return a value as a product. A constant is a number; a value with several readers is not taken apart."""
         number = _number(self.graph, name)
         if number is not None:
             return number, []
         return self.monomial(name) if self.is_private(name) else (1.0, [name])
 
     def monomial(self, name: str) -> Monomial:
-        """The factors of a product, a quotient by a number, or a power."""
+        """Return the result of a Mul, a Div by a number, or a Pow by 2 or 3 as a product of its factors."""
         node = self.makers.get(name)
         if node is not None and node.op_type == "Mul":
             (a, these), (b, those) = map(self.part, node.input)
@@ -229,15 +235,15 @@ class _Formulas:
         return (number**by, values * int(by)) if by in (2.0, 3.0) else (1.0, [name])
 
     def reader(self, name: str, *op_types: str) -> Node | None:
-        """The only node that reads a value, if it is such an operator and nobody wants the value."""
+        """Return the only reader of a private value if its operator is one of `op_types`; otherwise None."""
         node = self.uses[name][0][0] if self.is_private(name) else None
         return node if node is not None and node.op_type in op_types and not node.domain else None
 
     def is_private(self, name: str) -> bool:
-        """Whether one node reads a value, once, and nobody wants it."""
+        """Return True if a value is read exactly once and is not in `kept`."""
         return len(self.uses[name]) == 1 and name not in self.kept
 
     def alike(self, a: str, b: str) -> bool:
-        """Whether two values surely have as many axes."""
+        """Return True if two values are known to have the same rank."""
         shape, other = (shape_of(self.graph.types.get(name)) for name in (a, b))
         return shape is not None and other is not None and len(shape) == len(other)

@@ -1,7 +1,8 @@
-"""Kernel variants: where a gradient has several forms, one is chosen here, by shapes or by a measurement on a machine.
+"""Kernel variants: choose one of several ways to write a gradient, by its shapes or by a measurement.
 
-A rule names its forms and the one that it takes by the shapes it sees. `onnxgrad tune` measures them all on the shapes
-of a model, and what it finds faster is chosen in the next build. All forms of a gradient compute the same.
+The ways to write a gradient are called its forms. All forms compute the same result. A rule names the forms, and the
+default form for the shapes of the node. `onnxgrad tune` measures all forms on the shapes of a model, and the next build
+uses the fastest form.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ import onnx
 
 from onnxgrad_cli.common import toml
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest, unknown_name, unreadable
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied
 from onnxgrad_cli.ir.types import shape_of
 
 TABLE = "kernel_variants"
-"""The table of a file of choices."""
+"""The name of the TOML table that holds the choices in a file of `onnxgrad tune`."""
 
 OLD_TABLE = "lowerings"
-"""The name of that table in older files."""
+"""The name of this table in older files."""
 
 
 class VariantChoice(NamedTuple):
-    """One choice that a build has made.
+    """The choice of a form that a build has made for one gradient.
 
     Attributes:
         node: a copy of the forward node whose gradient is written.
         graph: the graph or body that the node is in.
-        name: the gradient that has several forms, with its operator, such as 'Conv weight gradient'.
-        forms: the names of these forms.
+        name: the operator and the gradient that has several forms, such as 'Conv weight gradient'.
+        forms: the names of the forms.
         taken: the form that was written.
-        default: the form that the shapes, or else the target, suggest.
-        wanted: the node's operands that get a gradient.
+        default: the form to use if none is requested: the one that the target prefers, or that suits the shapes.
+        wanted: the operands of the node that get a gradient.
     """
 
     node: Node
@@ -51,14 +52,14 @@ class VariantChoice(NamedTuple):
 
 @dataclass
 class KernelVariants:
-    """The choices of a build among the forms of its gradients.
+    """The choices that a build makes among the forms of its gradients.
 
     Attributes:
-        prefer: `prefer(op, name, default)` gives the form that suits the build's target in place of the one that suits
-            the shapes, or None where that is as good.
-        requested: the form to write, by a gradient with its shapes as `key` writes it, or by the name of a gradient
-            ('Conv weight gradient') for all shapes that have such a form.
-        choices: every choice that was made, by its `key`.
+        prefer: `prefer(op, name, default)` returns the form that suits the build's target, or None to use the form
+            that suits the shapes.
+        requested: map from a gradient to the form to write. The gradient is given by its `key`, which contains the
+            shapes, or by its name ('Conv weight gradient'). A name applies to all nodes for which the form is possible.
+        choices: map from the `key` of a gradient to the choice that was made.
     """
 
     prefer: Callable[[Op, str, str], str | None] = lambda op, name, default: None
@@ -67,7 +68,7 @@ class KernelVariants:
 
     @property
     def measured(self) -> dict[str, str]:
-        """The forms that were requested and written, by the `key` of the choice."""
+        """Map from the `key` of a gradient to its form, for those forms that were requested and also written."""
         return {
             place: choice.taken
             for place, choice in self.choices.items()
@@ -75,13 +76,13 @@ class KernelVariants:
         }
 
     def choose(self, op: Op, name: str, forms: Sequence[str], default: str) -> str:
-        """The form to write of a gradient of `op.node`.
+        """Return the form to write for a gradient of `op.node`, and record the choice.
 
         Args:
             op: the emitter that will write it.
             name: the gradient that has several forms, such as 'weight gradient'.
-            forms: the forms that this node has.
-            default: the form that suits the node's shapes.
+            forms: the possible forms for this node.
+            default: the form that suits the shapes of the node.
 
         Raises:
             UsageError: a form is requested that the gradient does not have.
@@ -93,7 +94,7 @@ class KernelVariants:
         place, name = key(op.graph, op.node, name), f"{op.node.op_type} {name}"
         taken = self.requested.get(place, default)
         if taken not in forms:
-            raise UsageError(f"'{place}' has no form '{taken}'", suggest(taken, forms, "forms"))
+            raise unknown_name(f"'{place}' has no form '{taken}'", suggest(taken, forms, "forms"))
         if place not in self.requested and self.requested.get(name) in forms:
             taken = self.requested[name]
         wanted = tuple(dict.fromkeys(filter(op.wanted, op.node.input)))
@@ -103,27 +104,28 @@ class KernelVariants:
 
 
 def load_tuned(path: Path) -> dict[str, str]:
-    """The choices in a file that `onnxgrad tune` has written.
+    """Return the choices in a file that `onnxgrad tune` has written.
 
     Raises:
-        UsageError: the file can't be read, or holds no choices.
+        OnnxgradError: the file can't be read.
+        UsageError: the file contains no choices.
     """
     if path.exists() and not path.is_file():
-        raise UsageError(f"'{path}' is no file: it is a device, a pipe or a folder", "name the file")
+        raise OnnxgradError(f"'{path}' is not a file: it is a device, a pipe or a folder", "give the path of a file")
     try:
         tables = toml.load(path)
         found = tables[TABLE] if TABLE in tables else tables[OLD_TABLE]
         if all(isinstance(form, str) for form in found.values()):
             return dict(found)
     except OSError as error:
-        raise UsageError(f"'{path}' can't be read: {error.strerror}") from None
+        raise unreadable(f"'{path}' can't be read: {error.strerror}") from None
     except (ValueError, KeyError, AttributeError, RecursionError):
         pass
-    raise UsageError(f"'{path}' holds no choices of kernel variants", "`onnxgrad tune MODEL` writes such files")
+    raise UsageError(f"'{path}' contains no choices of kernel variants", "write such a file with `onnxgrad tune MODEL`")
 
 
 def key(graph: Graph, node: Node, name: str) -> str:
-    """A gradient of a node with all that its time depends on: operator, name, shapes and attributes."""
+    """Return a text of all facts that affect how long a gradient takes: operator, name, shapes and attributes."""
     shapes = ", ".join(_shape(graph, value) for value in node.input)
     attributes = ", ".join(sorted(f"{a.name}={_value(a)}" for a in node.attribute))
     return f"{node.op_type} {name}: {'; '.join(filter(None, (shapes, attributes)))}"

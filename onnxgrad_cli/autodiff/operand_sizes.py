@@ -1,8 +1,8 @@
-"""Whether the sizes of a node's operands fit each other, by the definitions of operators that onnx does not hold to.
+"""Check the sizes of a node's operands, for operators whose sizes onnx's shape inference does not check fully.
 
-Its inference asks nothing of the bias of an LSTM, nor of a Gemm of which one operand is unknown: what contradicts its
-definition comes to light only where a rule computes with it. Nor does it ask whether a number of groups divides the
-channels: then a rule computes with sizes that do not exist.
+Shape inference does not check the bias of an LSTM, nor a Gemm that has an operand of unknown shape. Contradictory sizes
+would then fail only when a rule computes with them. Shape inference also does not check that the number of groups
+divides the number of channels. A rule would then compute with impossible sizes.
 
 Source: https://onnx.ai/onnx/operators/, Conv, ConvTranspose, DepthToSpace, Gemm, GroupNormalization, GRU, LSTM, RNN,
 SpaceToDepth and Split.
@@ -22,10 +22,10 @@ DEFINITIONS = {
     "LSTM": "t b i, d 4h i, d 4h h, d 8h, b, d b h, d b h, d 3h -> t d b h, d b h, d b h",
     "RNN": "t b i, d h i, d h h, d 2h, b, d b h -> t d b h, d b h",
 }
-"""The axes of the operands and of the results, as for Einsum; `4h` is four times the size of h."""
+"""Map from an operator to the axes of its operands and results, as in Einsum; `4h` means a size of 4 times h."""
 
 PRODUCT = "{a}, {b}, -> m n"
-"""Of Gemm, whose third operand may be of fewer axes."""
+"""The axes of a Gemm, as in `DEFINITIONS`. Its third operand is left empty, because it may have fewer axes."""
 
 DIVISORS: dict[str, tuple[str, int, dict[int, tuple[int, ...]]]] = {
     "Conv": ("group", 1, {0: (1,), 1: (0,)}),
@@ -34,27 +34,27 @@ DIVISORS: dict[str, tuple[str, int, dict[int, tuple[int, ...]]]] = {
     "GroupNormalization": ("num_groups", 1, {0: (1,)}),
     "SpaceToDepth": ("blocksize", 1, {0: (2, 3)}),
 }
-"""Operator -> an attribute, a power of it, and operand -> the axes whose sizes that power divides."""
+"""Map from an operator to (attribute, exponent, {operand: axes}). attribute ** exponent must divide the axes' sizes."""
 
 CHECKED = DIVISORS.keys() | {"Split"}
-"""Operators of which a number of parts is given."""
+"""Operators with an attribute that gives a number of parts."""
 
 
-def misdivision(graph: Graph, node: Node) -> str:
-    """Which attribute of a node does not divide the sizes, or count the results, that its definition says it does.
+def division_error(graph: Graph, node: Node) -> str:
+    """Describe an attribute that does not divide the sizes of a node's operands, or contradicts its number of outputs.
 
     Args:
-        graph: has the types of the values; a size that is unknown passes.
+        graph: the graph with the types of the values; unknown sizes are accepted.
         node: the node.
 
     Returns:
-        A sentence; "" where all fit.
+        A sentence, or "" if all attributes fit.
     """
     if node.domain or node.op_type not in CHECKED:
         return ""
     given = {attribute.name: attribute.i for attribute in node.attribute}
     if node.op_type == "Split" and given.get("num_outputs", len(node.output)) != len(node.output):
-        return f"its num_outputs is {given['num_outputs']}, and it has {len(node.output)} outputs"
+        return f"its num_outputs is {given['num_outputs']}, but it has {len(node.output)} outputs"
     if node.op_type == "Split":
         return ""
     name, power, operands = DIVISORS[node.op_type]
@@ -72,15 +72,15 @@ def misdivision(graph: Graph, node: Node) -> str:
 
 
 def contradiction(graph: Graph, node: Node) -> str:
-    """What is wrong with the sizes of a node's operands and results by the definition of its operator.
+    """Describe sizes of a node's operands and results that contradict the definition of its operator.
 
     Args:
-        graph: has the types of the values.
-        node: the node; recurrent ones lie with time first.
+        graph: the graph with the types of the values.
+        node: the node; a recurrent node must have time as the first axis.
 
     Returns:
-        A sentence with the first value that does not fit those before it; "" where all may fit, or where the operator
-        is one that onnx's inference holds to its definition.
+        A sentence about the first value that does not fit the earlier ones. "" if all may fit, or if onnx checks the
+        sizes of this operator.
     """
     operands, _, results = _definition(node).partition(" -> ")
     if not operands:
@@ -99,7 +99,10 @@ def contradiction(graph: Graph, node: Node) -> str:
         if not fits:
             known = ", ".join(f"{label} = {sizes[label]}" for _, label in wanted if label in sizes)
             given = ", ".join(map(str, shape))
-            return f"'{name}' has the sizes [{given}], its definition asks for [{', '.join(axes.split())}] with {known}"
+            return (
+                f"'{name}' has the shape [{given}], but its operator's definition requires "
+                f"[{', '.join(axes.split())}] with {known}"
+            )
     return ""
 
 

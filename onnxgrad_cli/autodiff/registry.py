@@ -1,7 +1,7 @@
-"""The tables of gradient rules and of definitions: which function differentiates, or replaces, which operator.
+"""The tables of gradient rules, of definitions that replace operators, and of operands at which gradients stop.
 
-Both are found by (domain, operator, version of the operator's schema). What is in no table is refused. Beside them
-stand the operands behind which gradients stop, whatever a rule says.
+Rules and definitions are looked up by domain, operator and version of the operator's schema. An operator that has
+neither is refused. Gradients stop at the operands declared by `stop_gradient`, whatever the operator's rule returns.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import full_name, plain_domain
 
 NEWEST_OPSET = 28
-"""The newest opset that the rules were proven at; which one onnxruntime loads is another question, and asked of it."""
+"""The newest opset for which the gradient rules were checked. It may differ from the newest that onnxruntime loads."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How one operator is differentiated.
+    """The gradient rule of one operator.
 
     Attributes:
         op_type, domain: the operator.
-        versions: the first and last schema version the rule is proven for.
-        function: the rule itself; None where every derivative is zero by mathematics, and where it is refused.
-        kink: the convention followed where the derivative does not exist.
-        needs_opset: the lowest opset of the default domain that has what the rule emits.
-        integers: whether it makes integers of floats or floats of integers and their cotangents go through it.
-        refusal, hint: why the operator is never differentiated, where it is known and refused, and what to do then.
+        versions: the first and the last schema version for which the rule is proven.
+        function: the rule itself. None if every derivative is zero by mathematics (`no_gradient`), or if the operator
+            is refused (`refuse`).
+        kink: the convention at points where the derivative does not exist.
+        needs_opset: the lowest opset of the default domain that contains all operators that the rule emits.
+        integers: True if the operator converts floats to integers or back, and cotangents pass through it.
+        refusal: the reason why the operator is never differentiated, or "".
+        hint: the fix to suggest in that case.
     """
 
     op_type: str
@@ -50,32 +52,32 @@ class Rule:
 
     @property
     def is_zero(self) -> bool:
-        """Whether the derivative is zero by mathematics."""
+        """True if the derivative is zero by mathematics."""
         return self.function is None and not self.refusal
 
     @property
     def source(self) -> str:
-        """Where the rule stands: module and function."""
+        """The module and the function of the rule."""
         if self.function is None:
             return "refused" if self.refusal else "zero by mathematics"
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     @property
     def signature(self) -> Signature:
-        """What the function asks for."""
+        """The parameters of the function."""
         assert self.function is not None
         return Signature.of(self.function)
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What an operator without a rule of its own means, in operators that have one.
+    """The definition of an operator without a rule by operators that have rules.
 
     Attributes:
         op_type, domain: the operator.
-        versions: the first and last schema version the definition holds for.
+        versions: the first and the last schema version for which the definition is valid.
         function: `definition(op, x0, x1, ..., *, attributes)`, which emits and returns the outputs.
-        needs_opset: the lowest opset of the default domain that has what it emits.
+        needs_opset: the lowest opset of the default domain that contains all operators that the definition emits.
     """
 
     op_type: str
@@ -86,17 +88,26 @@ class Definition:
 
     @property
     def source(self) -> str:
-        """Where the definition stands: module and function."""
+        """The module and the function of the definition."""
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a rule's parameters ask for, read from their names once.
+    """The parameters of a rule or definition. Their meaning follows from their names.
 
-    `g`, `y` are the cotangent and value of output 0; `gs`, `ys` ask for tuples of all outputs. Inputs follow by
-    position (`*xs` for a variadic operator); keyword-only parameters are the attributes the rule handles. `needed` are
-    the attributes without a default: a definition can't do without them, a rule gets None for what is absent.
+    `g` and `y` are the cotangent and the value of output 0. `gs` and `ys` are tuples of all outputs. Inputs follow by
+    position, or as `*xs` for a variadic operator. Keyword-only parameters are the attributes that the function handles.
+
+    Attributes:
+        all_cotangents: True if the rule has the parameter `gs`.
+        all_outputs: True if the rule has the parameter `ys`.
+        inputs: the number of inputs by position.
+        variadic: True if the function accepts any number of inputs.
+        attributes: attribute -> its default; None if it has none.
+        any_attribute: True if the function accepts all attributes.
+        needed: the attributes without a default. A definition can't be used if one of them is absent; a rule gets None
+            for it.
     """
 
     all_cotangents: bool
@@ -112,38 +123,38 @@ class Signature:
         """Read the signature of a rule, `rule(op, g|gs, y|ys, x0, x1, ..., *, attribute, ...)`."""
         if function not in _SIGNATURES:
             checks.function(function, "a rule")
-            parameters = list(inspect.signature(function).parameters.values())
-            names = [parameter.name for parameter in parameters]
+            names = list(inspect.signature(function).parameters)
             if len(names) < 3 or names[1] not in ("g", "gs") or names[2] not in ("y", "ys"):
                 raise OnnxgradError(
-                    f"the rule {function.__qualname__} does not start with (op, g, y, ...)",
-                    "a rule takes op, the cotangent g (or gs, all of them), the output y (or ys), then the inputs",
+                    f"the rule {function.__qualname__} must start with the parameters (op, g, y, ...)",
+                    "give it the parameters op, the cotangent g (or gs for all cotangents), the output y (or "
+                    "ys for all outputs), then the inputs",
                 )
-            _SIGNATURES[function] = Signature._after(3, parameters)
-        return _SIGNATURES[function]
+        return Signature._after(3, function)
 
     @staticmethod
     def of_definition(function: Callable[..., Any]) -> Signature:
         """Read the signature of a definition, `definition(op, x0, x1, ..., *, attribute=default, ...)`."""
-        if function not in _SIGNATURES:
-            checks.function(function, "a definition")
-            _SIGNATURES[function] = Signature._after(1, list(inspect.signature(function).parameters.values()))
-        return _SIGNATURES[function]
+        checks.function(function, "a definition")
+        return Signature._after(1, function)
 
     @staticmethod
-    def _after(leading: int, parameters: list[inspect.Parameter]) -> Signature:
-        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        return Signature(
-            all_cotangents="gs" in names[:leading],
-            all_outputs="ys" in names[:leading],
-            inputs=len(names) - leading,
-            variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
-            attributes={
-                p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY
-            },
-            any_attribute=any(p.kind is p.VAR_KEYWORD for p in parameters),
-            needed=tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty),
-        )
+    def _after(leading: int, function: Callable[..., Any]) -> Signature:
+        if function not in _SIGNATURES:
+            parameters = list(inspect.signature(function).parameters.values())
+            names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+            attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+            needed = tuple(name for name, default in attributes.items() if default is inspect.Parameter.empty)
+            _SIGNATURES[function] = Signature(
+                all_cotangents="gs" in names[:leading],
+                all_outputs="ys" in names[:leading],
+                inputs=len(names) - leading,
+                variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+                attributes=attributes | dict.fromkeys(needed),
+                any_attribute=any(p.kind is p.VAR_KEYWORD for p in parameters),
+                needed=needed,
+            )
+        return _SIGNATURES[function]
 
 
 _SIGNATURES: dict[Callable[..., Any], Signature] = {}
@@ -152,11 +163,10 @@ _DEFINITIONS: dict[tuple[str, str], list[Definition]] = {}
 _STOPPED: dict[tuple[str, str], frozenset[int]] = {}
 _NONE: frozenset[int] = frozenset()
 _FOUND: dict[tuple[str, str, int], Rule | None] = {}
-"""What `lookup` has found; forgotten whenever the table changes."""
+"""The cached results of `lookup`. The cache is cleared whenever a rule is added or removed."""
 
 _LAST = 10**6
-"""The last version of a definition that holds until a newer one is registered: definitions also cover what is newer
-than onnxruntime."""
+"""The last version of a rule or definition without a limit. It is above all versions, known or future."""
 
 
 def rule(
@@ -169,16 +179,18 @@ def rule(
     integers: bool = False,
     override: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as the rule of an operator (several names: separated by spaces).
+    """Register the decorated function as the rule of an operator.
 
     Args:
-        op_type: the operator, or several that share one rule.
+        op_type: the operator, or several names separated by spaces that share the rule.
         domain: the operator's domain; "" is ai.onnx.
-        versions: first and last schema version the rule is right for; None is the newest it was proven at.
-        kink: the convention where the derivative does not exist; shown to users.
-        needs_opset: the lowest opset of the default domain that has what the rule emits.
-        integers: whether the operator quantizes or dequantizes: its integers have (float) cotangents too.
-        override: replace an existing rule instead of refusing.
+        versions: the first and the last schema version for which the rule is correct. None as the last: `NEWEST_OPSET`
+            for standard operators, no limit for others.
+        kink: the convention at points where the derivative does not exist; shown to users.
+        needs_opset: the lowest opset of the default domain that contains all operators that the rule emits.
+        integers: True if the operator quantizes or dequantizes. Its integers then have cotangents too, which are
+            floats.
+        override: True to replace an existing rule instead of raising an error.
 
     Raises:
         OnnxgradError: a rule for one of these versions exists already.
@@ -201,13 +213,14 @@ def no_gradient(op_types: str, *, domain: str = "", kink: str = "", override: bo
 
 
 def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "", override: bool = False) -> None:
-    """Declare operators that are refused by name wherever a cotangent would have to go through them, even as integers.
+    """Declare operators that are refused by name if a cotangent would pass through them, even through integers.
 
     Args:
         op_types: the operators, separated by spaces.
-        reason, hint: why, and what to do about it; shown to users.
+        reason: the reason; shown to users.
+        hint: the fix to suggest; shown to users.
         domain: their domain; "" is ai.onnx.
-        override: replace existing rules instead of refusing.
+        override: True to replace existing rules instead of raising an error.
     """
     for name in _names(op_types):
         versions = (1, _newest(domain))
@@ -215,11 +228,12 @@ def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "", over
 
 
 def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> None:
-    """Declare operands that get no gradient, whatever the operator's rule says.
+    """Declare operands that get no gradient, whatever the operator's rule returns.
 
-    It holds for every node of these operators in a model, not for those that losses, definitions and rules write.
-    The gradients of what lies behind such an operand are then no derivatives of the loss, which the report says and
-    the proof of a training model leaves out. A later call adds operands; `scoped` forgets them.
+    The declaration applies to every node of these operators in a model, but not to the nodes that losses, definitions
+    and rules write. The gradients of values before such an operand then differ from the derivatives of the loss. The
+    report says so, and the numerical check leaves out these gradients. A later call for the same operator adds
+    operands. Declarations inside `scoped` are removed at its end.
 
     Args:
         op_types: the operators, separated by spaces.
@@ -227,7 +241,9 @@ def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> 
         domain: their domain; "" is ai.onnx.
 
     Raises:
-        OnnxgradError: a position is no position of the operator's, or models that have it are converted to another.
+        OnnxgradError: an operator of the standard does not exist, or an operator has no such input. Or it is deprecated
+            and therefore replaced by another one before differentiation. Or `inputs` is empty or has other values than
+            positions.
     """
     _load()
     checks.of_type("inputs", inputs, Iterable, "a list of positions")
@@ -242,31 +258,33 @@ def _check_stopped(domain: str, op_type: str, positions: frozenset[int]) -> None
     full = full_name(op_type, domain)
     if not positions or not all(type(position) is int and position >= 0 for position in positions):
         raise OnnxgradError(
-            f"stop_gradient({op_type!r}, {sorted(positions, key=str)}): not a set of positions",
+            f"stop_gradient({op_type!r}, {sorted(positions, key=str)}): the positions must be a set of input positions",
             "give the positions of the operator's inputs, counted from 0",
         )
     try:
         schema = onnx.defs.get_schema(op_type, NEWEST_OPSET, domain)
     except onnx.defs.SchemaError:
         if not domain:
-            raise OnnxgradError(f"stop_gradient: there is no operator {full}", "give its domain=") from None
+            raise OnnxgradError(
+                f"stop_gradient: the operator {full} does not exist", "pass its domain with domain="
+            ) from None
         return
     if schema.deprecated:
         raise OnnxgradError(
-            f"stop_gradient: {full} is deprecated: models are converted before they are differentiated",
-            "name the operator that took its place",
+            f"stop_gradient: {full} is deprecated, and models are converted before they are differentiated",
+            "name the operator that replaced it",
         )
     if max(positions) >= schema.max_input:
-        raise OnnxgradError(f"stop_gradient: {full} has no input {max(positions)}", f"it has {schema.max_input}")
+        raise OnnxgradError(f"stop_gradient: {full} has no input {max(positions)}", f"it has {schema.max_input} inputs")
 
 
 def stopped(op_type: str, domain: str = "") -> frozenset[int]:
-    """The operands of an operator that `stop_gradient` has declared."""
+    """Return the positions of the operands of an operator at which gradients stop."""
     return _STOPPED.get((plain_domain(domain), op_type), _NONE) if _STOPPED else _NONE
 
 
 def all_stopped() -> Iterator[tuple[str, str, frozenset[int]]]:
-    """Every operator with operands that `stop_gradient` has declared: domain, name and the operands' positions."""
+    """Yield domain, name and stopped positions of every operator with operands at which gradients stop."""
     for (domain, op_type), positions in sorted(_STOPPED.items()):
         yield domain, op_type, positions
 
@@ -279,12 +297,19 @@ def definition(
     needs_opset: int = 13,
     override: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as the definition of an operator (several names: separated by spaces).
+    """Register the decorated function as the definition of an operator.
 
-    `definition(op, x0, x1, ..., *, attribute=default, ...)` returns the operator's outputs (one value or a tuple),
-    written with `op`. Before anything is differentiated, a node that has no rule is replaced by its definition, so
-    that its gradient follows from the rules. Attributes come with the schema's defaults, or, where there is no
-    schema, with those of the function. What a definition does not cover it refuses by raising `Unknown(reason)`.
+    `definition(op, x0, x1, ..., *, attribute=default, ...)` writes nodes with `op` and returns the operator's outputs,
+    one value or a tuple. Before differentiation, each node without a rule is replaced by the nodes of its definition,
+    whose rules then give the gradient. Missing attributes get the defaults of the operator's schema, or those of the
+    function if there is no schema. A definition raises `Unknown(reason)` for a case that it does not cover.
+
+    Args:
+        op_type: the operator, or several names separated by spaces.
+        domain: the operator's domain; "" is ai.onnx.
+        versions: the first and the last schema version for which the definition is correct; None means no limit.
+        needs_opset: the lowest opset of the default domain that contains all operators that the definition emits.
+        override: True to replace an existing definition instead of raising an error.
 
     Raises:
         OnnxgradError: a definition for one of these versions exists already.
@@ -301,19 +326,19 @@ def definition(
 
 
 def _names(op_types: str) -> list[str]:
-    """Operators, separated by spaces."""
+    """Split a text at spaces into the names of operators."""
     checks.text("op_type", op_types)
     return op_types.split()
 
 
 def _newest(domain: str) -> int:
-    """The last version that a rule holds for unless it says so: opsets of the standard are proven one by one."""
+    """Return the last schema version of a rule that states none: for standard operators the newest checked opset."""
     return _LAST if plain_domain(domain) else NEWEST_OPSET
 
 
 def _add(new: Rule | Definition, override: bool) -> None:
     if override:
-        _load()  # what is to be replaced must be there
+        _load()  # the entry to replace must be registered first
     table: dict[tuple[str, str], list[Any]] = _RULES if isinstance(new, Rule) else _DEFINITIONS
     rules = table.setdefault((new.domain, new.op_type), [])
     for old in list(rules):
@@ -330,7 +355,7 @@ def _add(new: Rule | Definition, override: bool) -> None:
 
 
 def lookup(op_type: str, domain: str = "", opset: int = NEWEST_OPSET) -> Rule | None:
-    """The rule for an operator in a model that imports `domain` at version `opset`; None if there is none."""
+    """Return the rule of an operator in a model that imports `domain` at version `opset`, or None."""
     _load()
     key = (op_type, plain_domain(domain), opset)
     if key not in _FOUND:
@@ -340,7 +365,7 @@ def lookup(op_type: str, domain: str = "", opset: int = NEWEST_OPSET) -> Rule | 
 
 
 def lookup_definition(op_type: str, domain: str, opset: int) -> Definition | None:
-    """The definition of an operator in a model that imports `domain` at version `opset`; None if there is none."""
+    """Return the definition of an operator in a model that imports `domain` at version `opset`, or None."""
     _load()
     return _find(_DEFINITIONS, op_type, plain_domain(domain), opset)
 
@@ -354,7 +379,7 @@ def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, op
 
 
 def first_known(op_type: str, domain: str, opset: int) -> int | None:
-    """The first version after `opset` from which an operator has a rule or a definition; None if it never has."""
+    """Return the lowest version above `opset` from which an operator has a rule or a definition, or None."""
     _load()
     key = (plain_domain(domain), op_type)
     entries = [*_RULES.get(key, ()), *_DEFINITIONS.get(key, ())]
@@ -362,22 +387,24 @@ def first_known(op_type: str, domain: str, opset: int) -> int | None:
 
 
 def all_rules() -> Iterator[Rule]:
-    """Every rule, by domain and operator."""
-    _load()
-    for key in sorted(_RULES):
-        yield from sorted(_RULES[key], key=lambda r: r.versions)
+    """Yield every rule, sorted by domain and operator."""
+    return _in_order(_RULES)
 
 
 def all_definitions() -> Iterator[Definition]:
-    """Every definition, by domain and operator."""
+    """Yield every definition, sorted by domain and operator."""
+    return _in_order(_DEFINITIONS)
+
+
+def _in_order(table: Mapping[tuple[str, str], list[Any]]) -> Iterator[Any]:
     _load()
-    for key in sorted(_DEFINITIONS):
-        yield from sorted(_DEFINITIONS[key], key=lambda d: d.versions)
+    for key in sorted(table):
+        yield from sorted(table[key], key=lambda entry: entry.versions)
 
 
 @contextmanager
 def scoped() -> Iterator[None]:
-    """Rules, definitions and stopped operands registered inside the block are forgotten after it."""
+    """Restore the registered rules, definitions and stopped operands at the end of the block."""
     _load()
     tables: tuple[dict[tuple[str, str], Any], ...] = (_RULES, _DEFINITIONS, _STOPPED)
     saved = [{key: type(entry)(entry) for key, entry in table.items()} for table in tables]
@@ -391,7 +418,7 @@ def scoped() -> Iterator[None]:
 
 
 BUILT_IN = ("onnxgrad_cli.autodiff.definitions", "onnxgrad_cli.autodiff.rules")
-"""What registers the rules and definitions of this package."""
+"""The modules in which the built-in rules and definitions register themselves."""
 
 _STATE = {"loaded": False}
 
@@ -404,17 +431,17 @@ def _load() -> None:
     """
     if _STATE["loaded"]:
         return
-    _STATE["loaded"] = True  # at once: what is loaded registers rules, which may ask for this
+    _STATE["loaded"] = True  # set first, because the loaded modules may call this function
     for package in BUILT_IN:
         import_module(package)
     for plugin in entry_points(group="onnxgrad.rules"):
         try:
             plugin.load()
-        except Exception as error:  # it is code of others, which fails as it likes
+        except Exception as error:  # code of another package may raise any exception
             _STATE["loaded"] = False
             package = plugin.dist.name if plugin.dist else plugin.value
             what = f"{type(error).__name__}: {error}"
             raise OnnxgradError(
-                f"the rules of the installed package '{package}' ({plugin.value}) fail: {what}",
+                f"the rules of the installed package '{package}' ({plugin.value}) can't be loaded: {what}",
                 f"repair the package, or uninstall it: pip uninstall {package}",
             ) from error

@@ -1,8 +1,8 @@
-"""Reverse-mode differentiation: one walk over the nodes, from the loss back to whatever is wanted.
+"""Reverse-mode differentiation: one walk over the nodes, from the seeds (the loss) back to the wanted values.
 
-The walk visits the nodes that matter (`activity` finds them), calls the rule of each (`rule_call`), sums cotangents
-where a value was read several times and un-broadcasts them. It collects every refusal before it gives up, so that a
-user sees all of them at once.
+The walk visits the active nodes (see `activity`) and calls the rule of each (see `rule_call`). If several nodes read a
+value, their cotangents are added. If a value was broadcast, its cotangent is summed to the shape of the value. If a
+node is refused, the walk continues, and all refusals are reported at the end.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import Activity, reads_by_position, stopped
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.fusions import find_fusions, with_convolutions
-from onnxgrad_cli.autodiff.operand_sizes import contradiction, misdivision
-from onnxgrad_cli.autodiff.rule_call import Refused, call_rule, misfit
+from onnxgrad_cli.autodiff.operand_sizes import contradiction, division_error
+from onnxgrad_cli.autodiff.rule_call import Refused, call_rule, shape_mismatch
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.fusion import Fusion
-from onnxgrad_cli.emission.values import No, Val
-from onnxgrad_cli.errors import NAUGHT, Caution, InternalError, Refusal, Unknown, UnsupportedError
+from onnxgrad_cli.emission.values import Fusion, No, Val
+from onnxgrad_cli.errors import ZERO_DIVISOR, Caution, InternalError, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, is_standard, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -33,29 +32,29 @@ from onnxgrad_cli.ir.types import shape_of
 def differentiate(
     graph: Graph, seeds: Mapping[str, Val], wanted: Iterable[str], op: Op, training: Differentiation | None = None
 ) -> dict[str, Val | None]:
-    """Emit into `op` the cotangents of `wanted`, given those of some values as `seeds`.
+    """Emit nodes that compute the cotangents of `wanted`, given the cotangents of some values (`seeds`).
 
     Args:
-        graph: the forward graph; not changed but for its pool of constants, its types, and a node whose rule has it
-            written in another form, which computes the same.
-        seeds: value -> its cotangent, of the value's shape and type, as a value of `op`.
-        wanted: values to differentiate with respect to: inputs, weights or intermediates.
-        op: where the nodes are written (`op.nodes`).
-        training: where the rules used and the cautions are recorded.
+        graph: the forward graph. Constants and types may be added to it, and a rule may replace its forward node by
+            other nodes that compute the same.
+        seeds: map from a value to its cotangent, which has the value's shape and type and is a `Val` of `op`.
+        wanted: the values to differentiate with respect to: inputs, weights or intermediate values.
+        op: the emitter that gets the nodes (`op.nodes`).
+        training: the record that gets the rules used and the cautions.
 
     Returns:
-        value -> cotangent in the value's own shape, for all of `wanted` and every value on the way; None where
-        it is zero by mathematics.
+        A map from each of `wanted` and each value on the path to its cotangent, which has the shape of the value, or to
+        None if the cotangent is zero by mathematics.
 
     Raises:
-        UnsupportedError: nodes on the way have no proven derivative; all of them are listed.
+        UnsupportedError: nodes on the path have no proven derivative. The error lists all of them.
         ValueError: a seed belongs to another emitter.
 
     Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapter 3 (reverse mode).
     """
     wanted = list(wanted)
     if any(seed.op is not op for seed in seeds.values()):
-        raise ValueError("the seeds belong to another emitter: what is computed from them would be lost")
+        raise ValueError("the seeds belong to another emitter, so the nodes computed from them would be lost")
     graph.vary(wanted)
     op.training = training = training or Differentiation()
     kept = {*wanted, *seeds}
@@ -66,7 +65,7 @@ def differentiate(
     for node in activity.path:
         walk.check_rule(node)
     for name, cotangent in seeds.items():
-        walk.add(name, cotangent)
+        walk.cotangents[name].append(cotangent)
     for node in activity.path:
         walk.visit(node)
     if walk.refusals:
@@ -82,8 +81,9 @@ class _Walk:
     """One walk over the nodes of a graph, from its seeds back.
 
     Attributes:
-        refusals: why nodes on the way can't be differentiated.
-        cotangents: value -> the cotangents that have reached it, which are summed up when somebody asks.
+        refusals: the reasons why nodes on the path can't be differentiated.
+        cotangents: map from a value to the list of its cotangents, one per reader, in the shape of the value.
+            `cotangent` adds them up.
     """
 
     def __init__(self, op: Op, training: Differentiation, activity: Activity, fusions: Mapping[str, Fusion]) -> None:
@@ -93,10 +93,10 @@ class _Walk:
         self.fusions = fusions
         self.refusals: list[Refusal] = []
         self.cotangents: dict[str, list[Val]] = defaultdict(list)
-        self._stopped_inside: set[str] = set()  # read by a node in whose bodies gradients stop
+        self._stopped_inside: set[str] = set()  # values that a node reads in whose bodies gradients stop
 
     def check_rule(self, node: Node) -> None:
-        """Refuse a node that has no rule, or one that refuses it by name."""
+        """Refuse a node whose operator has no rule or is refused by name."""
         rule = self.activity.rule(node)
         if rule is None:
             self.refuse(node, *_why_unknown(node, self.op.graph))
@@ -104,17 +104,13 @@ class _Walk:
             self.refuse(node, rule.refusal, rule.hint)
 
     def refuse(self, node: Node, reason: str, hint: str = "") -> None:
-        """Note why a node can't be differentiated, once."""
+        """Record the reason why a node can't be differentiated, unless it is recorded already."""
         refusal = Refusal(node.name or node.output[0], short_name(node.op_type, node.domain), reason, hint)
         if refusal not in self.refusals:
             self.refusals.append(refusal)
 
-    def add(self, name: str, cotangent: Val) -> None:
-        """Note a cotangent of a value, in the value's own shape."""
-        self.cotangents[name].append(cotangent)
-
     def cotangent(self, name: str) -> Val | None:
-        """The sum of the cotangents that have reached a value; None where none has."""
+        """Return the sum of all cotangents of a value, or None if it has none."""
         parts = self.cotangents.get(name)
         if not parts:
             return None
@@ -123,7 +119,7 @@ class _Walk:
         return parts[0]
 
     def visit(self, node: Node) -> None:
-        """Hand the cotangents of a node's outputs on to its operands, by its rule; refuse the node where that fails."""
+        """Compute the cotangents of a node's operands by its rule, or refuse the node if that fails."""
         op, rule = self.op, self.activity.rule(node)
         outputs = node.output
         label = node.name or outputs[0]
@@ -131,7 +127,7 @@ class _Walk:
         gs = tuple([self.cotangent(name) if name else None for name in outputs])
         if rule is None or rule.refusal or not any(gs):
             return
-        if reason := misdivision(op.graph, node):
+        if reason := division_error(op.graph, node):
             self.refuse(node, reason, "export the model again")
             return
         if (fusion := self.fusions.get(outputs[0])) and self.visit_fusion(fusion, gs[0]):
@@ -141,14 +137,14 @@ class _Walk:
             if self.reads_quantized(node, rule):
                 return
             for x, cotangent in call_rule(op, node, rule, gs, self.activity.active):
-                self.hand_on(node, x, cotangent)
+                self.accumulate_cotangent(node, x, cotangent)
         except Refused as refused:
             self.refuse(node, refused.reason, refused.hint)
         except Unknown as unknown_fact:
             reason = f"{unknown_fact}{_other_ranks(op.graph, node)}"
             self.refuse(node, reason, unknown_fact.hint or op.graph.rank_hint())
         except ZeroDivisionError:
-            self.refuse(node, f"its rule divides by {NAUGHT}", "export the model again")
+            self.refuse(node, f"its rule divides by {ZERO_DIVISOR}", "export the model again")
         except UnsupportedError as inner:
             self.refusals.extend(inner.refusals)
         except InternalError:
@@ -160,27 +156,31 @@ class _Walk:
             self.record(node, rule, stopped_before)
 
     def reads_quantized(self, node: Node, rule: registry.Rule) -> bool:
-        """Whether a node computes with integers that stand for floats, which is refused unless its rule knows them."""
+        """Return True if the node's quantized inputs come from a refused node, so that its rule need not be called.
+
+        Raises:
+            Refused: the node computes with other quantized floats, and its rule does not cover integers.
+        """
         quantized = self.activity.quantized
         if not quantized or rule.integers:
             return False
         read = [name for name in reads(node) if name in quantized]
         if not all(quantized[name] for name in read):
-            raise Refused(f"it computes with '{read[0]}', which is quantized and not yet dequantized")
+            raise Refused(f"it computes with '{read[0]}', which is quantized and not dequantized again")
         return bool(read)
 
-    def hand_on(self, node: Node, x: Val, cotangent: Val | No) -> None:
-        """Add what a rule returns for an operand to the operand's cotangents, unless it is refused or does not fit."""
+    def accumulate_cotangent(self, node: Node, x: Val, cotangent: Val | No) -> None:
+        """Add a rule's result to the cotangents of an operand. Refuse the node if it is a `No` or does not fit."""
         if isinstance(cotangent, No):
             self.refuse(node, cotangent.reason, cotangent.hint)
-        elif reason := misfit(cotangent, x):
-            self.refuse(node, reason, "the rule is wrong: it returns one cotangent for each input, in order")
+        elif reason := shape_mismatch(cotangent, x):
+            self.refuse(node, reason, "correct the rule: it must return one cotangent for each input, in order")
         else:
             fits = self.op.same_shape(cotangent, x) or not x.is_tensor
-            self.add(x.name, cotangent if fits else self.op.sum_to(cotangent, x))
+            self.cotangents[x.name].append(cotangent if fits else self.op.sum_to(cotangent, x))
 
     def record(self, node: Node, rule: registry.Rule, stopped_before: int) -> None:
-        """Note that a rule was used, its kink, and whether gradients stop in one of the node's bodies."""
+        """Record that the node's rule was used, the rule's kink, and gradients stopped in the node's bodies."""
         training = self.training
         if len(training.partial) > stopped_before:
             del training.partial[stopped_before:]
@@ -190,8 +190,13 @@ class _Walk:
             training.kinks[node.op_type] = rule.kink
 
     def visit_fusion(self, fusion: Fusion, g: Val | None) -> bool:
-        """Hand the cotangent of a fusion's result on to its inputs, so that its nodes get none; False if a value that
-        its rule reads is gone."""
+        """Compute the cotangents of a fusion's inputs, given the cotangent `g` of its result (None: it has none).
+
+        The nodes inside the fusion then get no cotangents.
+
+        Returns:
+            False if the fusion can't be used, because a value that its rule reads has been removed from the graph.
+        """
         op, names = self.op, (*fusion.inputs, *fusion.saved)
         if any(name not in op.graph.types for name in names):
             return False
@@ -200,7 +205,7 @@ class _Walk:
         xs = [op.val(name) for name in names]
         for x, cotangent in zip(xs, fusion.function(op, g, *xs), strict=False):
             if cotangent is not None and x.name in active:
-                self.add(x.name, cotangent)
+                self.cotangents[x.name].append(cotangent)
         if fusion.kink:
             self.training.kinks[fusion.operator.rpartition("::")[2]] = fusion.kink
         source = f"{fusion.function.__module__}.{fusion.function.__qualname__}"
@@ -208,24 +213,24 @@ class _Walk:
         return True
 
     def partial(self, wanted: Iterable[str]) -> list[str]:
-        """Those of `wanted` of whose paths to a seed some are stopped."""
+        """Return those of `wanted` from which at least one path to a seed is stopped."""
         stopped = self._stopped_inside.union(self.activity.stopped)
         behind = self.activity.dependencies(stopped) if stopped else ()
         return [name for name in wanted if name in behind]
 
 
 def _stop_caution(node: Node, position: int) -> Caution:
-    """What a reader should know of an active operand at which gradients stop."""
+    """Return the caution about an active operand at which gradients stop."""
     label = node.name or node.output[0]
     text = (
-        f"no gradient goes from '{label}' ({short_name(node.op_type, node.domain)}) to its operand {position}, "
-        f"'{node.input[position]}': stop_gradient declares so"
+        f"stop_gradient stops the gradient of '{label}' ({short_name(node.op_type, node.domain)}) with respect "
+        f"to its operand {position}, '{node.input[position]}'"
     )
     return Caution("note", label, text)
 
 
 def _other_ranks(graph: Graph, node: Node) -> str:
-    """What is known of a value that a node reads or makes and that has one rank here and another there."""
+    """Describe the ranks of a node's input or output if its rank depends on sizes; otherwise return ""."""
     names = (name for name in (*node.input, *node.output) if name in graph.ranks)
     return next((f"; '{name}' has {graph.ranks[name]}" for name in names), "")
 
@@ -235,28 +240,35 @@ def _why_unknown(node: Node, graph: Graph) -> tuple[str, str]:
         return graph.unexpanded[node.name], "freeze the weights before it with `freeze`"
     if stopped(node):
         return (
-            "gradients stop at some of its operands, for which it needs a rule of its own",
-            "give it one with --rules",
+            "gradients are stopped at some of its operands, so it needs its own rule",
+            "add a rule for it with --rules FILE",
         )
     if not is_standard(node.domain):
         return (
             f"there is no rule for {short_name(node.op_type, node.domain)}",
-            "give it a rule with --rules FILE, or freeze the weights before it with `freeze`",
+            "add a rule for it with --rules FILE, or freeze the weights before it with `freeze`",
         )
     return f"there is no proven rule for {node.op_type}", "freeze the weights before it with `freeze`"
 
 
 def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation, after: Val | None = None) -> Val:
-    """The cotangent of a value, or zeros of its shape where it has none; that is noted, and so are stopped paths.
+    """Return the cotangent of a value, or zeros of the value's shape if it has none. Add cautions to `training`.
 
-    The zeros are made from `after`, where it is given, so that no runtime makes them before it.
+    Args:
+        op: the emitter.
+        name: the value.
+        cotangent: its cotangent, or None.
+        training: the record. It gets a caution if the gradient is zero, or if stopped paths are missing from it.
+        after: a value. The zeros are computed from it, so that no runtime creates them before it exists.
     """
     if cotangent is not None:
         if name in training.partial:
-            text = f"the gradient of '{name}' leaves out the paths that are stopped"
+            text = f"the gradient of '{name}' does not include the paths on which gradients are stopped"
             training.cautions.append(Caution("note", name, text))
         return cotangent
-    why = ": all its paths to the loss are stopped" if name in training.partial else " by mathematics"
+    why = (
+        " because gradients are stopped on all its paths to the loss" if name in training.partial else " by mathematics"
+    )
     text = f"the gradient of '{name}' is zero{why}"
     training.cautions.append(Caution("zero gradient", name, text))
     like = op.val(name)
@@ -267,10 +279,11 @@ def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation,
 
 
 def as_declared(op: Op, name: str, derivative: Val) -> Val:
-    """Return a derivative of the shape of an input or output; it fails to run if two sizes that have one symbol differ.
+    """Reshape a derivative to the shape of its value. A run fails if sizes that are declared with one symbol differ.
 
-    Rules sum nothing over an axis whose symbol an operand shares. PyTorch's exporter also gives axes of sizes 5 and 1
-    one symbol, and the model broadcasts them: the gradient of the smaller input would have the larger one's shape.
+    Rules do not sum over an axis on which two operands have the same symbol. But PyTorch's exporter may give two axes
+    the same symbol although their sizes are 5 and 1, and the model then broadcasts them. Without the Reshape, the
+    gradient of the smaller input would silently have the shape of the larger one.
     """
     graph = op.graph.proto.graph
     declared = next((value.type for value in (*graph.input, *graph.output) if value.name == name), None)

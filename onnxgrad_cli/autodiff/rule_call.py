@@ -1,4 +1,4 @@
-"""Calling the rule of a node: its operands and attributes as the rule asks for them, and what the rule returns."""
+"""Call the rule of a node with the operands and attributes that the rule requires, and check its results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from onnxgrad_cli.autodiff.activity import reads_by_position
 from onnxgrad_cli.autodiff.registry import Rule, Signature
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import No, Val
-from onnxgrad_cli.execution.runtime_schemas import attribute_defaults
+from onnxgrad_cli.execution.session import attribute_defaults
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import captured
 from onnxgrad_cli.ir.types import is_float
 
 
 class Refused(Exception):
-    """A rule does not cover a node: `reason`, and what to do about it as `hint`."""
+    """Raised if a rule does not cover a node. `reason` says why, and `hint` suggests a fix."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
@@ -28,21 +28,21 @@ class Refused(Exception):
 def call_rule(
     op: Op, node: Node, rule: Rule, gs: tuple[Val | None, ...], active: set[str]
 ) -> list[tuple[Val, Val | No]]:
-    """Let the rule of a node emit the cotangents of the node's operands.
+    """Call a node's rule, which emits the cotangents of the node's operands.
 
     Args:
-        op: where the rule writes.
+        op: the emitter for the rule.
         node: the forward node.
         rule: its rule, which has a function.
-        gs: the cotangents of the node's outputs, None where one has none.
+        gs: the cotangents of the node's outputs; None for an output without one.
         active: the values that may get a cotangent.
 
     Returns:
-        The active operands, each with its cotangent; operands whose cotangent is zero by mathematics are left out.
+        The active operands, each with its cotangent. Operands whose cotangent is zero by mathematics are left out.
 
     Raises:
         Refused: the rule does not cover the node's operands, attributes or outputs.
-        Unknown: the rule needs what is unknown at build time.
+        Unknown: the rule needs a fact that is unknown at build time, such as a size.
     """
     asked, op.node = rule.signature, node
     names = reads_by_position(node)
@@ -50,10 +50,10 @@ def call_rule(
     xs = _operands(op, node, asked, names, active)
     attributes, unknown = node_attributes(op, node, asked)
     if unknown:
-        raise Refused(f"attribute {unknown} is not covered by the rule")
+        raise Refused(f"the rule does not cover its attribute {unknown}")
     if not asked.all_cotangents and (gs[0] is None or any(gs[1:])):
         used = [name for name, g in zip(node.output, gs, strict=True) if g is not None]
-        raise Refused(f"the gradient through its output {', '.join(used)} is not covered by the rule")
+        raise Refused(f"the rule does not cover the gradient through its output {', '.join(used)}")
     ys = tuple([op.val(name) if name else None for name in node.output])
     assert rule.function is not None
     result = rule.function(
@@ -61,28 +61,29 @@ def call_rule(
     )
     cotangents = result if isinstance(result, (tuple, list)) else (result,)
     if len(names) > len(cotangents) and any(name in active for name in names[len(cotangents) :]):
-        raise Refused(f"the rule returns {len(cotangents)} cotangents for {len(xs)} inputs")
+        raise Refused(f"the rule returns {len(cotangents)} cotangents, but the node has {len(xs)} inputs")
     triples = zip(names, xs, cotangents, strict=False)
     return [(x, g) for name, x, g in triples if name in active and x is not None and g is not None]
 
 
 def _operands(op: Op, node: Node, asked: Signature, names: Sequence[str], active: set[str]) -> list[Val | None]:
-    """What a node reads, as many values as its rule asks for; None stands for what is absent."""
+    """Return a node's inputs and captured values, padded with None or cut to the number of inputs of its rule."""
     inputs = node.input
     xs: list[Val | None] = [op.val(name) if name else None for name in inputs]
     xs += map(op.val, captured(node))
     if asked.variadic:
         return xs
     if len(inputs) > asked.inputs and any(name in active for name in names[asked.inputs : len(inputs)]):
-        raise Refused(f"the rule knows {asked.inputs} inputs, the node has {len(xs)}")
+        raise Refused(f"the rule has {asked.inputs} inputs, but the node has {len(xs)}")
     return (xs + [None] * asked.inputs)[: asked.inputs]
 
 
 def node_attributes(op: Op, node: Node, asked: Signature) -> tuple[dict[str, Any], str | None]:
-    """The attributes a rule asks for, defaults filled in, and the first one it does not cover (or None).
+    """Return the attributes that a rule gets, with defaults, and an attribute that it does not cover, or None.
 
-    An attribute the rule does not name must stand at its default: nothing is ignored by accident. The default is that
-    of onnx's schema, or of the installed onnxruntime's for operators that onnx has no schema for.
+    A rule covers the attributes that are among its parameters. Any other attribute must have its default value, so that
+    no attribute is ignored by accident. The default is from the schema of onnx. If onnx has no schema, it is from the
+    schema of the installed onnxruntime.
     """
     if not (node.attribute or asked.attributes or asked.any_attribute):
         return {}, None
@@ -101,18 +102,21 @@ def node_attributes(op: Op, node: Node, asked: Signature) -> tuple[dict[str, Any
     return {name: values.get(name) for name in asked.attributes}, None
 
 
-def misfit(cotangent: Val, x: Val) -> str:
-    """Why a cotangent can't be that of `x`, or "": it has its type, and its shape or one that it broadcasts to."""
+def shape_mismatch(cotangent: Val, x: Val) -> str:
+    """Describe why a cotangent does not fit `x`, or return "".
+
+    A cotangent fits if it has the element type of `x`, and the shape of `x` or a shape to which `x` broadcasts.
+    """
     if cotangent.type is x.type and x.type is not None:
         return ""
     have, want = cotangent.known_shape, x.known_shape
     if is_float(x.type) and cotangent.dtype != x.dtype:
         types = [onnx.helper.tensor_dtype_to_string(v.dtype).removeprefix("TensorProto.") for v in (cotangent, x)]
-        return f"its rule gives '{x.name}', of type {types[1]}, a cotangent of type {types[0]}"
+        return f"its rule returns a cotangent of type {types[0]} for '{x.name}', which has the type {types[1]}"
     if not x.is_tensor or have is None or want is None:
         return ""
     sizes = zip(have[::-1], want[::-1], strict=False)
     clash = any(isinstance(h, int) and isinstance(w, int) and w not in (1, h) for h, w in sizes)
     if clash or len(have) < len(want):
-        return f"its rule gives '{x.name}', of shape {list(want)}, a cotangent of shape {list(have)}"
+        return f"its rule returns a cotangent of shape {list(have)} for '{x.name}', which has the shape {list(want)}"
     return ""

@@ -1,82 +1,129 @@
-"""The command line: one module a command, each of which parses, calls one library function and renders.
+"""The command line. Each command is a module that parses options, calls one library function and prints the result.
 
-Nothing here imports onnx, numpy or onnxruntime at its top: help and completion must start at once.
+No module here imports onnx, numpy or onnxruntime at its top, because help and completion must start fast.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 
 import click
 
-from onnxgrad_cli.cli.completion import VARIABLE
-from onnxgrad_cli.cli.console import Console
-from onnxgrad_cli.cli.failures import failure
-from onnxgrad_cli.cli.help import VisibleContext
-from onnxgrad_cli.cli.swallowed import refuse_swallowed
-from onnxgrad_cli.common.inputs import inputs_kept
+from onnxgrad_cli.cli.parsing.help import VisibleContext
+from onnxgrad_cli.cli.terminal.console import Console
+from onnxgrad_cli.cli.terminal.document import Problem
+from onnxgrad_cli.cli.terminal.failures import failure
+from onnxgrad_cli.common.inputs import input_protection
 from onnxgrad_cli.common.launchers import is_first_here
-from onnxgrad_cli.common.streams import abandon, is_of_a_stream
+from onnxgrad_cli.common.stdio import abandon, is_of_a_stream
+from onnxgrad_cli.errors import INTERRUPTED, UsageError
 
-EXIT_CODES = """\b
-Exit codes: 0 done, 1 failed, 2 usage, 3 not differentiable or unsupported,
-4 a check failed, 130 interrupted."""
+EPILOG = """\b
+Options of a command: onnxgrad COMMAND --help
+Exit codes: 0 success, 1 failure, 2 wrong usage, 3 unsupported model,
+            4 failed check, 130 interrupted"""
 
 
-NAMES = (
-    "build inspect doctor check train evaluate predict export pack tune expand derive explain attack "
-    "ops verify-op losses optimizers metrics schedules passes view completion"
-).split()
-"""The commands, in the order in which they are met."""
+GROUPS = {
+    "Build and check": {
+        "build": "Build a training model",
+        "check": "Check gradients against finite differences",
+        "inspect": "Show what would be trained, and diagnose export problems",
+        "derive": "Build a model of derivatives: gradient, Jacobian, Hessian, ...",
+    },
+    "Train and deploy": {
+        "train": "Train a model on data",
+        "evaluate": "Measure a model on data",
+        "predict": "Write a model's predictions for data",
+        "export": "Write trained weights or adapters back into a model",
+    },
+    "Explain": {"explain": "Attribute a prediction to its inputs", "attack": "Find adversarial inputs"},
+    "More": {
+        "view": "Draw a model",
+        "pack": "Package a model that trains in a web page",
+        "tune": "Benchmark gradient implementations on this machine",
+        "expand": "Replace training information and Gradient nodes by plain operators",
+        "list": "List losses, optimizers, metrics, schedules, passes or operators",
+    },
+}
+"""Heading in the help -> command under this heading -> its summary."""
+
+SUMMARIES = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
+
+
+VARIABLE = "_ONNXGRAD_COMPLETE"
+"""The environment variable with which a shell requests its completion script, or completions."""
+
+
+SECONDS_TO_REPORT = 5
+"""Seconds that a failed process of a training that prints nothing waits before it ends.
+
+All processes may fail with the same error, which only the first one reports. A launcher would end the first process
+before that, as soon as another one ends.
+"""
 
 
 class Commands(Mapping[str, click.Command]):
-    """The commands by their names: the module of one is loaded when it is asked for, and those of others are not."""
+    """A map: name -> command. The module of a command is imported when the command is looked up."""
 
     def __getitem__(self, name: str) -> click.Command:
-        """The command of a name.
+        """Return the command with a name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such command.
         """
-        if name not in NAMES:
+        if name not in SUMMARIES:
             raise KeyError(name)
-        word = name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"onnxgrad_cli.cli.{word}"), word)
+        word = "listing" if name == "list" else name  # a module called list would hide Python's in this package
+        command: click.Command = getattr(import_module(f"onnxgrad_cli.cli.commands.{word}"), word)
         command.context_class = VisibleContext
+        command.short_help = SUMMARIES[name]
         return command
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a command of a name."""
-        return name in NAMES
+        """Return True if there is a command with this name."""
+        return name in SUMMARIES
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
-        return iter(NAMES)
+        """Iterate over the names."""
+        return iter(SUMMARIES)
 
     def __len__(self) -> int:
-        """How many there are."""
-        return len(NAMES)
+        """Return the number of commands."""
+        return len(SUMMARIES)
 
 
-class InOrder(click.Group):
-    """A group that lists its commands in the order in which they are met."""
+class Program(click.Group):
+    """The group of all commands. Its help lists the commands under headings."""
 
     context_class = VisibleContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands as they are listed."""
+        """Return the names of the commands in the order of the help."""
         return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings, then the options."""
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:8}", summary) for name, summary in commands.items()])
+        records = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
+        with formatter.section("Options"):
+            formatter.write_dl(records)
 
 
 @click.group(
-    cls=InOrder,
+    cls=Program,
     commands=Commands(),
-    epilog=EXIT_CODES,
+    epilog=EPILOG,
+    options_metavar="",
+    subcommand_metavar="COMMAND [OPTIONS]",
     context_settings={
         "auto_envvar_prefix": "ONNXGRAD",
         "help_option_names": ["-h", "--help"],
@@ -84,6 +131,7 @@ class InOrder(click.Group):
     },
 )
 @click.option(
+    "-V",
     "--version",
     is_flag=True,
     is_eager=True,
@@ -92,42 +140,54 @@ class InOrder(click.Group):
     help="Show the version and exit.",
 )
 def cli() -> None:
-    """Turn an ONNX inference model into a training model: a loss and one gradient per weight.
+    """Turn an ONNX model into a training model: the model, a loss, and one gradient per weight.
 
-    The result has standard ONNX operators only and runs on the stock onnxruntime.
+    The result consists of standard ONNX operators and runs on the stock onnxruntime.
+
+    \b
+      onnxgrad build model.onnx --loss cross-entropy --label y -o train.onnx
     """
 
 
 def _version(ctx: click.Context) -> None:
-    from onnxgrad_cli import __version__
+    from onnxgrad_cli.common.version import tool_version
 
-    ctx.obj.print(f"onnxgrad {__version__}")
+    ctx.obj.print(f"onnxgrad {tool_version()}")
     ctx.exit()
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; every error is told on stderr, none is raised."""
+    """Run one command line and return its exit code. Errors are printed on stderr, not raised.
+
+    `help COMMAND` is accepted for `COMMAND --help`.
+    """
+    if arguments and arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     console = Console(arguments)
     console.mute = console.name == "train" and not is_first_here()
     try:
         code = _run(console, arguments)
         console.finish(code)
-    except OSError as error:  # of stdin or stdout: a file's has become an error of ours
+    except OSError as error:  # of stdin or stdout: errors of files have become an OnnxgradError
         abandon(sys.stdout)
         if isinstance(error, BrokenPipeError):
-            console.done = ""  # the reader has gone: nobody is there to be told
+            console.done = ""  # the reader has closed the pipe, so no closing line is printed
         else:
-            console.error(f"stdin or stdout fails: {error.strerror}", "redirect it to a file")
+            why = f"stdin or stdout can't be used: {error.strerror}"
+            console.error(Problem("failed", why, hint="redirect it to a file"))
         code = 1
     console.close(code)
+    if console.mute and code not in (0, INTERRUPTED):
+        time.sleep(SECONDS_TO_REPORT)
     return code
 
 
 def _run(console: Console, arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code, having told its error."""
+    """Run one command line and return its exit code. If the command fails, print its error first."""
     try:
-        with warnings.catch_warnings(), inputs_kept():
-            warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of a model's numbers: what comes of them is told
+        with warnings.catch_warnings(), input_protection():
+            # numpy warns about values of a model; their consequences are reported
+            warnings.simplefilter("ignore", RuntimeWarning)
             warnings.showwarning = lambda message, category, *_: console.say(f"{category.__name__}: {message}", 1)
             return _invoke(console, arguments)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -136,21 +196,47 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if is_of_a_stream(error):
             raise
-        found = failure(error)
-        console.error(found.message, found.hint, found.details, found.refusals)
-        return found.code
+        problem, code = failure(error)
+        console.error(problem)
+        return code
 
 
 def _invoke(console: Console, arguments: Sequence[str]) -> int:
-    """Run one command line, as click's own `main` does, which takes errors of reading files for interrupts."""
+    """Run one command line. click's `main` is not used, because it treats an EOFError, as of a cut file, as Ctrl-C."""
     if instruction := os.environ.get(VARIABLE):
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, "onnxgrad", VARIABLE, instruction)
     if console.name in cli.commands:
-        refuse_swallowed(cli.commands[console.name], arguments[1:])
+        _refuse_swallowed(cli.commands[console.name], arguments[1:])
     try:
         with cli.make_context("onnxgrad", list(arguments), obj=console) as context:
             return int(cli.invoke(context) or 0)
     except click.exceptions.Exit as end:
         return end.exit_code
+
+
+def _refuse_swallowed(command: click.Command, arguments: Sequence[str]) -> None:
+    """Raise an error if an option has no value, so that click would take the next option for its value.
+
+    Args:
+        command: the command that is run.
+        arguments: the arguments after the name of the command.
+
+    Raises:
+        UsageError: a value is missing.
+    """
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    flags = {flag: option for option in options for flag in (*option.opts, *option.secondary_opts)}
+    for flag, value in pairwise(arguments):
+        if flag == "--":
+            return
+        option = flags.get(flag)
+        if option is None or option.is_flag or option.count or value not in flags:
+            continue
+        if not isinstance(option.flag_value, str):  # otherwise the value may be left out
+            metavar = option.make_metavar(click.Context(command))
+            raise UsageError(
+                f"{flag} requires a value, {metavar}, but '{value}' is another option",
+                f"give a value; if '{value}' is the value, write {max(option.opts, key=len)}={value}",
+            )

@@ -1,4 +1,4 @@
-"""Processes of the command, each for one of several models, as many at a time as are asked for."""
+"""Run a command for several models, each in a process of its own. At most `jobs` processes run at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from onnxgrad_cli.cli.document import Problem, document, files_of
+from onnxgrad_cli.cli.terminal.document import Problem, document, files_of
+from onnxgrad_cli.common.wording import status_text
 
 POSIX = os.name == "posix"
 
@@ -23,20 +24,23 @@ INTERRUPT = signal.SIGINT if POSIX else signal.SIGTERM
 PROGRAM = (
     f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from onnxgrad_cli.__main__ import main; main()"
 )
-"""The command, whether it is installed or not, and whatever lies in the folder where it is called."""
+"""Python code that runs onnxgrad from these sources, even if it is not installed."""
 
 GRACE = 3.0
-"""Seconds that a process has to answer an interrupt."""
+"""Seconds that a process has to end after an interrupt."""
 
 
 def words(name: str, model: str, options: Sequence[str], targets: Mapping[str, str] | None) -> list[str]:
-    """The command line for one model."""
+    """Return the command line of the process for one model. It ignores Python modules in the working directory."""
     where = [] if targets is None else [f"--out={targets[model]}"]
     return [sys.executable, "-P", "-c", PROGRAM, name, *options, *where, "--json", "--", model]
 
 
-def ended(runs: Sequence[Run], jobs: int) -> Iterator[Run]:
-    """The runs as they end; where this is left by an error, those that still run are interrupted."""
+def ended(runs: Sequence[ModelProcess], jobs: int) -> Iterator[ModelProcess]:
+    """Start the runs, and yield each run when it ends.
+
+    If an error ends the loop, interrupt the processes that still run.
+    """
     with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(run): run for run in runs}
         try:
@@ -53,12 +57,12 @@ def ended(runs: Sequence[Run], jobs: int) -> Iterator[Run]:
             raise
 
 
-class Run:
-    """One model in a process of its own.
+class ModelProcess:
+    """The run of a command for one model, in a process of its own.
 
     Attributes:
-        said: its document, once it has ended.
-        seconds: how long it took.
+        said: the JSON document that the command has printed; {} until it has ended.
+        seconds: the duration of the run.
     """
 
     def __init__(self, name: str, model: str, words: list[str], environment: Mapping[str, str]) -> None:
@@ -70,7 +74,7 @@ class Run:
         self.seconds = 0.0
 
     def __call__(self) -> None:
-        """Run it to its end."""
+        """Start the process, and wait until it ends."""
         if self._asked:
             return
         start = time.perf_counter()
@@ -80,7 +84,7 @@ class Run:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # an interrupt of the terminal comes to us alone, who hand it on once
+            start_new_session=True,  # a terminal's interrupt then reaches only the parent, which passes it on once
         )
         if self._asked:
             self.end(INTERRUPT)
@@ -88,10 +92,10 @@ class Run:
         self.seconds = time.perf_counter() - start
         try:
             said = json.loads(out)
-        except ValueError:  # it ended without a word
+        except ValueError:  # the process ended without a document
             last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {self._process.returncode}"]
             code, why = (130, "interrupted") if self._asked else (1, f"the process ended: {last[0]}")
-            said = document(self.name, code, None, Problem(why), [])
+            said = document(self.name, code, None, Problem("interrupted" if self._asked else "failed", why), [])
         head = {"version": said.pop("version"), "command": said.pop("command"), "model": self.model}
         tail = {
             "verdict": _verdict(self.name, said),
@@ -101,7 +105,7 @@ class Run:
         self.said = {**head, **said, **tail}
 
     def end(self, number: int) -> None:
-        """Send it a signal, and begin it no more."""
+        """Send the process a signal. If it has not started yet, it will not be started."""
         self._asked = True
         if self._process is not None:
             with suppress(ProcessLookupError):
@@ -109,9 +113,10 @@ class Run:
 
 
 def _verdict(name: str, said: Mapping[str, Any]) -> str:
-    """What came of a run, in a word or a line."""
+    """Return the outcome of a run, in a few words, for the summary."""
     error, found = said["error"], said["result"] or {}
     status = found.get("verdict" if name == "check" else "status") or said["status"]
     proof = found.get("proof") if name == "build" else None
-    words = [status, *([proof["verdict"]] if proof else [])]
-    return ", ".join(words) if not error or found else f"{said['status']}: {error['message']}"
+    if error and not found:
+        return f"{status_text(said['status'])}: {error['message']}"
+    return ", ".join(map(status_text, [status, *([proof["verdict"]] if proof else [])]))

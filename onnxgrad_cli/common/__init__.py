@@ -1,1 +1,1 @@
-"""What every layer may use and what knows no graph: catalogues, options of functions, narration, JSON."""
+"""Helpers for all layers, independent of ONNX graphs: registries, options, checks of arguments, messages, JSON."""

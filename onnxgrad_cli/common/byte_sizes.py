@@ -1,4 +1,4 @@
-"""Sizes in bytes as they are typed."""
+"""Parse sizes in bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**
 
 
 def bytes_of(text: str, what: str) -> int:
-    """The bytes that a text such as '512MB' names.
+    """Convert a text such as '512MB' to a number of bytes.
 
     Args:
-        text: as it is typed.
-        what: what takes a size, for the message.
+        text: the text that the user typed.
+        what: the option that takes the size, for the error message.
 
     Raises:
-        UsageError: it is no number, negative, or of an unknown unit.
+        UsageError: the text is not a number, is negative, or has an unknown unit.
     """
     number = text.rstrip("".join(UNITS).lower() + "".join(UNITS).upper())
     unit = {each.lower(): size for each, size in UNITS.items()}.get(text[len(number) :].strip().lower() or "b")
@@ -24,6 +24,11 @@ def bytes_of(text: str, what: str) -> int:
     except ValueError:
         size = -1.0
     if unit is None or not 0 <= size < float("inf"):
-        hint = f"a number and one of {', '.join(UNITS)}, such as 512MB"
-        raise UsageError(f"{what} takes a size, not '{text}'", hint)
+        hint = f"give a number and one of {', '.join(UNITS)}, such as 512MB"
+        raise UsageError(f"{what} must be a size, not '{text}'", hint)
     return int(size * unit)
+
+
+def memory_size(text: str) -> int:
+    """Convert the text of the option `memory` to a number of bytes; see `bytes_of`."""
+    return bytes_of(text, "`memory`")

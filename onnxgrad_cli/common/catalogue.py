@@ -1,4 +1,4 @@
-"""Things that a user asks for by name, losses and optimizers: modules of a package register them with a decorator."""
+"""Registries of objects that users select by name, such as losses and optimizers. Decorators fill them."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.errors import OnnxgradError, suggest, unknown_name
 
 T = TypeVar("T")
 
 
 class Documented:
-    """What a function does, which its docstring says."""
+    """A registered object whose description is the docstring of its function."""
 
     function: Callable[..., Any]
 
     @property
     def summary(self) -> str:
-        """What it does, in one line."""
+        """The first line of the description."""
         return self.doc.partition("\n")[0]
 
     @property
     def doc(self) -> str:
-        """What it does."""
+        """The description."""
         return inspect.getdoc(self.function) or ""
 
 
 class Catalogue(Generic[T]):
-    """Things of one kind by name, in the order in which they were registered."""
+    """A registry: the objects of one kind by name, in the order of their registration."""
 
     def __init__(self, kind: str, plural: str, modules: Sequence[str], otherwise: str = "") -> None:
         """Args:
-        kind, plural: what the things are called in messages.
-        modules: what registers the built-in ones, imported when something is first asked for.
-        otherwise: what else can be done where a name is unknown.
+        kind, plural: the name of the kind, such as 'metric' and 'metrics', for messages.
+        modules: the modules that register the built-in objects. They are imported at the first lookup.
+        otherwise: text to add to the hint of the error about an unknown name.
         """
         self._kind, self._plural, self._modules, self._otherwise = kind, plural, modules, otherwise
         self._found: dict[str, T] = {}
 
     def add(self, name: str, thing: T, override: bool = False) -> None:
-        """Register a thing.
+        """Register an object.
 
         Raises:
-            OnnxgradError: there is one of this name, and `override` is not said.
+            OnnxgradError: the name is taken, and `override` is False.
         """
         checks.text("name", name)
         if name in self._found and not override:
@@ -54,22 +54,17 @@ class Catalogue(Generic[T]):
         self._found[name] = thing
 
     def lookup(self, name: str) -> T:
-        """The thing called `name`.
+        """Return the object called `name`.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the name is unknown.
         """
         self._load()
         if name not in self._found:
             hint = suggest(name, self._found, self._plural)
-            raise UsageError(
-                f"there is no {self._kind} '{name}'",
-                hint
-                if not self._otherwise
-                else f"{hint} {self._otherwise}"
-                if hint.endswith("?")
-                else f"{hint}; {self._otherwise}",
-            )
+            if self._otherwise:
+                hint += f"{'' if hint.endswith('?') else ';'} {self._otherwise}"
+            raise unknown_name(f"there is no {self._kind} '{name}'", hint)
         return self._found[name]
 
     def __iter__(self) -> Iterator[T]:
@@ -78,7 +73,7 @@ class Catalogue(Generic[T]):
 
     @contextmanager
     def scoped(self) -> Iterator[None]:
-        """What is registered inside the block is forgotten after it."""
+        """After the block, remove the objects that were registered inside it."""
         self._load()
         saved = dict(self._found)
         try:

@@ -1,6 +1,7 @@
-"""Checks of what a user hands in from Python, each of which names the argument in its message.
+"""Check arguments that users pass from Python. The error message names the argument.
 
-An argument stands in backquotes with its value, `mode='Train'`, which `wording.in_flags` turns into --mode Train.
+The argument and its value are in backquotes, such as `mode='Train'`, so that `wording.as_cli_flags` can replace them by
+--mode Train.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_args
 
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import UsageError, suggest, wrong_value
 
 
 def one_of(name: str, value: object, choices: Any) -> None:
-    """Refuse a word that is none of a Literal's.
+    """Check that a value is one of the values of a typing.Literal.
 
     Raises:
-        UsageError: it is none of them; the hint has the nearest one.
+        UsageError: it is not. The hint gives the most similar value.
     """
     known: tuple[str, ...] = get_args(choices)
     if not isinstance(value, str) or value not in known:
         alike = [word for word in known if word.casefold() == str(value).casefold()]
         near = alike[0] if alike else str(value)
-        hint = suggest(near, known, "words", repr) if isinstance(value, str) else f"one of {_listed(known)} is wanted"
-        raise UsageError(f"`{name}={value!r}` is none of {_listed(known)}", hint)
+        hint = suggest(near, known, "words", repr) if isinstance(value, str) else f"expected one of {_listed(known)}"
+        raise wrong_value(f"`{name}={value!r}` is none of {_listed(known)}", hint)
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -35,7 +36,10 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def is_number(value: object, low: float = -math.inf, whole: bool = False) -> bool:
-    """Whether a value is a finite number, not below `low`, and with `whole` an integer; a bool is none."""
+    """Return True if a value is a finite number, not a bool, and at least `low`.
+
+    With `whole`, it must be an integer.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
         return False
     try:
@@ -45,78 +49,105 @@ def is_number(value: object, low: float = -math.inf, whole: bool = False) -> boo
 
 
 def at_least(name: str, value: object, low: float, whole: bool = False) -> None:
-    """Refuse what is no finite number of `low` or more.
+    """Check that a value is a finite number and at least `low`. With `whole`, it must be an integer.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is refused.
     """
-    if not is_number(value, low, whole):
-        kind = "a whole number" if whole else "a finite number"
-        raise UsageError(f"`{name}={value!r}`: {kind} of {low:g} or more is wanted")
+    within(name, value, whole=whole, least=low)
+
+
+def within(
+    name: str, value: object, *, whole: bool = False, least: float | None = None, above: float | None = None,
+    most: float | None = None, below: float | None = None, example: str = "",
+) -> None:  # fmt: skip
+    """Check that a value is a finite number within bounds.
+
+    Args:
+        name: the argument.
+        value: the value.
+        whole: integers only.
+        least, above: the lower bound: `least` is inclusive, `above` exclusive.
+        most, below: the upper bound: `most` is inclusive, `below` exclusive.
+        example: a valid value, for the hint.
+
+    Raises:
+        UsageError: the value is refused.
+    """
+    low = -math.inf if least is None else least
+    fits = is_number(value, low, whole) and (above is None or value > above)  # type: ignore[operator]
+    if fits and (most is None or value <= most) and (below is None or value < below):  # type: ignore[operator]
+        return
+    kind = "a whole number" if whole else "a finite number"
+    if least is not None and most is not None:
+        bounds = f" from {least:.15g} to {most:.15g}"
+    else:
+        lower = f" of {least:g} or more" if least is not None else f" above {above:g}" if above is not None else ""
+        bounds = lower + (f" and below {below:g}" if below is not None else "")
+    raise wrong_value(f"`{name}={value!r}`: expected {kind}{bounds}", f"such as {example}" if example else None)
 
 
 def number_in(text: str) -> int | None:
-    """The number that digits alone write, as many as 64 bits surely hold; None for any other text.
+    """Convert a text of at most 18 digits to an integer, which fits in 64 bits. Return None for any other text.
 
-    `str.isdigit` takes superscripts, of which `int` makes no number, and nothing bounds how many digits there are.
+    `str.isdigit` is no replacement: it accepts superscripts, which `int` can't convert, and any number of digits.
     """
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
-def path(name: str, value: object) -> Path:
-    """A path from a text, or from anything that names one.
+def path(name: str, value: Any) -> Path:
+    """Convert a string or a path-like object to a Path.
 
     Raises:
-        UsageError: it names none, or is empty, which would be the working directory.
+        UsageError: the value has another type; or it is empty, which pathlib would take for the working directory.
     """
-    if not isinstance(value, (str, os.PathLike)):
-        raise UsageError(
-            f"`{name}={value!r}`: a path is wanted, not {_article(type(value).__name__)}", "a text or a pathlib.Path"
-        )
+    of_type(name, value, (str, os.PathLike), "a path", "a text or a pathlib.Path")
     if not os.fspath(value):
-        raise UsageError(f"`{name}=''`: a path is wanted, and this is empty", "'.' is the working directory")
+        raise wrong_value(f"`{name}=''`: expected a path, got an empty string", "'.' is the working directory")
     return Path(value)
 
 
 def path_or_none(name: str, value: object) -> Path | None:
-    """The same of what may be left out."""
+    """Convert a value to a Path as `path` does; return None if the value is None."""
     return None if value is None else path(name, value)
 
 
 def paths(name: str, values: object) -> list[Path]:
-    """The paths of several.
+    """Convert a list of strings or path-like objects to a list of Paths.
 
     Raises:
-        UsageError: they are one path, or one of them names none.
+        UsageError: the value is a single path instead of a list, or an element is not a path.
     """
     if isinstance(values, (str, os.PathLike)) or not isinstance(values, Iterable):
-        raise UsageError(f"`{name}={values!r}`: a list is wanted, not {_article(type(values).__name__)}", "[path]")
+        raise wrong_value(
+            f"`{name}={values!r}`: expected a list, got {_article(type(values).__name__)}", "such as [path]"
+        )
     return [path(name, value) for value in values]
 
 
 def threads(value: object) -> None:
-    """Refuse a number of threads that this machine can't use: each takes memory, and many thousands take minutes.
+    """Check that a number of threads is reasonable. Each takes memory, and starting many thousands takes minutes.
 
     Raises:
-        UsageError: it is no whole number of 1 or more, or beyond four for each core and 64 in all.
+        UsageError: the number is not an integer of at least 1, or it is larger than both 64 and four per core.
     """
     at_least("threads", value, 1, whole=True)
     cores = os.cpu_count() or 1
     if value > max(64, 4 * cores):  # type: ignore[operator]
-        raise UsageError(
-            f"`threads={value}` are more than make sense: this machine has {cores} cores",
-            f"{cores} is usual, {max(64, 4 * cores)} the most",
+        raise wrong_value(
+            f"`threads={value}` is too large: this machine has {cores} cores",
+            f"choose at most {max(64, 4 * cores)}; {cores} is usual",
         )
 
 
-def of_type(name: str, value: object, wanted: type | tuple[type, ...], words: str) -> None:
-    """Refuse a value of another type; `words` say which is wanted.
+def of_type(name: str, value: object, wanted: type | tuple[type, ...], words: str, hint: str | None = None) -> None:
+    """Check that a value has the expected type, which `words` describes for the message.
 
     Raises:
-        UsageError: it is of another type.
+        UsageError: the value has another type.
     """
     if not isinstance(value, wanted):
-        raise UsageError(f"`{name}={value!r}`: {words} is wanted, not {_article(type(value).__name__)}")
+        raise wrong_value(f"`{name}={value!r}`: expected {words}, got {_article(type(value).__name__)}", hint)
 
 
 def _article(noun: str) -> str:
@@ -124,73 +155,88 @@ def _article(noun: str) -> str:
 
 
 def flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
+    """Check that a value is True or False.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the value is refused.
     """
     of_type(name, value, bool, "True or False")
 
 
 def function(value: object, what: str) -> None:
-    """Refuse what can't be called; `what` says what it was given as.
+    """Check that an object can be called. `what` names the argument in the message.
 
     Raises:
-        UsageError: it is no function.
+        UsageError: the object can't be called.
     """
     if not callable(value):
-        raise UsageError(f"{what}: {value!r} is no function", "decorate a function, or give one by its name")
+        raise wrong_value(f"{what}: {value!r} is not a function", "decorate a function, or give one by its name")
 
 
 def text(name: str, value: object, optional: bool = False) -> None:
-    """Refuse what is no string, nor, with `optional`, None.
+    """Check that a value is a string; with `optional`, it may also be None.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the value is refused.
     """
     of_type(name, value, (str, type(None)) if optional else str, "a string or None" if optional else "a string")
 
 
 def tuple_of(name: str, value: object, kind: type, example: str) -> tuple[Any, ...]:
-    """A sequence of things of one type, as a tuple.
+    """Convert a sequence or set to a tuple, after checking that all elements have the same type.
 
     Args:
-        name: of the argument.
-        value: what was given for it; one thing alone is refused, for a string is a sequence of strings too.
-        kind: the type of each.
-        example: what is to be written, as a hint.
+        name: the name of the argument.
+        value: the value of the argument. A single string is refused, although it is a sequence of strings, too.
+        kind: the type of each element.
+        example: a valid value, for the hint.
 
     Raises:
-        UsageError: it is no sequence, or something in it is of another type.
+        UsageError: the value is neither a sequence nor a set, or an element has another type.
     """
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, (Sequence, set, frozenset)):
-        raise UsageError(f"`{name}={value!r}`: a tuple is wanted, not {_article(type(value).__name__)}", example)
+        raise wrong_value(f"`{name}={value!r}`: expected a tuple, got {_article(type(value).__name__)}", example)
     for each in value:
         if not isinstance(each, kind):
-            raise UsageError(f"`{name}`: {each!r} is no {kind.__name__}", example)
+            raise wrong_value(f"`{name}`: {each!r} is not {_article(kind.__name__)}", example)
     return tuple(value)
 
 
-def mapping(name: str, value: object, example: str) -> None:
-    """Refuse what is no mapping from strings.
+def mapping(name: str, value: Any, example: str) -> None:
+    """Check that a value is a mapping whose keys are strings.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is refused.
     """
-    if not isinstance(value, Mapping):
-        raise UsageError(f"`{name}={value!r}`: a dict is wanted, not {_article(type(value).__name__)}", example)
+    of_type(name, value, Mapping, "a dict", example)
     for key in value:
         if not isinstance(key, str):
-            raise UsageError(f"`{name}`: the key {key!r} is no string", example)
+            raise wrong_value(f"`{name}`: the key {key!r} is not a string", example)
+
+
+def conflicts(subject: str, others: Mapping[str, bool], hint: str = "leave one of them out") -> None:
+    """Check that no argument is given that can't be combined with another argument.
+
+    Args:
+        subject: the other argument, which is given, as messages name it.
+        others: name of an argument that can't be combined with it -> True if the argument is given.
+        hint: the fix.
+
+    Raises:
+        UsageError: one of the other arguments is given.
+    """
+    for other, given in others.items():
+        if given:
+            raise UsageError(f"{subject} can't be combined with {other}", hint, code="conflict")
 
 
 def sizes(name: str, key: str, given: Iterable[object], least: int, symbols: bool = False) -> None:
-    """Refuse sizes of dimensions that are none, or below `least`; with `symbols` a name may stand for one.
+    """Check that sizes of dimensions are integers of at least `least`. With `symbols`, names are also allowed.
 
     Raises:
-        UsageError: one is no whole number of `least` or more.
+        UsageError: a size is refused.
     """
     for size in given:
         if not (is_number(size, least, whole=True) or (symbols and isinstance(size, str))):
-            hint = "a size is a whole number of 1 or more" + ("" if least else ", or 0 for a past that is empty")
-            raise UsageError(f"`{name}`: '{key}' can't have size {size!r}", hint)
+            hint = "a size is a whole number of 1 or more" + ("" if least else ", or 0 for an empty past")
+            raise wrong_value(f"`{name}`: '{key}' can't have size {size!r}", hint)

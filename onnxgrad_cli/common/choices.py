@@ -1,6 +1,6 @@
-"""The closed sets of words that options take: for type checkers, for the checks of `Options` and for the command line.
+"""The words that options accept, as Literal types, for type checkers, for `Options` and for the command line.
 
-Nothing is imported here, so that the command line's help has them without loading onnx.
+This module imports nothing else, so that help does not load onnx.
 """
 
 from typing import Literal
@@ -23,7 +23,8 @@ Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 DerivativeNames = Literal["plain", "casadi"]
 Explanation = Literal["saliency", "smoothgrad", "integrated-gradients", "grad-cam", "occlusion"]
 Attack = Literal["fgsm", "pgd"]
+AttackLoss = Literal["cross-entropy", "margin", "dlr"]
 Norm = Literal["inf", "2"]
 
 SEEDS = 2**24
-"""Seeds lie below it: a seed is an attribute of type float, which holds such whole numbers exactly."""
+"""The exclusive upper bound of seeds. ONNX stores a seed as a float, which represents smaller integers exactly."""

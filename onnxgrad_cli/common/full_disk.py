@@ -1,4 +1,4 @@
-"""What the operating system says where nothing more can be written, in the user's terms."""
+"""Describe the operating system's errors about full disks to users, and check for free space."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 from onnxgrad_cli.errors import OnnxgradError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A disk is full, a quota used up, a file as long as it may be."""
+"""Error numbers: the disk is full, the quota is used up, or the file has reached its maximum size."""
 
 UNWRITABLE = (*FULL, errno.EROFS)
-"""What is nobody's fault, wherever it comes from."""
+"""Error numbers that never indicate a bug in onnxgrad, wherever they occur."""
 
 
 def said(error: OSError) -> str:
-    """Why a file can't be written."""
+    """Return the reason of an error, why a file can't be written, as text."""
     return "no space is left" if error.errno in FULL else str(error.strerror)
 
 
 def check_space(files: Iterable[tuple[Path, int]], hint: str) -> None:
-    """Make sure that the disks have room for files that a long command writes at its end.
+    """Check that the disks have space for files that a long command will write at its end.
 
     Args:
-        files: folders that exist, each with the bytes that are to be written there.
-        hint: what to do where there is no room.
+        files: pairs (existing folder, number of bytes to be written there).
+        hint: the remedy if there is no space.
 
     Raises:
-        OnnxgradError: a disk has less space than its files take.
+        OnnxgradError: a disk does not have enough space.
     """
     needed: dict[int, int] = {}
     for folder, size in files:
@@ -39,6 +39,7 @@ def check_space(files: Iterable[tuple[Path, int]], hint: str) -> None:
         free = shutil.disk_usage(folder).free
         if free < needed[disk]:
             raise OnnxgradError(
-                f"there is no space for what will be written to '{folder}': {needed[disk]:,} bytes, {free:,} are free",
+                f"there is too little space in '{folder}': {needed[disk]:,} bytes will be written, but only {free:,} "
+                "are free",
                 hint,
             )

@@ -1,6 +1,7 @@
-"""What a job reads it never writes, by whatever names a file is called where it is read and where it is written.
+"""Prevent a job from overwriting its own input files, even through another path to the same file.
 
-Whoever is given files to read says so as soon as it knows them, and whoever writes one asks.
+Code that receives paths of input files registers them at once. Code that writes a file first checks that the file is
+not registered.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from pathlib import Path
 from onnxgrad_cli.errors import UsageError
 
 _KEPT: ContextVar[tuple[Path, ...] | None] = ContextVar("kept", default=None)
-"""What is read by now; None outside of jobs."""
+"""The files and folders registered so far; None outside of jobs."""
 
 
 ALONE = frozenset(".csv .html .jsonl .md .npz .onnx .ort .parquet .safetensors .toml .tsv".split())
-"""Suffixes of files that are read by their own names alone: none of a folder of data or a tokenizer is such."""
+"""Suffixes of files that are not part of a folder of data or a tokenizer, so that they may be written into it."""
 
 
 @contextmanager
-def inputs_kept() -> Iterator[None]:
-    """Keep what is read in the block, and what is read around it, from what is written in the block."""
+def input_protection() -> Iterator[None]:
+    """In the block, protect registered inputs from being overwritten.
+
+    Those registered in the block are forgotten after it.
+    """
     token = _KEPT.set(_KEPT.get() or ())
     try:
         yield
@@ -31,22 +35,22 @@ def inputs_kept() -> Iterator[None]:
         _KEPT.reset(token)
 
 
-def keep(*inputs: object) -> None:
-    """Say what is read: files, and folders of which all is; what names none, such as arrays, is passed over."""
+def protect_inputs(*inputs: object) -> None:
+    """Register inputs: files, and folders with all their files. Other values, such as arrays, are ignored."""
     kept = _KEPT.get()
     if kept is not None:
         _KEPT.set((*kept, *(Path(each) for each in inputs if isinstance(each, (str, os.PathLike)))))
 
 
 def check_is_no_input(out: Path, more: Iterable[Path] = ()) -> None:
-    """Refuse to write a file that is read, of its own name, by a link, or as another name of it.
+    """Check that a file to be written is not an input, nor a link or another path to one.
 
     Args:
-        out: what is to be written.
-        more: files that are read, besides those that were kept.
+        out: the file to write.
+        more: further input files.
 
     Raises:
-        UsageError: it is one of them.
+        UsageError: the file is an input.
     """
     for file in (*(_KEPT.get() or ()), *more):
         if out.exists() and file.exists() and out.samefile(file):
@@ -54,7 +58,7 @@ def check_is_no_input(out: Path, more: Iterable[Path] = ()) -> None:
 
 
 def is_in_input(out: Path) -> bool:
-    """Whether a file may be one of those in a folder that is read."""
+    """Return True if a file may be part of a folder that is an input."""
     place = Path(os.path.realpath(out))
     return out.suffix.lower() not in ALONE and any(
         folder.is_dir() and place.is_relative_to(os.path.realpath(folder)) for folder in _KEPT.get() or ()

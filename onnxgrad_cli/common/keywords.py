@@ -1,25 +1,25 @@
-"""Keywords that a class does not take: refused as other words are, with those of a name like it."""
+"""A base class for dataclasses that refuse unknown keywords, with a hint that gives similar names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Self
 
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import suggest, unknown_name
 
 
 @dataclass(frozen=True)
 class KnownKeywords:
-    """A dataclass that refuses keywords of no field; type checkers go by its `__init__` as ever."""
+    """Base class of dataclasses that refuse unknown keywords. Type checkers still use the dataclass's `__init__`."""
 
     def __new__(cls, *_: object, **given: object) -> Self:
-        """Check the keywords.
+        """Check that each keyword is a field, before `__init__` is called.
 
         Raises:
-            UsageError: there is no such field; the hint has those of a name like it.
+            UsageError: a keyword is not a field; the hint gives similar names.
         """
         known = [each.name for each in fields(cls)]
         for name in given:
             if name not in known:
-                raise UsageError(f"`{cls.__name__}` has no option '{name}'", suggest(name, known, "options"))
+                raise unknown_name(f"`{cls.__name__}` has no option '{name}'", suggest(name, known, "options"))
         return super().__new__(cls)

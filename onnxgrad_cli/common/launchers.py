@@ -1,4 +1,4 @@
-"""Detect launchers that start several processes of one training run, by their environment variables."""
+"""Detect, by environment variables, a launcher that has started several processes of one training run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.errors import UsageError
 
 RUN_ID = "TORCHELASTIC_RUN_ID"
-"""The variable that only torchrun sets."""
+"""An environment variable that only torchrun sets."""
 
 
 class Launcher(NamedTuple):
-    """The variables in which a launcher passes the number of processes, the rank, and the rank on this machine."""
+    """The name of a launcher, and the environment variables in which it passes facts about a process.
+
+    These are the number of processes, the rank of the process, and its rank among those on the same machine.
+    """
 
     name: str
     world: str
@@ -30,17 +33,20 @@ LAUNCHERS = (
     Launcher("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     Launcher("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 )
-"""Launchers in the order in which they are looked for. A batch script of Slurm is one process, and has SLURM_NTASKS."""
+"""The launchers, in the order in which they are looked for.
+
+SLURM_NTASKS is not used for Slurm, because a batch script, which is a single process, has it, too.
+"""
 
 
 class Launch(NamedTuple):
-    """One process of several that a launcher has started.
+    """The facts about this process that a launcher passes, if it has started several processes.
 
     Attributes:
         launcher: the name of the launcher.
         rank: the number of this process, from 0.
         world: the number of processes.
-        address, port: where rank 0 or the launcher listens; "" and 0 if that isn't known.
+        address, port: the address and port on which rank 0 or the launcher listens; "" and 0 if unknown.
     """
 
     launcher: str
@@ -51,11 +57,11 @@ class Launch(NamedTuple):
 
 
 def launches(environment: Mapping[str, str] = os.environ) -> list[Launch]:
-    """Return the rank and the number of processes from each launcher's variables.
+    """Return the facts about this process that launchers pass in environment variables.
 
     Returns:
-        The launchers that agree with the first one about the number of processes. The list is empty if the process
-        was started alone.
+        A `Launch` for the first launcher found, and one for each other launcher that gives the same number of
+        processes. [] if the process was started alone.
 
     Raises:
         UsageError: the variables of torchrun contradict each other, or some of them are missing.
@@ -69,28 +75,28 @@ def launches(environment: Mapping[str, str] = os.environ) -> list[Launch]:
 
 
 def is_first_here(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True if this process is alone, or the first of those that a launcher has started on this machine."""
+    """Return True if this process is alone, or is the first of the processes on this machine."""
     return all(environment.get(launcher.local_rank, "0") == "0" for launcher in _announced(environment)[:1])
 
 
 def rank_here(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Return the launcher of this process and its rank, both "" if the process is alone."""
+    """Return the name of the launcher and the rank of this process; both are "" if the process is alone."""
     found = _announced(environment)
     return (found[0].name, environment.get(found[0].rank, "?")) if found else ("", "")
 
 
 def _announced(environment: Mapping[str, str]) -> list[Launcher]:
-    """Return the launchers that announce several processes."""
+    """Return the launchers whose environment variables say that there are several processes."""
     if environment.get(RUN_ID) and environment.get("WORLD_SIZE") == "1":
         return []  # another launcher has started torchrun, not this process
     return [each for each in LAUNCHERS if (number_in(environment.get(each.world, "")) or 0) > 1]
 
 
 def _check_torchrun(environment: Mapping[str, str]) -> None:
-    """Refuse an environment from which a process would wrongly conclude that it is alone.
+    """Check torchrun's variables. With invalid ones, a process would wrongly conclude that it is alone.
 
     Raises:
-        UsageError: a variable is missing or makes no sense.
+        UsageError: a variable is missing or has an invalid value.
     """
     text = environment.get("WORLD_SIZE", "")
     world = number_in(text) or 0
@@ -99,22 +105,23 @@ def _check_torchrun(environment: Mapping[str, str]) -> None:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     hint = "start the processes with torchrun, or unset WORLD_SIZE to train in one process"
     if not world:
-        raise UsageError(f"WORLD_SIZE={text!r} in the environment is no number of processes", hint)
+        raise UsageError(f"WORLD_SIZE={text!r} in the environment is not a number of processes", hint)
     if missing:
         raise UsageError(
             f"the environment announces {world} processes (WORLD_SIZE={world}), but has no {', '.join(missing)}", hint
         )
     rank, port = (number_in(environment[name]) for name in ("RANK", "MASTER_PORT"))
     if rank is None or rank >= world:
-        raise UsageError(f"RANK={environment['RANK']!r} in the environment is none of {world} processes", hint)
+        raise UsageError(f"RANK={environment['RANK']!r} in the environment is not one of {world} processes", hint)
     if port is None or not 0 < port < 2**16:
-        raise UsageError(f"MASTER_PORT={environment['MASTER_PORT']!r} in the environment is no port", hint)
+        raise UsageError(f"MASTER_PORT={environment['MASTER_PORT']!r} in the environment is not a port", hint)
 
 
 def _address(launcher: str, environment: Mapping[str, str]) -> tuple[str, int]:
-    """Return where the processes meet: MASTER_ADDR and MASTER_PORT, or under Slurm the first node and a port.
+    """Return the address and port at which the processes connect to each other.
 
-    The port follows from the numbers of job and step, so that two steps on one node rarely share it.
+    These are MASTER_ADDR and MASTER_PORT. Under Slurm, the defaults are the first node, and a port computed from the
+    numbers of job and step, so that two steps on one node rarely share a port.
     """
     address, port = environment.get("MASTER_ADDR", ""), number_in(environment.get("MASTER_PORT", "")) or 0
     if launcher != "Slurm":

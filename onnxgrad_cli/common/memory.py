@@ -1,4 +1,4 @@
-"""A limit of memory for what models make onnx and onnxruntime do: 100 bytes of a file must not fill a machine."""
+"""Limit the memory that onnx and onnxruntime may use, because a model of 100 bytes can request any amount."""
 
 from __future__ import annotations
 
@@ -15,31 +15,36 @@ GB = 2**30
 
 
 def taken_memory() -> int:
-    """The bytes of addresses that the process has; 0 on systems other than Linux, which do not tell."""
+    """Return the size of the process's address space in bytes; 0 on systems other than Linux, which don't report it."""
     try:
-        with open("/proc/self/statm", "rb", buffering=0) as sizes:  # asked thousands of times: the shortest way
+        # called thousands of times, and this is the fastest way
+        with open("/proc/self/statm", "rb", buffering=0) as sizes:
             return int(sizes.read().split()[0]) * resource.getpagesize()
     except (OSError, ValueError):
         return 0
 
 
 def free_memory() -> float:
-    """The bytes that processes may still have, what the system only caches among them; infinitely many where it does
-    not tell."""
+    """Return the bytes of memory that processes can still use, without swap; infinity on systems other than Linux.
+
+    Memory that the system only uses for caches counts as available.
+    """
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             told = dict(line.split(":", 1) for line in lines)
         return int(told["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # only Linux has it
+    except (OSError, KeyError, ValueError):  # only Linux has this file
         return math.inf
 
 
 @contextmanager
 def limited_memory(more: int) -> Iterator[None]:
-    """Let the process take at most so many bytes more than it has; what wants more fails.
+    """In the block, limit the address space of the process to `more` bytes above its current size.
 
-    numpy and onnx raise MemoryError then, and onnxruntime an error of its own. Only Linux tells a process what it has,
-    so elsewhere there is no limit; a lower one that the user has set stays.
+    Larger requests fail.
+
+    numpy and onnx then raise MemoryError, and onnxruntime an error of its own. On systems other than Linux there is no
+    limit, because they don't report the current size. If the user has set a lower limit, it stays.
     """
     there = taken_memory()
     if not there:

@@ -1,12 +1,12 @@
-"""How long work is narrated: whoever does it gets a function that takes a line and the verbosity it belongs to."""
+"""The type of functions that receive progress messages. Jobs call them instead of printing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Tell = Callable[[str, int], None]
-"""Takes a line of narration and the verbosity it belongs to."""
+"""A function that receives a message, and the lowest verbosity at which to show it."""
 
 
 def silent(text: str, level: int) -> None:
-    """Tell nobody."""
+    """Ignore a message."""

@@ -1,4 +1,4 @@
-"""Import packages that a plain installation of onnxgrad lacks."""
+"""Import optional packages, which a plain installation of onnxgrad does not install."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REQUIREMENTS = {
     "tokenizers": "tokenizers>=0.21",
     "torch": "torch>=2.13",
 }
-"""Top-level module -> what pip installs for it, with the bound of the extra that lists it in pyproject.toml."""
+"""Top-level module of an optional package -> its pip requirement, with the version bound in pyproject.toml."""
 
 
 def load_package(module: str, purpose: str, alternative: str = "") -> Any:
@@ -25,8 +25,8 @@ def load_package(module: str, purpose: str, alternative: str = "") -> Any:
 
     Args:
         module: the module, such as 'pyarrow.parquet'.
-        purpose: what requires it, as the subject of the message.
-        alternative: what else the user can do.
+        purpose: the feature that requires the module, as the subject of the message.
+        alternative: another solution for the user; "" if there is none.
 
     Raises:
         UsageError: the package is not installed; the hint has the command that installs it.
@@ -40,8 +40,8 @@ def load_package(module: str, purpose: str, alternative: str = "") -> Any:
 
 
 def install_command(module: str) -> str:
-    """Return the command that installs the package of a module.
+    """Return the pip command that installs the package of a module.
 
-    It names the package and not an extra of onnxgrad, so that it works however onnxgrad was installed.
+    The command names the package, not an extra of onnxgrad, so that it works however onnxgrad was installed.
     """
     return f"pip install '{REQUIREMENTS[module.partition('.')[0]]}'"

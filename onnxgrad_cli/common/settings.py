@@ -1,6 +1,6 @@
-"""What a loss or an optimizer takes besides its operands: declared by a function's keywords, given by name.
+"""The options of losses, optimizers and similar functions: a function's keywords declare them, users set them by name.
 
-Both tables read the options from the signatures of their functions, so that the formula and its options are one thing.
+The registries read the options from the signatures of the functions, so that the two can't differ.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ import numpy as np
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.synonyms import suggest_setting
-from onnxgrad_cli.common.wording import ARGUMENTS
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.common.wording import FLAGS
+from onnxgrad_cli.errors import OnnxgradError, UsageError, unknown_name, unreadable
 
 Floats = np.ndarray | None
-"""An option of several numbers: given as a number, a list, an array, or the .npy file that holds it."""
+"""The annotation of an option that takes one or several numbers: a number, a list, an array, or an .npy file."""
 
 Length = float
-"""An option that is a number of steps; as text it may be one of epochs, which the owner takes to steps first."""
+"""The annotation of an option that is a number of steps.
+
+A text such as '3e' means epochs. The function's registry converts it to steps.
+"""
 
 Lengths = tuple[float, ...]
-"""An option of several lengths; as text they are separated by slashes: 10/20, or 3e/6e."""
+"""The annotation of an option that takes several lengths. In a text, slashes separate them: 10/20, or 3e/6e."""
 
 KINDS = {
     "float": "a number",
     "int": "a whole number",
     "bool": "true or false",
     "Floats": "numbers, or a .npy file",
-    "Length": "steps, a part of them all below 1, or epochs such as 3e",
+    "Length": "a number of steps, a fraction of all steps, or a number of epochs such as 3e",
     "Lengths": "lengths separated by slashes, such as 100/200, 0.5/0.75 or 3e/6e",
 }
-"""The kinds of option, by annotation, in words."""
+"""Name of an option's annotation -> a description of the values that it takes."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a function takes besides its operands.
+    """An option of a function.
 
     Attributes:
-        name: as a keyword, with underscores.
+        name: the keyword, with underscores.
         kind: a key of `KINDS`.
-        default: the value where none is given.
-        doc: what it does.
+        default: the default value.
+        doc: the description of the option.
     """
 
     name: str
@@ -57,10 +60,10 @@ class Option:
     doc: str
 
     def convert(self, value: object) -> Any:
-        """`value` in the option's kind: a Python number, or a float64 array for `Floats`.
+        """Convert a value as the option's kind requires: to a Python number, or for `Floats` to a float64 array.
 
         Raises:
-            UsageError: it is of another kind, or not finite, or the file can't be read.
+            UsageError: the value does not fit the kind or is not finite, or its .npy file can't be read.
         """
         if self.kind == "Floats":
             return self._floats(value)
@@ -90,7 +93,8 @@ class Option:
             array = np.load(value) if isinstance(value, (str, Path)) else np.asarray(value)
             array = np.asarray(array, np.float64)
         except OSError as error:
-            raise UsageError(f"option {named(self.name)}: '{value}' can't be read: {error.strerror or error}") from None
+            why = error.strerror or error
+            raise unreadable(f"option {named(self.name)}: '{value}' can't be read: {why}") from None
         except (TypeError, ValueError):
             raise self._unfit(value) from None
         if array.ndim > 1 or not np.isfinite(array).all():
@@ -102,10 +106,11 @@ class Option:
 
 
 def declared(function: Callable[..., Any], docs: Mapping[str, str] | None, what: str) -> tuple[Option, ...]:
-    """The options of a function: its keyword-only parameters, with what `docs` says of each.
+    """Return the options of a function: its keyword-only parameters, with the descriptions in `docs` (name -> text).
 
     Raises:
-        OnnxgradError: one is not documented, or of an unknown kind; `what` names the function.
+        OnnxgradError: an option has no description, or an annotation that is not in `KINDS`. The message names the
+            function as `what`.
     """
     checks.function(function, what)
     keywords = _keywords(function)
@@ -118,16 +123,17 @@ def declared(function: Callable[..., Any], docs: Mapping[str, str] | None, what:
 
 
 def undocumented(function: Callable[..., Any], what: str) -> tuple[Option, ...]:
-    """The options of a function that nobody has registered: its keyword-only parameters, of which nothing is said.
+    """Return the options of an unregistered function: its keyword-only parameters, without descriptions.
 
     Raises:
-        UsageError: one is of an unknown kind, or has no default; `what` names the function.
+        UsageError: an option has no default, or an annotation that is not in `KINDS`. The message names the function as
+            `what`.
     """
     keywords = _keywords(function)
     for p in keywords:
         if _kind(p) not in KINDS or p.default is p.empty:
             raise UsageError(
-                f"{what}: its keyword '{p.name}' has no default, or is none of {', '.join(KINDS)}",
+                f"{what}: the keyword '{p.name}' needs a default, and one of the annotations {', '.join(KINDS)}",
                 f"such as {p.name}: float = 1.0",
             )
     return tuple(Option(p.name, _kind(p), p.default, "") for p in keywords)
@@ -138,25 +144,25 @@ def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _kind(parameter: inspect.Parameter) -> str:
-    """The annotation as it is written: a string where modules postpone it; else the type of the default."""
+    """Return the name of a parameter's annotation. Without an annotation, return the name of the default's type."""
     annotation = type(parameter.default) if parameter.annotation is parameter.empty else parameter.annotation
     return "Floats" if annotation == Floats else str(getattr(annotation, "__name__", annotation))
 
 
 def chosen(options: Sequence[Option], given: Mapping[str, object]) -> dict[str, Any]:
-    """Of `given`, what is one of `options`, as keywords for the function.
+    """Return those values of `given` that belong to `options`, converted, as keywords for the function.
 
     Raises:
-        UsageError: a value is of another kind.
+        UsageError: a value does not fit its option.
     """
     return {option.name: option.convert(given[option.name]) for option in options if option.name in given}
 
 
 def exactly(options: Sequence[Option], given: Mapping[str, object], owner: str) -> dict[str, Any]:
-    """All of `given` as keywords for the function that `owner` names.
+    """Return all values of `given`, converted, as keywords for the function. `owner` names the function in messages.
 
     Raises:
-        UsageError: it has no such option, or a value is of another kind.
+        UsageError: the function has no such option, or a value does not fit its option.
     """
     known = [option.name for option in options]
     for name in given:
@@ -166,23 +172,23 @@ def exactly(options: Sequence[Option], given: Mapping[str, object], owner: str) 
 
 
 def unknown_setting(owner: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a setting that `owner` does not have."""
+    """Return the error for a setting that the function `owner` does not have."""
     shown = named(name) if named(name) != name else f"'{name}'"
-    return UsageError(f"{owner} has no option {shown}", suggest_setting(name, known, named))
+    return unknown_name(f"{owner} has no option {shown}", suggest_setting(name, known, named))
 
 
 def named(name: str) -> str:
-    """Return a setting as messages name it, so that the command line shows hyphens in place of underscores."""
+    """Return the name of a setting for messages, in a form that the command line shows with hyphens for underscores."""
     if "_" not in name:
         return name
-    return name.replace("_", "-") if name in ARGUMENTS else f"`{name}`"
+    return name.replace("_", "-") if name in FLAGS else f"`{name}`"
 
 
 def keyword(typed: str) -> str:
-    """Return the Python keyword of a setting as it is typed, with hyphens.
+    """Convert the name of a setting as users type it, with hyphens, to the Python keyword, with underscores.
 
     Raises:
-        UsageError: it has underscores.
+        UsageError: the typed name has underscores.
     """
     if "_" in typed:
         right = typed.replace("_", "-")
@@ -191,32 +197,32 @@ def keyword(typed: str) -> str:
 
 
 def spelled(text: str) -> tuple[str, dict[str, object]]:
-    """Read `NAME[:KEY=VALUE,KEY=VALUE,...]`: a name, and options with underscores for hyphens.
+    """Parse `NAME[:KEY=VALUE,KEY=VALUE,...]` as a name and options. Hyphens in keys become underscores.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the text has another form.
     """
     name, _, rest = text.partition(":")
     return name.strip(), pairs(rest, text, "NAME:KEY=VALUE,KEY=VALUE")
 
 
 def pairs(rest: str, text: str, form: str) -> dict[str, object]:
-    """Read `KEY=VALUE,KEY=VALUE,...`, the rest of a `text` of some form: options with underscores for hyphens.
+    """Parse `KEY=VALUE,KEY=VALUE,...`, the last part of `text`, as options. Hyphens in keys become underscores.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the text has another form.
     """
     given: dict[str, object] = {}
     for pair in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not key or not equals or not value:
-            raise UsageError(f"'{text}' is not of the form {form}", f"'{pair}' is no KEY=VALUE")
+            raise UsageError(f"'{text}' is not of the form {form}", f"'{pair}' is not KEY=VALUE")
         given[keyword(key)] = value_of(value)
     return given
 
 
 def value_of(text: str) -> object:
-    """A number, true or false, or else the text itself."""
+    """Convert a text to a number, True or False if possible. Otherwise return the text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -226,10 +232,10 @@ def value_of(text: str) -> object:
 
 
 def require(fits: bool, message: str) -> None:
-    """Refuse an option's value.
+    """Raise an error about an option's value unless `fits` is True.
 
     Raises:
-        UsageError: it does not fit.
+        UsageError: `fits` is False.
     """
     if not fits:
         name = re.match(r"\w*", message)[0]  # type: ignore[index]

@@ -1,7 +1,7 @@
-"""JSON as its standard has it, in which nothing is invisible.
+"""Write and parse JSON that follows the standard. Invisible characters are escaped.
 
-What is no finite number is null: Python writes NaN, which other readers refuse. Bytes are what protobuf gives out for a
-text that is no UTF-8: such a name is written with its bytes as `\\xff`.
+NaN and infinity are written as null, because other readers refuse Python's NaN. For text that is not UTF-8, protobuf
+returns bytes; its invalid bytes are written as `\\xff`.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from onnxgrad_cli.common.visible import visible_json
+from onnxgrad_cli.common.escape import escaped_json
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """A value as JSON.
+    """Return a value as JSON.
 
     Args:
         value: mappings, lists and tuples of numbers, text, bytes and None.
-        indent: how far what is inside something is moved in; None puts all on one line.
+        indent: the indentation of nested values; None writes everything on one line.
     """
-    return visible_json(json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, indent=indent))
+    return escaped_json(json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, indent=indent))
 
 
 def loads(text: str | bytes) -> Any:
     """Parse JSON that another program may have written.
 
     Args:
-        text: the JSON, in UTF-8 where it is bytes.
+        text: the JSON; bytes must be UTF-8.
 
     Raises:
-        ValueError: it is no JSON, or an object has a key twice: readers differ in which of the two values they take.
-        RecursionError: it is nested too deeply.
+        ValueError: the text is not JSON, or an object has a key twice (readers differ in which value they use).
+        RecursionError: the JSON is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_unique)
 
@@ -42,7 +42,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key '{twice}' is there twice")
+        raise ValueError(f"the key '{twice}' occurs twice")
     return found
 
 

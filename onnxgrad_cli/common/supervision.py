@@ -1,10 +1,11 @@
-"""A command runs in a child process, so that nothing in a file can end it without a word.
+"""Run a command in a child process, so that a crash in native code is reported instead of ending the program silently.
 
-onnx and onnxruntime are C++: a crafted shape ends the process by an assertion in the inference of shapes, data that
-don't fit by a division by zero in a kernel, and no Python code learns of it. The parent only waits, and tells
-what its child died of. To fork before anything is loaded costs a millisecond; to run each thing that may die in a
-process of its own would cost that with a model in memory, and again for each. Programs that use onnxgrad as a library
-have threads, so they are not forked, nor is anything on systems without `sigwaitinfo`, as macOS and Windows.
+onnx and onnxruntime are written in C++. A crafted shape can fail an assertion in shape inference, and wrong data can
+divide by zero in a kernel. Either ends the process, and Python code can't catch it. Therefore the command runs in a
+child process, and the parent only waits and reports how the child ended. Forking before anything is loaded takes a
+millisecond. A process for each risky call would take longer, because by then the model is in memory. Programs that use
+onnxgrad as a library may have threads, so they are not forked. Systems without `sigwaitinfo`, such as macOS and
+Windows, are not supported.
 """
 
 from __future__ import annotations
@@ -23,42 +24,42 @@ from typing import NoReturn
 from onnxgrad_cli.errors import INTERRUPTED
 
 SENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-"""Signals that somebody may send to the command, and that are for the child."""
+"""Signals that users may send to the command. The parent passes them on to the child."""
 
 ASKING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Those that ask for an end: the child answers between two runs, of which one may never end."""
+"""Signals that request an end. The child only reacts between two runs of a model, and a run may take forever."""
 
 GRACE = 3.0
-"""Seconds that it has to answer the second one."""
+"""Seconds after the second such signal in which the child must exit before it is killed."""
 
 FROM_THE_SYSTEM = 0x80
-"""The code of a signal that no process has sent: one of the keyboard goes to parent and child alike."""
+"""The `si_code` of signals that the kernel sends, such as for Ctrl-C. They reach the parent and the child."""
 
 NO_MEMORY = 127
-"""The exit code by which the C library ends a process that it has no memory for, not even for an error."""
+"""The exit code with which the C library ends a process if there is not even memory to raise an error."""
 
 LIBRARIES = frozenset({"numpy", "onnx", "onnxruntime"})
-"""Packages of which the native code may end a process."""
+"""Packages whose native code may crash the process."""
 
-KILLED = "the process was killed (SIGKILL), as systems do where the memory is full"
-"""The message about a child that somebody has killed."""
+KILLED = "the process was killed (SIGKILL), probably because the system had no memory left"
+"""The message about a child that was killed."""
 
 _FRAME = re.compile(r'File "(.+)", line \d+ in (\S+)')
 
 
 Tell = Callable[[str, str, str], None]
-"""Tells an error: what happened, what to do about it, and where, as a stack."""
+"""A function that reports an error: its description, a hint, and the stack trace."""
 
 
-def watch_over_a_child(tell: Tell, apart: bool = False) -> None:
-    """Go on in a child process; the parent never returns, but exits with the child's code.
+def run_in_subprocess(tell: Tell, apart: bool = False) -> None:
+    """Fork, and return in the child process only. The parent waits, and exits with the exit code of the child.
 
     Args:
-        tell: reports the cause of the child's death, with a stack that begins with the innermost frame.
-        apart: put the child into a process group of its own. Launchers of several processes signal the group, and the
-            child would get a signal twice.
+        tell: called if the child crashes, to report it. The stack trace begins with the innermost frame.
+        apart: put the child into a process group of its own. Launchers of several processes send signals to the whole
+            group, so that the child would otherwise get each signal twice.
     """
-    alive, held = os.pipe()  # the parent holds an end as long as it lives
+    alive, held = os.pipe()  # the parent keeps its end open as long as it lives
     dump, dumped = os.pipe()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SENT, signal.SIGCHLD})
@@ -80,9 +81,10 @@ def watch_over_a_child(tell: Tell, apart: bool = False) -> None:
 
 
 def _wait(child: int, apart: bool) -> int:
-    """Return the exit code of a child, negative for a signal. Signals that arrive meanwhile are sent to the child.
+    """Wait for the child, and return its exit code; negative if a signal ended it. Pass signals on to the child.
 
-    After two requests to end, the child is killed. Then the code is `INTERRUPTED`.
+    If the child still runs `GRACE` seconds after the second signal in `ASKING`, it is killed, and the code is
+    `INTERRUPTED`.
     """
     asked, until = 0, math.inf
     while True:
@@ -104,7 +106,7 @@ def _wait(child: int, apart: bool) -> int:
 
 
 def _next(until: float) -> signal.struct_siginfo | None:
-    """The next signal; None when a time of `time.monotonic` comes first."""
+    """Wait for the next signal, and return it; None if there is none until `time.monotonic()` is `until`."""
     signals = {*SENT, signal.SIGCHLD}
     if until == math.inf:
         return signal.sigwaitinfo(signals)
@@ -112,13 +114,20 @@ def _next(until: float) -> signal.struct_siginfo | None:
 
 
 def _end_with_the_parent(alive: int) -> None:
-    """Let the system send a signal that ends this process when the parent has ended, be it by a SIGKILL."""
+    """Make the kernel send this process a signal when the parent ends, even if the parent is killed.
+
+    Args:
+        alive: the read end of a pipe whose write end the parent keeps open.
+    """
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _told(number: int, stack: str, tell: Tell) -> int:
-    """Say what the child died of, and return the exit code; a signal that somebody has sent ends the parent too."""
+    """Report the signal that ended the child, and return the exit code.
+
+    A signal that users send ends the parent, too.
+    """
     if number in SENT or number == signal.SIGPIPE:
         _end_by(number)
     name = signal.Signals(number).name
@@ -126,7 +135,7 @@ def _told(number: int, stack: str, tell: Tell) -> int:
         tell(KILLED, "use smaller data", "")
     else:
         hint = "export the model again, or check the data; --traceback shows where it happened"
-        tell(f"{_where(stack)} ended the process ({name}): a file is damaged, or meets a fault there", hint, stack)
+        tell(f"{_where(stack)} crashed ({name}): a file is damaged, or triggers a bug there", hint, stack)
     return 1
 
 
@@ -138,7 +147,7 @@ def _end_by(number: int) -> NoReturn:
 
 
 def _where(stack: str) -> str:
-    """What was being done, by a stack of which the innermost frame comes first."""
+    """Return the name of the native function that crashed, given a stack trace that begins with the innermost frame."""
     for file, function in _FRAME.findall(stack):
         package = next((part for part in Path(file).parts if part in LIBRARIES), "")
         if package:

@@ -1,4 +1,4 @@
-"""Map the option names of PyTorch, Keras, Hugging Face and scikit-learn to onnxgrad's."""
+"""Map the names of commands and options in other programs to those of onnxgrad."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYNONYMS = {
     "freeze": "freeze-layers frozen",
     "label": "labels targets label-column label-col target-column label-name label-names",
     "label-smoothing": "label-smoothing-factor smoothing",
-    "learning-rate": "lr base-lr init-lr initial-lr max-lr peak-lr learning-rate-init eta0",
+    "learning-rate": "lr rate base-lr init-lr initial-lr max-lr peak-lr learning-rate-init eta0",
     "log": "log-dir logging-dir logger report-to tensorboard",
     "lora RANK": "lora-r lora-rank rank",
     "lora RANK:ALPHA": "lora-alpha",
@@ -65,15 +65,38 @@ SYNONYMS = {
     "eval-dataset valid",
     "weight-decay": "wd decay",
 }
-"""Option of onnxgrad, possibly with a value -> names in other programs, with hyphens."""
+"""Option of onnxgrad, possibly with a value -> its names in other programs, separated by blanks."""
+
+
+COMMANDS = {
+    "check": "gradcheck prove verify",
+    "evaluate": "eval score test validate",
+    "inspect": "diagnose doctor info summary",
+    "list losses": "losses loss",
+    "list metrics": "metrics metric",
+    "list operators": "operators ops",
+    "list optimizers": "optimizers optimizer",
+    "list passes": "passes",
+    "list schedules": "schedules schedulers",
+    "predict": "infer inference run",
+    "train": "finetune fine-tune fit",
+    "tune": "autotune benchmark",
+    "view": "draw plot visualize",
+}
+"""Command of onnxgrad -> names of such commands in other programs, and words that people try."""
+
+
+def meant_command(name: str) -> str:
+    """Return onnxgrad's command for a name in another program; "" if none is known."""
+    return next((use for use, names in COMMANDS.items() if name.lower() in names.split()), "")
 
 
 def meant(name: str, known: Iterable[str]) -> list[str]:
-    """Return the options that another name stands for, as they are typed behind their dashes.
+    """Return onnxgrad's options for a name in another program, as a user types them after the dashes.
 
     Args:
         name: an option or a setting of another program.
-        known: the options or settings that there are.
+        known: the available options or settings.
     """
     there = {each.replace("_", "-") for each in known}
     word = name.lstrip("-").replace("_", "-").lower()
@@ -81,7 +104,7 @@ def meant(name: str, known: Iterable[str]) -> list[str]:
 
 
 def suggest_setting(name: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
-    """Return a hint for an unknown option or setting: by its meaning in other programs, otherwise by its letters."""
+    """Return a hint for an unknown option or setting: its name here, if another program has it; or similar names."""
     known = list(known)
     found = [each for each in known if each.replace("_", "-") in meant(name, known)]
     return f"did you mean {show(found[0])}?" if found else suggest(name, known, "options", show)

@@ -1,4 +1,4 @@
-"""TOML of a stranger: a file of some megabytes at most, without keys that take the parser minutes."""
+"""Parse untrusted TOML. Large files, and keys that would take the parser minutes, are refused."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import re
 from pathlib import Path
 from typing import Any
 
-MOST = 2**22
-"""Bytes of a file: more take seconds, and a device has no end."""
+MAX_BYTES = 2**22
+"""Maximum size of a file in bytes. Larger files would take seconds, and a device may have no end."""
 
 PARTS = 100
-"""Of a dotted key, at most: the parser takes the square of their number."""
+"""Maximum number of parts of a dotted key. The parser's time grows with the square of the number of parts."""
 
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'")
 _DEEP = re.compile(rf"(?:\.[ \t]*[\w-]+[ \t]*){{{PARTS}}}")
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """What a file says.
+    """Parse a file, and return its content.
 
     Raises:
-        OSError: it can't be read.
-        ValueError, RecursionError: it is no TOML, too large, or nested too deep.
+        OSError: the file can't be read.
+        ValueError, RecursionError: the file is not TOML, is too large, or is nested too deeply.
     """
-    import tomllib  # which few commands need
+    import tomllib  # imported here because few commands need it
 
     with open(path, "rb") as file:
-        data = file.read(MOST + 1)
-    if len(data) > MOST:
-        raise ValueError(f"it has more than {MOST:,} bytes")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
     text = data.decode()
     if _DEEP.search(_STRING.sub("_", text)):
         raise ValueError(f"a key has more than {PARTS} parts")

@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written, held against the annotations of what it is read as."""
+"""Convert parsed JSON to annotated Python types. The JSON may come from another program, so types are checked."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 def decoded(kind: Any, value: Any, where: str = "it") -> Any:
-    """A value of JSON as a dataclass, `tuple[X, ...]`, `dict[str, X]`, a union, text, a number or a truth value.
+    """Convert a JSON value to a dataclass, `tuple[X, ...]`, `dict[str, X]`, a union, text, a number or a bool.
 
     Args:
         kind: the annotation.
-        value: what `json.loads` gave.
-        where: what the value is called, for messages.
+        value: the result of `json.loads`.
+        where: the name of the value, for messages.
 
     Raises:
-        ValueError: it is something else; the message says where.
+        ValueError: a value does not have the annotated type. The message says where it is.
     """
     if is_dataclass(kind):
         return _object(kind, value, where)
@@ -45,7 +45,9 @@ def _object(kind: Any, value: Any, where: str) -> Any:
     lacking = next((name for name in needed if name not in value), None)
     strange = next((name for name in value if name not in hints), None)
     if lacking is not None or strange is not None:
-        raise ValueError(f"{where} has no '{lacking}'" if lacking is not None else f"{where} has {_short(strange)}")
+        raise ValueError(
+            f"{where} has no '{lacking}'" if lacking is not None else f"{where} has an unknown entry {_short(strange)}"
+        )
     return kind(**{name: decoded(hints[name], each, f"{where}.{name}") for name, each in value.items()})
 
 
@@ -57,7 +59,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond what a float holds
+    except OverflowError:  # an integer that is too large for a float
         return False
 
 

@@ -1,75 +1,66 @@
-"""Messages in the words of whoever asked: of Python where the library is called, of flags on the command line.
+"""Replace Python arguments in messages by command-line flags, for users of the command line.
 
-Errors name arguments as Python does, in backquotes: `lora_target`, `yield_='keep'`, `train=GLOB`. The console reads
-these as --lora-target, --yield keep and --train GLOB. Settings, such as `weight_decay`, are read as they are typed:
-weight-decay.
+Messages contain arguments as Python code in backquotes: `lora_target`, `yield_='keep'`, `train=GLOB`. The command line
+shows these as --lora-target, --yield keep and --train GLOB. It shows a setting such as `weight_decay` as weight-decay.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+import shlex
+from collections.abc import Callable, Collection
 from itertools import islice
+from typing import TypeVar
 
-FLAGS = {
-    "attributes": "--attribute",
-    "columns": "--map",
-    "dims": "--dim",
-    "flags": "--option",
-    "inputs": "--input",
-    "labels": "--label-input",
-    "loss_options": "--loss-option",
-    "losses": "--loss",
-    "metrics": "--metric",
-    "optimizer_options": "--optimizer-option",
-    "outputs": "--output",
-    "reports": "--report",
-    "shapes": "--shape",
-}
-"""The arguments that are called otherwise on the command line, mostly because a flag is repeated there."""
+from onnxgrad_cli.errors import ARGUMENT
 
-ARGUMENTS = frozenset(
-    (
-        "accumulate adaptable adapter adapter_from against artifacts as_gradient_op attributes augment balance "
-        "baseline batch_size case class_ class_axis classes clip clip_norm clip_value columns data dims dump_passes "
-        "ema embed_state epochs epsilon eval_every flags force format freeze grad_of_input group identifiers "
-        "infer_by_run init inputs keep_mode keep_outputs kind l1 l2 label labels layer learning_rate log lora "
-        "lora_dora lora_dropout lora_scaling lora_target loss_chunks loss_options loss_output loss_scale losses "
-        "max_length max_steps memory merge method metrics mode names new_data noise nominal_checkpoint norm normalize "
-        "of optimizer optimizer_options ort out output outputs pack pad_id patience per_sample picture prefix preset "
-        "provider quantization recompute reduction repeats reports reset resize resume roles run runtime sample "
-        "sample_weight save_every schedule seed shapes shuffle start step_size steps stop_after stride target targeted "
-        "test_data threads tie tokenizer train train_last training_info transform tuned unbiased_variance untie "
-        "use_ema val val_prefix verify webgpu weights window wrt yield_"
-    ).split()
-)
-"""The arguments that messages name. Other names in backquotes are settings if they have underscores, or stay as is."""
+FLAGS: dict[str, str] = {}
+"""Python argument -> its flag. The declarations of options fill this map, and `job` adds the parameters of jobs."""
 
-_ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def plain_flag(argument: str) -> str:
+    """Return the default flag of an argument, such as --yield for yield_ and --lora-target for lora_target."""
+    return f"--{argument.rstrip('_').replace('_', '-')}"
+
+
+def job(function: Function) -> Function:
+    """Decorate a job: add its parameters to `FLAGS`, with default flags if no option has declared one."""
+    code = function.__code__
+    for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        FLAGS.setdefault(name, plain_flag(name))
+    return function
 
 
 def flag_of(argument: str) -> str:
-    """The flag of an argument: yield_ is --yield, lora_target --lora-target."""
-    return FLAGS.get(argument, f"--{argument.rstrip('_').replace('_', '-')}")
+    """Return the flag of an argument: the one in `FLAGS`, or the default flag."""
+    return FLAGS.get(argument) or plain_flag(argument)
 
 
-def in_flags(text: str) -> str:
-    """A message with its arguments in the words of the command line."""
-    return _ARGUMENT.sub(_flag, text)
+def as_cli_flags(text: str) -> str:
+    """Return a message with flags in place of arguments."""
+    return ARGUMENT.sub(_shown, text)
 
 
-def _flag(found: re.Match[str]) -> str:
-    if found[1] not in ARGUMENTS:
-        return found[1].replace("_", "-") if "_" in found[1] and found[2] is None else found[0]
-    flag, value = flag_of(found[1]), found[2]
+def _shown(found: re.Match[str]) -> str:
+    argument, value = found[1], found[2]
+    if argument not in FLAGS:
+        return argument.replace("_", "-") if "_" in argument and value is None else found[0]
+    flag = FLAGS[argument]
     if value in (None, "True"):
         return flag
     if value == "False":
         return f"--no-{flag.removeprefix('--')}"
-    quoted = re.fullmatch(r"'([\w.-]+)'", value)  # a string that the shell needs no quotes for
-    return f"{flag} {quoted[1] if quoted else value}"
+    text = re.fullmatch(r"'([^'\\]*)'", value)
+    return f"{flag} {shlex.quote(text[1]) if text else value}"
+
+
+def status_text(value: str) -> str:
+    """Return a status or verdict of the JSON output as text, such as "not proved" for 'not_proved'."""
+    return value.replace("_", " ")
 
 
 def listed(names: Collection[str], most: int = 5) -> str:
-    """Names in quotes, the first few of many."""
+    """Return names in quotes, joined by commas. If there are more than `most`, return the first ones and '...'."""
     return ", ".join(f"'{name}'" for name in islice(names, most)) + ", ..." * (len(names) > most)

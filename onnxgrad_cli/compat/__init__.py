@@ -1,1 +1,43 @@
-"""What serves users of older systems: `onnx_derivative`, gradient lists, and the artifacts of onnxruntime-training."""
+"""Interfaces of older systems: `onnx_derivative`, gradient lists, and the artifacts of onnxruntime-training.
+
+The modules are imported when one of their names is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxgrad_cli.common.lazy_names import lazy_names
+
+if TYPE_CHECKING:  # the same names again, for type checkers; a test compares the two lists
+    from onnxgrad_cli.compat.artifact_generation import (
+        LossType as LossType,
+        OptimType as OptimType,
+        generate_artifacts as generate_artifacts,
+    )
+    from onnxgrad_cli.compat.artifacts import open_artifacts as open_artifacts, save_checkpoint as save_checkpoint
+    from onnxgrad_cli.compat.derivative_options import (
+        DerivativeOptions as DerivativeOptions,
+        onnx_derivative as onnx_derivative,
+    )
+    from onnxgrad_cli.compat.gradient_lists import gradient_definition as gradient_definition
+    from onnxgrad_cli.compat.loss_output import (
+        add_loss_output as add_loss_output,
+        get_train_initializer as get_train_initializer,
+    )
+    from onnxgrad_cli.compat.random_feeds import random_feed as random_feed
+
+_NAMES = {
+    "compat.artifacts": "open_artifacts save_checkpoint",
+    "compat.artifact_generation": "LossType OptimType generate_artifacts",
+    "compat.gradient_lists": "gradient_definition",
+    "compat.loss_output": "add_loss_output get_train_initializer",
+    "compat.derivative_options": "DerivativeOptions onnx_derivative",
+    "compat.random_feeds": "random_feed",
+}
+"""Module -> the names in it that users import from this package."""
+
+__all__, _load = lazy_names(__name__, _NAMES)
+
+if not TYPE_CHECKING:  # for a type checker, __getattr__ would make any name valid
+    __getattr__ = _load

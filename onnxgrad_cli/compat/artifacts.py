@@ -1,7 +1,7 @@
-"""The quartet that onnxruntime.training.artifacts has made known: training, evaluation and optimizer model, checkpoint.
+"""The four files of onnxruntime.training.artifacts: training, evaluation and optimizer model, and checkpoint.
 
-The three models hold no weights: these are inputs, and their values lie in the checkpoint alone. Whoever runs the
-models, in any language, reads it once and binds what comes out of a run to what goes into the next.
+The three models contain no weights. Weights are inputs, and only the checkpoint has their values. A program in any
+language reads the checkpoint once, and then feeds the outputs of each run to the next run.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.checkpoints.tensors import is_safetensors, save_tensors, tensor_bytes
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.execution.session import CPU, take_out
-from onnxgrad_cli.files import Switch, check_structure, check_target, followed, load_model, stage_model
-from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.files import AtomicWriteGroup, check_structure, check_target, load_model, resolve_output, stage_model
 from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
-from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.training.eval_model import make_eval_model
+from onnxgrad_cli.training.evaluate import make_eval_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
-from onnxgrad_cli.training.run.progress import is_nominal
-from onnxgrad_cli.training.run.tensors import is_safetensors, load_words, save_tensors, tensor_bytes
 from onnxgrad_cli.training.steps.base import TrainerBase
-from onnxgrad_cli.training.steps.split import SplitTrainer
+from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 from onnxgrad_cli.verification.written import check_opens
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = (
@@ -40,15 +39,15 @@ TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = (
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The quartet in memory.
+    """The content of the four files: three models, and the values of the checkpoint.
 
     Attributes:
-        training: from inputs, labels and weights to loss, gradients and next running statistics.
-        evaluation: from the same to the loss and the outputs, in inference mode.
-        optimizer: from gradients, weights, slots and the learning rate to the next weights and slots; None if there
-            is no optimizer.
-        values: weights, frozen parameters and state, by name.
-        roles: of the inputs of all three models; frozen parameters are 'constant'.
+        training: computes the loss, the gradients and the next running statistics from inputs, labels and weights.
+        evaluation: computes the loss and the outputs from the same inputs, in inference mode.
+        optimizer: computes the next weights and slots (the optimizer's state) from gradients, weights, slots and the
+            learning rate; None if there is no optimizer.
+        values: name of a weight, frozen parameter or state -> its value.
+        roles: the roles of the inputs of all three models. Frozen parameters have the role 'constant'.
     """
 
     training: ModelProto
@@ -58,18 +57,13 @@ class Artifacts:
     roles: Roles
 
 
-def frozen_of(built: TrainingModel) -> list[str]:
-    """The weights that are frozen by name: parameters that are not trained."""
-    return matching(built.options.freeze, list(built.training.not_trained), "`freeze`", "float weights")
-
-
 def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collection[str] = ()) -> Artifacts:
-    """Take a training model apart.
+    """Split a training model into the contents of the four files.
 
     Args:
-        built: the training model, its values included; not changed.
-        original: the inference model it was made from.
-        outputs: outputs of that model that training and evaluation model are to have besides the loss.
+        built: the training model with its values; not changed.
+        original: the inference model that it was built from.
+        outputs: outputs of the inference model that are also outputs of the training and evaluation models.
 
     Raises:
         UsageError: the model has no such output.
@@ -77,8 +71,8 @@ def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collecti
     own = [value.name for value in original.graph.output]
     for name in outputs:
         if name not in own:
-            raise UsageError(f"the model has no output '{name}'", suggest(name, own, "outputs"))
-    whole, path, frozen = built.model, built.graph.path, frozen_of(built)
+            raise unknown_name(f"the model has no output '{name}'", suggest(name, own, "outputs"))
+    whole, path, frozen = built.model, built.graph.path, built.frozen
     optimizer = None
     training = copied(whole)
     if built.options.optimizer:
@@ -107,12 +101,12 @@ def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collecti
 
 
 def _stored(roles: Roles) -> list[str]:
-    """The inputs that have a value of their own."""
+    """Return the inputs that have a stored value, such as weights and state."""
     return [name for name, role in roles.inputs.items() if role in metadata.STORED]
 
 
 def _with_inputs(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """The model, with some of its initializers as inputs."""
+    """Declare some initializers of a model as inputs too, in place, and return the model."""
     roles = metadata.describe(model)
     declared = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
@@ -127,39 +121,39 @@ def _with_inputs(model: ModelProto, names: Collection[str]) -> ModelProto:
 def check_places(
     made: Artifacts, folder: Path, prefix: str = "", source: Path | None = None, force: bool = False
 ) -> None:
-    """Make sure that the quartet may be written.
+    """Raise an error if one of the four files may not be written.
 
     Raises:
-        UsageError: a file would be replaced that must not be.
-        OnnxgradError: one can't be written.
+        UsageError: a file would replace one that must stay.
+        OnnxgradError: a file can't be written.
     """
     for file in (*_places(made, folder, prefix), folder / f"{prefix}{CHECKPOINT}"):
         check_target(file, None, source, force)
 
 
 def _places(made: Artifacts, folder: Path, prefix: str) -> dict[Path, ModelProto]:
-    """Where the models go, the training model first."""
+    """Return a map from file to the model that it holds, the training model first."""
     models = {TRAINING: made.training, EVALUATION: made.evaluation, OPTIMIZER: made.optimizer}
     return {folder / f"{prefix}{name}": model for name, model in models.items() if model is not None}
 
 
 def stage_artifacts(
-    switch: Switch, made: Artifacts, built: TrainingModel, original: ModelProto, folder: Path, prefix: str = "",
-    nominal: bool = False,
+    switch: AtomicWriteGroup, made: Artifacts, built: TrainingModel, original: ModelProto, folder: Path,
+    prefix: str = "", nominal: bool = False,
 ) -> list[Path]:  # fmt: skip
-    """Write the quartet, whose files take their names together, if its models are valid and onnxruntime opens them.
+    """Write the four files as one group, after checking that the models are valid and that onnxruntime opens them.
 
-    What onnxruntime has no kernels for in the original either (bfloat16 on the processor), or what is written for
-    another device, is for a runtime elsewhere.
+    The models may be meant for another runtime. So models built for another device are not opened. Also, onnxruntime
+    need not open them if it can't open the original, for example because it lacks bfloat16 kernels on the processor.
 
     Args:
-        switch: lets the files take their names; its head is the training model, to which the others are bound.
+        switch: replaces the files together. The training model is its main file, and the others are bound to it.
         made: the artifacts.
-        built: what they were made of; external data are relative to the file of its model.
+        built: the training model from which they were made; external data are relative to its file.
         original: the inference model.
-        folder: where they go; it must be there.
-        prefix: what their names begin with.
-        nominal: let the checkpoint have names, shapes and types only.
+        folder: the folder of the files; it must exist.
+        prefix: the first part of the file names.
+        nominal: write a checkpoint with names, shapes and types only, without values.
 
     Returns:
         The files written, the training model first.
@@ -170,9 +164,9 @@ def stage_artifacts(
     """
     path, written = built.graph.path, []
     for file, model in _places(made, folder, prefix).items():
-        check_structure(model, f"what would be '{file.name}'")
+        check_structure(model, f"the output '{file.name}'")
         elsewhere = built.options.target == "ort-cuda"
-        check = None if elsewhere else check_opens(model, original, path, f"what would be '{file.name}'")
+        check = None if elsewhere else check_opens(model, original, path, f"the output '{file.name}'")
         written += stage_model(switch, model, file, path, check=check)
     checkpoint, said = folder / f"{prefix}{CHECKPOINT}", _said(made.values, made.roles, 0, nominal)
     data = tensor_bytes({} if nominal else made.values, {"progress": said})
@@ -181,33 +175,36 @@ def stage_artifacts(
 
 
 def save_checkpoint(path: str | Path, trainer: TrainerBase, *, force: bool = False) -> None:
-    """Write the weights and state of a trainer to a checkpoint: `onnxgrad export` and `open_artifacts` read it.
+    """Write the weights and state of a trainer to a checkpoint, which `onnxgrad export` and `open_artifacts` read.
 
     Args:
-        path: the file; tensors in safetensors' form that are there are replaced.
+        path: the file. An existing file in safetensors format is replaced.
         trainer: the trainer.
-        force: replace any file.
+        force: replace a file of any format.
 
     Raises:
-        UsageError: there is another file.
+        UsageError: another file exists at this path.
         OnnxgradError: it can't be written.
     """
-    path = followed(checks.path("path", path))
+    path = resolve_output(checks.path("path", path))
     checks.of_type("trainer", trainer, TrainerBase, "a trainer")
     if path.is_file() and not force and not is_safetensors(path):
-        raise UsageError(f"'{path}' is no checkpoint", "name another file, or replace it with `force=True`")
+        raise UsageError(f"'{path}' is not a checkpoint", "name another file, or replace it with `force=True`")
     values = {name: buffer.read() for name, buffer in trainer.buffers.items()}
     save_tensors(path, values, {"progress": _said(values, trainer.roles, trainer.steps)})
 
 
 def _said(values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> dict[str, Any]:
-    """What a checkpoint says, in the form of a run's: roles by name, and if `nominal` the values' types and shapes."""
+    """Return the metadata of a checkpoint, in the form that a run's checkpoint has.
+
+    They list the names of the values by role. If `nominal`, they also give the types and shapes of the values.
+    """
 
     def named(role: str) -> list[str]:
         return [name for name in values if roles.inputs.get(name) == role]
 
     said: dict[str, Any] = {
-        "writer": f"onnxgrad {metadata.tool_version()}",  # first, where `is_ours` looks for it
+        "writer": f"onnxgrad {tool_version()}",  # first, where `is_ours` looks for it
         "steps": steps,
         "adapters": [asdict(adapter) for adapter in roles.adapters],
         "averages": roles.averages,
@@ -225,21 +222,23 @@ def open_artifacts(
     folder: str | Path, prefix: str = "", *, checkpoint: str | Path | None = None, provider: str = CPU,
     threads: int | None = None, seed: int = 0,
 ) -> SplitTrainer:  # fmt: skip
-    """A trainer on the quartet in a folder.
+    """Open the four files in a folder, and return a trainer that runs them.
+
+    `provider`, `threads` and `seed` are as in `Trainer`.
 
     Args:
-        folder, prefix: where it is.
-        checkpoint: another one than the one beside the models.
-        provider, threads, seed: see `Trainer`.
+        folder: the folder of the files.
+        prefix: the first part of the file names.
+        checkpoint: the checkpoint to read, by default the one in the folder.
 
     Raises:
-        UsageError: there is no optimizer model, or the checkpoint is of another model.
-        OnnxgradError: a file can't be read, or the checkpoint is a nominal one.
+        UsageError: the checkpoint is from another model.
+        OnnxgradError: there is no optimizer model, a file can't be read, or the checkpoint is a nominal one.
     """
     folder = checks.path("folder", folder)
     path = folder / f"{prefix}{TRAINING}"
     if not (folder / f"{prefix}{OPTIMIZER}").exists():
-        raise UsageError(f"there is no '{folder / f'{prefix}{OPTIMIZER}'}'", "make the artifacts with an optimizer")
+        raise OnnxgradError(f"there is no '{folder / f'{prefix}{OPTIMIZER}'}'", "make the artifacts with an optimizer")
     halves = Halves(load_model(path)[0], load_model(folder / f"{prefix}{OPTIMIZER}")[0])
     values, said = load_checkpoint(Path(checkpoint) if checkpoint else folder / f"{prefix}{CHECKPOINT}")
     trainer = SplitTrainer(halves, values, path=path, provider=provider, threads=threads, seed=seed)
@@ -248,7 +247,7 @@ def open_artifacts(
 
 
 def with_stored(model: ModelProto, path: Path) -> ModelProto:
-    """A training model of a quartet with the values of the checkpoint beside it; another model as it is.
+    """Return a training model of the four files with the values of its checkpoint. Return any other model unchanged.
 
     Raises:
         OnnxgradError: the checkpoint can't be read, or is a nominal one.
@@ -262,15 +261,3 @@ def with_stored(model: ModelProto, path: Path) -> ModelProto:
     copy = copied(model)
     copy.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in lacking if name in values)
     return copy
-
-
-def nominal(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The types and shapes in a nominal checkpoint, by name.
-
-    Raises:
-        OnnxgradError: it is none, or can't be read.
-    """
-    said = load_words(path).get("progress", {})
-    if not isinstance(said, dict) or not is_nominal(said.get("nominal")):
-        raise OnnxgradError(f"'{path}' is no nominal checkpoint", "it was written without nominal_checkpoint")
-    return {name: (dtype, tuple(shape)) for name, (dtype, shape) in said["nominal"].items()}

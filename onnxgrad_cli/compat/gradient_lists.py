@@ -1,7 +1,7 @@
-"""Custom gradients in the form that ONNX Runtime's training module took: lists of nodes and of the names they share.
+"""Custom gradients in the form of ONNX Runtime's training module: lists of nodes and the names of their values.
 
-A definition becomes a rule. It is checked whole when it is registered: what the older registry ignored, overrode or
-found out when the graph was built is an error there.
+Such a list, called a definition, is registered as a differentiation rule. It is checked completely at that time.
+Mistakes that ONNX Runtime's registry ignored, overrode or found only when it built a graph are errors here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from onnxgrad_cli.ir.domains import full_name, is_standard, plain_domain
 from onnxgrad_cli.ir.types import is_float
 
 Nodes = Sequence[tuple[Any, ...]]
-"""(op | (op, domain), inputs, outputs, attributes) each; the attributes may be left out."""
+"""Nodes as (operator, inputs, outputs, attributes). The operator is a name or (name, domain).
+
+The attributes may be left out.
+"""
 
 Given = TypeVar("Given", bound="Nodes | Callable[[], Nodes]")
 
@@ -38,32 +41,35 @@ KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "boo
 def gradient_definition(
     domain: str, op_type: str, *attributes: str, override: bool = False
 ) -> Callable[[Given], Given]:
-    """Register the gradient of an operator as a list of nodes, or decorate the function that returns the list.
+    """Return a function that registers a list of nodes, or a function that returns the list, as an operator's gradient.
 
     A node is `(op, inputs, outputs)` or `(op, inputs, outputs, attributes)`, where `op` is a name or `(name, domain)`.
-    Inputs are `"I(i)"` and `"O(i)"`, the inputs and outputs of the forward node, `"GO(i)"`, the gradients of its
-    outputs, `""` for none, or what an earlier node makes; outputs are `"GI(i)"`, the gradients of its inputs, or names.
-    An attribute is `{"value": v, "dtype": t, "is_tensor": b}`, `t` being int, float, bool, string, `IElemType(i)` or
-    `OElemType(i)`; a tensor has one axis, if it is one number too.
 
-    As in a rule, a gradient may have the broadcast shape of the output, and is summed down to its input.
+    - Inputs of a node are `"I(i)"` and `"O(i)"`, the inputs and outputs of the forward node, and `"GO(i)"`, the
+      gradients of its outputs. An input may also be an output of an earlier node, or `""` for an omitted input.
+    - Outputs are `"GI(i)"`, the gradients of the forward node's inputs, or names.
+    - An attribute is `{"value": v, "dtype": t, "is_tensor": b}`. `t` is int, float, bool, string, `IElemType(i)` or
+      `OElemType(i)`. A tensor has one axis, even if it is a single number.
+
+    As in a rule, a gradient may have the broadcast shape of the output. It is then summed to the shape of its input.
 
     Args:
-        domain, op_type: the operator.
-        attributes: the keys that the older registry took for PyTorch's ATen operators: refused.
-        override: replace an existing rule instead of refusing.
+        domain: the domain of the operator.
+        op_type: the operator.
+        attributes: must be empty. ONNX Runtime's registry takes keys for PyTorch's ATen operators here.
+        override: replace an existing rule instead of raising an error.
 
     Raises:
         OnnxgradError: the definition is malformed, or the operator has a rule already.
 
-    Source: the form is that of `onnxruntime.training.ortmodule`, where it was called `register_gradient`.
+    Source: the form is from `onnxruntime.training.ortmodule`, where the function was `register_gradient`.
     """
     for argument, given in (("domain", domain), ("op_type", op_type)):
         checks.text(argument, given)
     if attributes or domain == ATEN:
+        hint = "onnxruntime has no such operator: export the model without the ATen fallback"
         raise OnnxgradError(
-            f"{'::'.join((domain, op_type, *attributes))}: a gradient of PyTorch's ATen operator",
-            "onnxruntime has no such operator: export the model without the ATen fallback",
+            f"{'::'.join((domain, op_type, *attributes))} is a gradient of PyTorch's ATen operator", hint
         )
 
     def register(given: Given) -> Given:
@@ -82,8 +88,8 @@ def gradient_definition(
 
 
 @dataclass(frozen=True)
-class _Node:
-    """One node of a definition; `place` is what messages call it."""
+class _DefinitionNode:
+    """One node of a definition. `place` identifies the node in messages."""
 
     place: str
     op_type: str
@@ -101,72 +107,70 @@ class _Node:
         )
 
 
-class _Unfit(Exception):
-    """Why a definition does not fit a node of a model."""
+class _DefinitionMismatch(Exception):
+    """The reason why a definition does not fit a node of a model."""
 
 
 class _Definition:
-    """A checked definition, called as a rule."""
+    """A checked definition, which is called as a rule."""
 
     def __init__(self, domain: str, op_type: str, nodes: Nodes) -> None:
         self.label = f"the gradient definition of {full_name(op_type, domain)}"
         if not isinstance(nodes, (list, tuple)) or not nodes:
-            self._wrong("is no list of nodes")
+            self._wrong("it is not a list of nodes")
         self.schema = _schema(op_type, domain)
         if self.schema is None and is_standard(domain):
-            self._wrong("is of an operator that does not exist")
+            self._wrong("the operator does not exist")
         self.nodes = [self._node(position, node) for position, node in enumerate(nodes)]
         self._check_names()
         self.opsets = self._opsets()
 
     def _wrong(self, what: str, place: str = "") -> NoReturn:
-        raise OnnxgradError(
-            f"{self.label}{f', {place}' * bool(place)}: {what}",
-            "a definition is a list of (op or (op, domain), inputs, outputs, attributes)",
-        )
+        hint = "write a definition as a list of (op or (op, domain), inputs, outputs, attributes)"
+        raise OnnxgradError(f"{self.label}{f', {place}' * bool(place)}: {what}", hint)
 
-    # -- what is checked when it is registered ------------------------------------------------------------------
+    # -- checks at registration ---------------------------------------------------------------------------------
 
-    def _node(self, position: int, given: Any) -> _Node:
-        """The node of a list at a position, checked; a UsageError names what is wrong with it."""
+    def _node(self, position: int, given: Any) -> _DefinitionNode:
+        """Check and return the node at a position of the list. An OnnxgradError describes the first error in it."""
         place = f"node {position}"
         if not isinstance(given, (list, tuple)) or len(given) not in (3, 4):
-            self._wrong("is no (op, inputs, outputs) or (op, inputs, outputs, attributes)", place)
+            self._wrong("it is neither (op, inputs, outputs) nor (op, inputs, outputs, attributes)", place)
         named, inputs, outputs, attributes = (*given, {})[:4]
         pair = (named, "") if isinstance(named, str) else named
         if not _are_names(pair) or len(pair) != 2 or not pair[0]:
-            self._wrong(f"{named!r} is no operator, and no (operator, domain)", place)
+            self._wrong(f"{named!r} is neither an operator nor (operator, domain)", place)
         op_type, domain = pair
         place = f"{place} ({op_type})"
         if domain == ATEN:
-            self._wrong("is an operator of PyTorch, which onnxruntime does not have", place)
+            self._wrong("it is an operator of PyTorch, which onnxruntime does not have", place)
         if not _are_names(inputs) or not _are_names(outputs):
             self._wrong("its inputs and outputs are not lists of names", place)
         if not isinstance(attributes, Mapping):
-            self._wrong("its attributes are no dictionary", place)
+            self._wrong("its attributes are not a dictionary", place)
         for name, attribute in attributes.items():
             self._check_attribute(f"{place}, attribute {name!r}", attribute)
-        return _Node(place, op_type, plain_domain(domain), tuple(inputs), tuple(outputs), attributes)
+        return _DefinitionNode(place, op_type, plain_domain(domain), tuple(inputs), tuple(outputs), attributes)
 
     def _check_attribute(self, place: str, given: Any) -> None:
-        """Make sure that an attribute is a value and a type, and that both fit."""
+        """Raise an error unless an attribute gives a value and a type that fit together."""
         if not isinstance(given, Mapping) or not {"value", "dtype"} <= given.keys() <= {"value", "dtype", "is_tensor"}:
-            self._wrong("is no {'value': ..., 'dtype': ..., 'is_tensor': ...}", place)
+            self._wrong("it is not {'value': ..., 'dtype': ..., 'is_tensor': ...}", place)
         dtype, tensor = given["dtype"], given.get("is_tensor", False)
         element = ELEMENT.fullmatch(str(dtype))
         if element:
             self._check_index(place, element[1], int(element[2]))
         elif dtype not in KINDS:
-            self._wrong(f"the dtype {dtype!r} is none of {', '.join(KINDS)}, IElemType(i), OElemType(i)", place)
+            self._wrong(f"the dtype {dtype!r} is not one of {', '.join(KINDS)}, IElemType(i), OElemType(i)", place)
         values = given["value"] if isinstance(given["value"], (list, tuple)) else [given["value"]]
         kinds = KINDS["float"] if element else KINDS[dtype]
         if not all(isinstance(v, kinds) and isinstance(v, bool) == (dtype == "bool") for v in values):
-            self._wrong(f"{given['value']!r} is no {dtype}, and no list of such", place)
+            self._wrong(f"{given['value']!r} is neither of type {dtype} nor a list of that type", place)
         if dtype == ("string" if tensor else "bool"):
-            self._wrong(f"{'a tensor' if tensor else 'an attribute'} of type {dtype} is not known", place)
+            self._wrong(f"{'a tensor' if tensor else 'an attribute'} of type {dtype} is not supported", place)
 
     def _check_names(self) -> None:
-        """Each name is made once, before it is read; each reference is one; and some gradient is made."""
+        """Check the names: each is computed once, before it is read; references are valid; some GI(i) is computed."""
         made: set[str] = set()
         for node in self.nodes:
             for name in filter(None, node.inputs):
@@ -174,38 +178,38 @@ class _Definition:
             for name in filter(None, node.outputs):
                 self._check_output(node, name)
                 if name in made:
-                    self._wrong(f"it makes '{name}', which is made already", node.place)
+                    self._wrong(f"it makes '{name}' a second time", node.place)
                 made.add(name)
         if not any(REFERENCE.fullmatch(name) for name in made):
-            self._wrong("makes no GI(i)")
+            self._wrong("it makes no GI(i)")
 
-    def _check_input(self, node: _Node, name: str, made: set[str]) -> None:
-        """Make sure that a node reads I(i), O(i) or GO(i), or what a node before it has made."""
+    def _check_input(self, node: _DefinitionNode, name: str, made: set[str]) -> None:
+        """Check that an input of a node is I(i), O(i), GO(i), or an output of an earlier node."""
         kind, index = self._reference(node, name)
         if kind == "GI":
-            self._wrong(f"it reads {name}: GI(i) is an output", node.place)
+            self._wrong(f"it reads {name}, but GI(i) is an output", node.place)
         if kind:
             self._check_index(node.place, kind[-1], index)
         elif name not in made:
             later = any(name in other.outputs for other in self.nodes)
-            why = "is made by no node before it" if later else "is neither I, O, GO nor made by a node"
+            why = "is not made by an earlier node" if later else "is neither I, O, GO nor made by a node"
             self._wrong(f"its input '{name}' {why}", node.place)
 
-    def _check_output(self, node: _Node, name: str) -> None:
-        """Make sure that a node makes GI(i), or a value of a type that onnx can tell."""
+    def _check_output(self, node: _DefinitionNode, name: str) -> None:
+        """Check that an output of a node is GI(i), or a name whose type onnx can infer."""
         kind, index = self._reference(node, name)
         if kind not in ("", "GI"):
-            self._wrong(f"it makes {name}: an output is GI(i) or a name", node.place)
+            self._wrong(f"it makes {name}, but an output must be GI(i) or a name", node.place)
         if kind:
             self._check_index(node.place, "I", index)
         elif _schema(node.op_type, node.domain) is None:
             full = f"{node.domain}::{node.op_type}"
-            self._wrong(f"onnx knows no {full}, so its outputs have a type as GI(i) only, not '{name}'", node.place)
+            self._wrong(f"onnx does not know {full}, so its outputs must be GI(i), not '{name}'", node.place)
 
-    def _reference(self, node: _Node, name: str) -> tuple[str, int]:
+    def _reference(self, node: _DefinitionNode, name: str) -> tuple[str, int]:
         found = REFERENCE.fullmatch(name)
         if not found and ("(" in name or ")" in name):
-            self._wrong(f"'{name}' is none of I(i), O(i), GO(i), GI(i)", node.place)
+            self._wrong(f"'{name}' is not one of I(i), O(i), GO(i), GI(i)", node.place)
         return (found[1], int(found[2])) if found else ("", 0)
 
     def _check_index(self, place: str, kind: str, index: int) -> None:
@@ -214,10 +218,10 @@ class _Definition:
         count = self.schema.max_input if kind == "I" else self.schema.max_output
         if index >= count:
             what = "input" if kind == "I" else "output"
-            self._wrong(f"the operator has no {what} {index}: there are {count}", place)
+            self._wrong(f"the operator has no {what} {index}, only {count}", place)
 
     def _opsets(self) -> list[int]:
-        """The opsets of the default domain at which all nodes are valid."""
+        """Return the opsets of the default domain at which all nodes of the definition are valid."""
         opsets = list(range(FIRST_OPSET, NEWEST_OPSET + 1))
         for node in self.nodes:
             if node.domain:
@@ -226,11 +230,11 @@ class _Definition:
             opsets = [opset for opset, schema in schemas.items() if schema is not None and node.fits(schema)]
             if not opsets:
                 span = f"{FIRST_OPSET} to {NEWEST_OPSET}"
-                self._wrong(f"with these inputs, outputs and attributes it is valid at none of the opsets {span}, or "
-                            "none at which the nodes before it are", node.place)  # fmt: skip
+                self._wrong(f"with these inputs, outputs and attributes it is valid at none of the opsets {span} at "
+                            "which the nodes before it are valid", node.place)  # fmt: skip
         return opsets
 
-    # -- what is written when a model is differentiated -----------------------------------------------------------
+    # -- emission when a model is differentiated ------------------------------------------------------------------
 
     def __call__(
         self, op: Op, gs: Sequence[Val | None], ys: Sequence[Val | None], xs: Sequence[Val | None]
@@ -238,24 +242,26 @@ class _Definition:
         wanted = [i for i, x in enumerate(xs) if op.wants(x)]
         try:
             made = self._emit(op, gs, ys, xs, {f"GI({i})" for i in wanted})
-        except _Unfit as reason:
-            refusal = op.no(f"{reason}", "mend the definition, or write a rule instead")
+        except _DefinitionMismatch as reason:
+            refusal = op.no(f"{reason}", "correct the definition, or write a rule instead")
             return [refusal if i in wanted else None for i in range(len(xs))]
         return [made.get(f"GI({i})") for i in range(len(xs))]
 
     def _emit(
         self, op: Op, gs: Sequence[Val | None], ys: Sequence[Val | None], xs: Sequence[Val | None], wanted: set[str]
     ) -> dict[str, Val]:
-        """Emit the gradient nodes that the wanted gradients need; returns their results, by name."""
+        """Emit the nodes that the wanted gradients need, and return name -> value for their results."""
         if op.opset not in self.opsets:
-            raise _Unfit(f"{self.label} is valid at the opsets {self.opsets}, the model is at {op.opset}")
+            raise _DefinitionMismatch(
+                f"{self.label} is valid at the opsets {self.opsets}, but the model has {op.opset}"
+            )
         outputs = {name for node in self.nodes for name in node.outputs}
         excess = [name for name in sorted(outputs) if self.schema is None and _index(name) >= len(xs)]
         if excess:
-            raise _Unfit(f"{self.label} makes {excess[0]}, the node has {len(xs)} inputs")
+            raise _DefinitionMismatch(f"{self.label} makes {excess[0]}, but the node has {len(xs)} inputs")
         missing = sorted(wanted - outputs)
         if missing:
-            raise _Unfit(f"{self.label} does not make {missing[0]}, which is needed")
+            raise _DefinitionMismatch(f"{self.label} does not make {missing[0]}, which is needed")
         forward = _Forward(op, gs, ys, xs)
         made: dict[str, Val] = {}
         for node in self._needed(wanted):
@@ -265,7 +271,7 @@ class _Definition:
             made.update((name, value) for name, value in zip(node.outputs, results, strict=True) if name)
         return made
 
-    def _needed(self, wanted: set[str]) -> list[_Node]:
+    def _needed(self, wanted: set[str]) -> list[_DefinitionNode]:
         chosen, names = [], set(wanted)
         for node in reversed(self.nodes):
             if names.intersection(node.outputs):
@@ -274,27 +280,28 @@ class _Definition:
         return chosen[::-1]
 
     def _written(
-        self, op: Op, node: _Node, inputs: list[Val | None], attributes: dict[str, Any], forward: _Forward
+        self, op: Op, node: _DefinitionNode, inputs: list[Val | None], attributes: dict[str, Any], forward: _Forward
     ) -> Sequence[Val]:
-        """Emit one gradient node; without a schema its results have the types of the gradients' inputs."""
+        """Emit one node of the definition.
+
+        If its operator has no schema, each result that is a GI(i) gets the type of the input I(i).
+        """
         if node.op_type == "Constant" and not node.domain and isinstance(attributes.get("value"), onnx.TensorProto):
             return [op.const(numpy_helper.to_array(attributes["value"]))]
-        types = None
+        types, count = None, len(node.outputs)
         if _schema(node.op_type, node.domain) is None:
             likes = [forward.value(f"I({_index(name)})", optional=True) if name else None for name in node.outputs]
             types = [like.type if like is not None and like.type is not None else onnx.TypeProto() for like in likes]
         try:
-            found = op.emit(
-                node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, types=types, **attributes
-            )
+            found = op.emit(node.op_type, *inputs, outputs=count, domain=node.domain, types=types, **attributes)
         except (OnnxgradError, onnx.checker.ValidationError) as error:
-            raise _Unfit(f"{self.label}, {node.place}: {str(error).strip()}") from error
-        return found if len(node.outputs) > 1 else [found]
+            raise _DefinitionMismatch(f"{self.label}, {node.place}: {str(error).strip()}") from error
+        return found if count > 1 else [found]
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """The forward node: what `I(i)`, `O(i)` and `GO(i)` stand for."""
+    """The forward node, with the values for `I(i)`, `O(i)` and `GO(i)`."""
 
     op: Op
     gs: Sequence[Val | None]
@@ -312,12 +319,12 @@ class _Forward:
             like = self.value(f"O({index})")
             return self.op.fill(0.0, like) if like is not None and is_float(like.type) else None
         if value is None and not optional:
-            raise _Unfit(f"its gradient definition reads {name}, which the node does not have")
+            raise _DefinitionMismatch(f"its gradient definition reads {name}, which the node does not have")
         return value
 
 
 def _value(given: Mapping[str, Any], forward: _Forward) -> Any:
-    """An attribute as onnx takes it; a tensor of one number has one axis."""
+    """Return the value of an attribute in the form that onnx accepts. A tensor of one number has one axis."""
     value, dtype = given["value"], given["dtype"]
     element = ELEMENT.fullmatch(dtype)
     if not given.get("is_tensor"):
@@ -337,7 +344,7 @@ def _are_names(given: Any) -> bool:
 
 
 def _index(name: str) -> int:
-    """The i of a reference; -1 of a name."""
+    """Return the i of a reference such as I(i), or -1 for a plain name."""
     found = REFERENCE.fullmatch(name)
     return int(found[2]) if found else -1
 

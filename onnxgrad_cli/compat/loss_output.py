@@ -1,32 +1,32 @@
-"""`add_loss_output` under its old name: a model whose first output is a loss, still without any gradient.
+"""`add_loss_output` under its old name: add a loss to a model as its first output, without any gradient.
 
-The formulas are those of the losses of `build`; what is here is the old way to ask for them. The numbers that a loss
-needs are written as Constant nodes, so that no one takes them for weights.
+The formulas are those of the losses of `build`; this module only adds the old interface. Constants of a loss are
+written as Constant nodes, so that they are not taken for weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, TypeProto, helper, numpy_helper
 
 from onnxgrad_cli.common.settings import declared, require
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, open_model
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import UsageError, suggest, unknown_name
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import is_external, is_float, shape_of, tensor_type
 from onnxgrad_cli.losses.classes import picked
 from onnxgrad_cli.losses.registry import LOSSES, Loss
-from onnxgrad_cli.losses.values import SMALLEST, mae, mse
+from onnxgrad_cli.losses.values import MIN_PROBABILITY, mae, mse
 from onnxgrad_cli.passes.loss.append import penalty as penalty_of
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
@@ -40,7 +40,7 @@ def _elastic(op: Op, prediction: Val, label: Val, *, l1_weight: float = 0.5, l2_
 
 
 def _log(op: Op, prediction: Val, label: Val, *, eps: float = 1e-6, label_column: bool = True) -> Val:
-    smallest = SMALLEST[prediction.dtype]
+    smallest = MIN_PROBABILITY[prediction.dtype]
     require(smallest <= eps < 0.5, f"eps must lie between {smallest:.3g} and 0.5")
     clipped = op.Clip(prediction, op.const(eps, prediction), op.const(1 - eps, prediction))
     logs = op.Log(clipped / op.sum(clipped, [1]))
@@ -63,7 +63,7 @@ SCORES: dict[str, tuple[Loss, str]] = {
     "elastic": (ELASTIC, "sum"),
     "log": (LOG, "mean"),
 }
-"""The losses by their old names, each with the reduction that is its own."""
+"""Old name of a loss -> (the loss, its default reduction)."""
 
 
 def add_loss_output(
@@ -78,44 +78,46 @@ def add_loss_output(
     reduction: str | None = None,
     **kwargs: object,
 ) -> ModelProto:
-    """Add a loss of one output to a model.
+    """Add a loss on one output to a model, and return the new model.
 
-    Inputs of the result are the model's, the label, and the sample weights if any; outputs are the loss, [1, 1], then
-    all those of the model. The loss has the output's type, or float32 where that is float16 or bfloat16. An
-    intermediate value that bears one of the new names gets another. A model below opset 13 is raised to it.
+    The inputs of the result are the model's inputs, the label, and the sample weights if there are any. The outputs are
+    the loss, of shape [1, 1], and then all outputs of the model. The loss has the type of the output on which it is
+    computed, or float32 for float16 and bfloat16. If an intermediate value has one of the new names, it is renamed. A
+    model with an older opset than 13 is converted to opset 13.
 
     With y the output and t the label, the losses are
 
     - 'squared_error' or 'l2': (y - t)²
     - 'absolute_error' or 'l1': |y - t|
     - 'elastic': l1_weight |y - t| + l2_weight (y - t)²; both weights are 0.5 unless given
-    - 'log': -log p[t], where p is y, one column a class, clipped to [eps, 1 - eps] and divided by the sum of its row;
-      eps is 1e-6. With label_column=False the label is [N], not [N, 1].
+    - 'log': -log p[t]. y has a column for each class; p is y clipped to [eps, 1 - eps] and divided by the sum of its
+      row, and eps is 1e-6 by default. With label_column=False, the label has the shape [N] instead of [N, 1].
 
     Args:
         onx: the model; it is not changed.
-        score_name: the loss, one of the above.
+        score_name: the name of a loss above.
         loss_name: the name of the new output.
-        label_name: the name of the new input with the label: of the output's type and shape, or for 'log' the number
-            of each row's class, int64.
-        weight_name: the name of a new input [N], of the output's type, with a weight for each row of the output, which
-            multiplies all losses of that row. A mean divides by what it would without.
-        penalty: what is added for initializers, after the reduction: name -> {"l1": a, "l2": b} adds a Σ|w| + b Σw²,
-            name -> b adds b Σw².
-        output_index: the position or the name of the output that is judged; None where there is only one.
-        reduction: 'sum' over all elements (rows, for 'log'), or 'mean'; None is 'mean' for 'log', else 'sum'.
-        kwargs: what the loss takes besides: l1_weight, l2_weight, eps, label_column.
+        label_name: the name of the new input for the label. The label has the output's type and shape. For 'log' it
+            holds the class number of each row, int64.
+        weight_name: the name of a new input [N], of the output's type, with a weight for each row of the output. The
+            weight multiplies all losses of the row. The divisor of a mean stays the same.
+        penalty: initializer -> the penalty for it, which is added after the reduction. {"l1": a, "l2": b} adds a Σ|w| +
+            b Σw². A number b adds b Σw².
+        output_index: the position or the name of the output on which the loss is computed; None if there is only one.
+        reduction: 'sum' or 'mean' over all elements (for 'log', over all rows). By default 'mean' for 'log' and 'sum'
+            for the other losses.
+        kwargs: options of the loss: l1_weight, l2_weight, eps, label_column.
 
     Raises:
         UsageError: an argument does not fit the model or the loss.
-        UnsupportedError: the model is of an opset that can't be raised, or not known yet.
+        UnsupportedError: the model's opset can't be converted to opset 13, or is too new.
     """
     if score_name not in SCORES:
-        raise UsageError(f"there is no loss '{score_name}'", suggest(score_name, SCORES, "losses"))
+        raise unknown_name(f"there is no loss '{score_name}'", suggest(score_name, SCORES, "losses"))
     loss, own_reduction = SCORES[score_name]
     settings = _settings(score_name, loss, kwargs)
     if reduction not in ("sum", "mean", None):
-        raise UsageError(f"reduction is {reduction!r}", "it is 'sum', 'mean', or None, the loss's own")
+        raise UsageError(f"reduction is {reduction!r}", "pass 'sum', 'mean', or None for the default of the loss")
     graph = open_model(onx, None)
     output = _output(graph, output_index)
     penalties = {} if penalty is None else _penalties(graph, penalty)
@@ -143,64 +145,21 @@ def add_loss_output(
 
 
 def get_train_initializer(onx: ModelSource) -> dict[str, tuple[np.ndarray, TensorProto]]:
-    """The float initializers of a model, in order: name -> (values, tensor).
+    """Return name -> (values, tensor), for the float initializers of a model, in order.
 
     Raises:
-        UsageError: it is no model, or one stands in another file.
-        OnnxgradError: it can't be read.
+        UsageError: the argument is not a model, or the values of an initializer are in another file.
+        OnnxgradError: the model can't be read.
     """
     graph = Graph(read_model(onx)[0])
     found = {}
     for name in float_initializers(graph):
         tensor = graph.initializers[name]
         if is_external(tensor):
-            raise UsageError(
-                f"the values of '{name}' stand in another file",
-                "read the model with its external data, or save it whole",
-            )
+            hint = "read the model with its external data, or save it as one file"
+            raise UsageError(f"the values of '{name}' are in another file", hint)
         found[name] = (numpy_helper.to_array(tensor), tensor)
     return found
-
-
-def penalty_loss_onnx(
-    name: str,
-    dtype: np.dtype | type | int,
-    l1: float | None = None,
-    l2: float | None = None,
-    existing_names: Iterable[str] = (),
-) -> tuple[list[TensorProto], list[NodeProto]]:
-    """The penalty l1 Σ|w| + l2 Σw² of a tensor as initializers and nodes, for a model of any opset from 7.
-
-    Args:
-        name: the tensor.
-        dtype: its type, numpy's or a TensorProto.DataType. The penalty has it too, or float32 for the half types.
-        l1, l2: the factors; None and 0 leave a term out.
-        existing_names: names that the new values don't get.
-
-    Returns:
-        The initializers and the nodes; the first output of the last node is the penalty, a scalar.
-
-    Raises:
-        UsageError: there is no factor, or one is no finite number, or the tensor is not float.
-    """
-    element = dtype if isinstance(dtype, int) else helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    value = helper.make_value_info(name, tensor_type(element, None))
-    if not is_float(value.type):
-        raise UsageError(f"'{name}' is not float, so it has no penalty", "name a float tensor")
-    model = helper.make_model(
-        helper.make_graph([], "penalty", [value], []), opset_imports=[helper.make_opsetid("", 13)]
-    )
-    graph = Graph(model)
-    infer_types(graph)
-    for taken in existing_names:
-        graph.fresh(taken)
-    op = Op(graph)
-    op.scope = f"penalty/{name}"
-    if _penalty(op, op.val(name), *_factors(name, {"l1": l1 or 0.0, "l2": l2 or 0.0})) is None:
-        raise UsageError(f"the penalty of '{name}' has no factor", "pass l1, l2 or both")
-    graph.nodes.extend(op.nodes)
-    result = graph.commit().graph
-    return list(result.initializer), list(result.node)
 
 
 def _settings(score_name: str, loss: Loss, given: Mapping[str, object]) -> dict[str, object]:
@@ -221,10 +180,11 @@ def _output(graph: Graph, chosen: int | str | None) -> str:
         return names[0]
     if isinstance(chosen, str):
         if chosen not in names:
-            raise UsageError(f"output_index: the model has no output '{chosen}'", suggest(chosen, names, "outputs"))
+            hint = suggest(chosen, names, "outputs")
+            raise unknown_name(f"output_index: the model has no output '{chosen}'", hint)
         return chosen
     if isinstance(chosen, bool) or not isinstance(chosen, (int, np.integer)) or not 0 <= chosen < len(names):
-        raise UsageError(f"output_index is {chosen!r}", f"the outputs are {listed}")
+        raise UsageError(f"output_index can't be {chosen!r}", f"use {listed}")
     return names[chosen]
 
 
@@ -234,15 +194,16 @@ def _penalties(graph: Graph, penalty: Penalty) -> dict[str, tuple[float, float]]
     floats = float_initializers(graph)
     for name in penalty:
         if name not in floats:
-            raise UsageError(f"penalty: the model has no float initializer '{name}'", suggest(name, floats, "weights"))
+            hint = suggest(name, floats, "weights")
+            raise unknown_name(f"penalty: the model has no float initializer '{name}'", hint)
     return {name: _factors(name, factors) for name, factors in penalty.items()}
 
 
 def _factors(name: str, given: float | Mapping[str, float]) -> tuple[float, float]:
     factors = given if isinstance(given, Mapping) else {"l2": given}
-    hint = 'a number, for "l2", or {"l1": a, "l2": b}'
+    hint = 'pass a number, for "l2", or {"l1": a, "l2": b}'
     if not factors or not set(factors) <= {"l1", "l2"}:
-        raise UsageError(f"penalty of '{name}': {given!r} has other keys than 'l1' and 'l2', or none", hint)
+        raise UsageError(f"penalty of '{name}': {given!r} must have the keys 'l1' or 'l2', and no others", hint)
     for value in factors.values():
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
             raise UsageError(f"penalty of '{name}': {value!r} is not a finite number", hint)
@@ -256,7 +217,10 @@ def _penalty(op: Op, weight: Val, l1: float, l2: float) -> Val | None:
 
 
 def _free_names(graph: Graph, **names: str | None) -> None:
-    """Make the names of what is added free: intermediate values get others, whatever the user named keeps its own."""
+    """Make the names of the new values available, by renaming intermediate values that have them.
+
+    If an input, an output, an initializer or a value in a body has such a name, raise UsageError.
+    """
     given = {argument: name for argument, name in names.items() if name is not None}
     owned = {*graph.input_names, *graph.output_names, *graph.initializers}
     owned.update(tensor.values.name for tensor in graph.proto.graph.sparse_initializer)
@@ -265,15 +229,14 @@ def _free_names(graph: Graph, **names: str | None) -> None:
     seen: dict[str, str] = {}
     for argument, name in given.items():
         if not isinstance(name, str) or not name:
-            raise UsageError(f"{argument} is {name!r}", "it is the name of a new value")
+            raise UsageError(f"{argument} can't be {name!r}", "pass the name of a new value")
         if name in seen:
             raise UsageError(f"{seen[name]} and {argument} are both '{name}'", "choose another name for one of them")
         seen[name] = argument
         if name in owned or name in inner:
             where = "in a body of a node" if name not in owned else "among its inputs, outputs and initializers"
-            raise UsageError(
-                f"{argument}: the model already has a '{name}' {where}", f"choose another name with {argument}=..."
-            )
+            hint = f"choose another name with {argument}=..."
+            raise UsageError(f"{argument}: the model already has a '{name}' {where}", hint)
         if name in made:
             _call(graph, name, graph.fresh(f"_{name}_"))
         else:
@@ -297,7 +260,7 @@ def _call(graph: Graph, old: str, new: str) -> None:
 
 
 def _modernise(graph: Graph) -> None:
-    """Type every value, at an opset that the emitter knows."""
+    """Convert the model to an opset that the emitter supports, and infer the type of every value."""
     if graph.opset() is None:
         graph.proto.opset_import.add(domain="", version=OLDEST_OPSET)
     if (graph.opset() or 0) < OLDEST_OPSET:
@@ -310,14 +273,13 @@ def _modernise(graph: Graph) -> None:
 def _refuse_unfit(prediction: Val, loss: Loss) -> None:
     name, shape = prediction.name, prediction.known_shape
     if not is_float(prediction.type):
-        raise UsageError(f"'{name}' is not a float output, so it can't be judged", "choose another with output_index")
+        raise UsageError(f"'{name}' is not a float output, so it can't have a loss", "choose another with output_index")
     if shape is None:
-        raise UsageError(
-            f"the rank of output '{name}' is unknown, so its label can't be declared", "declare its shape in the model"
-        )
+        hint = "declare its shape in the model"
+        raise UsageError(f"the rank of output '{name}' is unknown, so its label can't be declared", hint)
     if loss is LOG and (len(shape) != 2 or shape[1] == 1):
         raise UsageError(
-            f"log takes probabilities, one row a sample and one column a class; '{name}' is "
+            f"log takes probabilities with a row for each sample and a column for each class, but '{name}' is "
             f"[{', '.join(map(str, shape))}]",
             "choose the output that holds them with output_index",
         )
@@ -332,15 +294,18 @@ def _label_type(loss: Loss, prediction: Val, settings: Mapping[str, object]) -> 
 
 
 def _row_weights(op: Op, name: str, prediction: Val, found: Val) -> Val:
-    """The weights of the rows, in a shape that broadcasts to the losses."""
+    """Add the input for the weights of the rows, and return the weights in a shape that broadcasts to the losses."""
     if not prediction.shape:
-        raise UsageError(f"weight_name does not go with '{prediction.name}', a scalar", "it weighs rows")
+        hint = "leave it out: it weights rows"
+        raise UsageError(
+            f"weight_name can't be combined with '{prediction.name}', which is a scalar", hint, code="conflict"
+        )
     op.graph.add_input(name, tensor_type(prediction.dtype, [prediction.shape[0]]))
     return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))
 
 
 def _with_constants_as_nodes(model: ModelProto, own: Container[str]) -> ModelProto:
-    """Every initializer that is not the model's own becomes a Constant node."""
+    """Replace every initializer that is not in `own`, the initializers of the user's model, by a Constant node."""
     graph = model.graph
     ours = [position for position, tensor in enumerate(graph.initializer) if tensor.name not in own]
     tensors = [graph.initializer[position] for position in ours]

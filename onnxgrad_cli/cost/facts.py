@@ -1,4 +1,4 @@
-"""What is known of a model's values before it runs: their shapes in numbers, their types and their bytes."""
+"""Facts about the values of a model that are known before it runs: shapes as numbers, types, and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ import onnx
 from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import follow_shapes
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
+from onnxgrad_cli.ir.type_inference import follow_shapes
 from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, shape_of
 
 Sizes = tuple[int, ...]
 
 LARGER = (8, 64, 512, 4096, 32768)
-"""What one symbol without a size counts as, or all, where 1 is too short: the first that a network can take."""
+"""Sizes to try if size 1 is too short for the network: each for every symbol alone, then for all of them."""
 
 
 class Fact(NamedTuple):
-    """What is known of a value: its shape in numbers, how many elements and bytes it has, and of what type."""
+    """The facts about a value: its shape in numbers, number of elements, element type and size in bytes.
+
+    Attributes:
+        bytes: None if the size of an element is unknown.
+        guessed: True if a size in the shape is unknown and counts as 1.
+    """
 
     shape: Sizes
     elements: int
@@ -33,24 +38,25 @@ class Fact(NamedTuple):
 
 
 def is_known(value_type: TypeProto | None) -> bool:
-    """Whether a type has a shape, and every size of it is a number."""
+    """Return True if a type has a shape in which every size is a number."""
     shape = shape_of(value_type)
     return shape is not None and all(isinstance(size, int) for size in shape)
 
 
 def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int], Facts]:
-    """What is known of a graph's values.
+    """Choose a size for each symbol of a graph's inputs and derive the facts about the graph's values.
 
-    A convolution makes a negative size of an input shorter than its kernel: symbols without a size get the least
-    one of which no value is too short.
+    Symbols without a given size get size 1. If this makes an input shorter than the kernel of a convolution, the
+    inferred size of the result is negative. Then one symbol, or all of them, get the smallest size in `LARGER` that
+    avoids this.
 
     Args:
         graph: the model, typed.
-        sizes: symbol -> size; those of other graphs don't matter.
+        sizes: symbol -> its size. Symbols that are not in the graph's inputs are ignored.
 
     Returns:
-        The sizes of the symbols in the inputs' types that have one, those that were assumed for the others, and what
-        is known of each value with them.
+        Symbol of the inputs -> its given size; other symbol of the inputs -> its assumed size; and the facts about the
+        values with these sizes.
     """
     own = _input_symbols(graph)
     given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
@@ -67,13 +73,13 @@ def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int],
 
 
 def _input_symbols(graph: Graph) -> list[str]:
-    """The symbols in the types of the graph's inputs, each once, in order."""
+    """Return the symbols in the types of the graph's inputs, each once, in order."""
     distinct = {id(value_type): value_type for value_type in map(graph.types.get, graph.input_names)}
     return list(dict.fromkeys(dim for value_type in distinct.values() for dim in _symbols(value_type)))
 
 
 def known_bytes(names: Iterable[str], facts: Facts) -> tuple[int, int]:
-    """The bytes of values together, and how many of the values have an unknown size."""
+    """Return the total bytes of the values whose size is known, and the number of the other values."""
     total = unknown = 0
     for name in names:
         try:
@@ -84,11 +90,11 @@ def known_bytes(names: Iterable[str], facts: Facts) -> tuple[int, int]:
 
 
 class Facts(dict[str, Fact]):
-    """The shape of every value in numbers.
+    """Value -> the facts about it, which are computed when they are looked up.
 
-    With the inputs' symbols replaced by `sizes`, most shapes are known. Where there are other symbols, shape inference
-    on those sizes finds them; what it can't (a size that an operator computes) counts as 1. Values share few types,
-    so each type is read once.
+    Most shapes are known once `sizes` replaces the symbols of the inputs. The sizes of other symbols are found by shape
+    inference with these sizes. A size that inference can't find, such as one that an operator computes, counts as 1.
+    Many values share a type, so the facts about each type are computed only once.
     """
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
@@ -104,11 +110,11 @@ class Facts(dict[str, Fact]):
 
     @property
     def too_short(self) -> bool:
-        """Whether a value would have a negative size."""
-        return any(isinstance(n, int) and n < 0 for each in self._exact.values() for n in shape_of(each) or ())
+        """True if a value would have a negative size, because an input is shorter than a kernel."""
+        return any(dim.dim_value < 0 for each in self._exact.values() for dim in each.tensor_type.shape.dim)
 
     def inside(self, body: Graph) -> Facts:
-        """What is known of the values in a body: symbols have the sizes there that they have here."""
+        """Return the facts about the values in a body, whose symbols have the same sizes as here."""
         self._bodies.append(Facts(body, self._sizes))
         return self._bodies[-1]
 
@@ -122,21 +128,22 @@ class Facts(dict[str, Fact]):
         more = [value for value in stated if not is_known(exact.get(value.name)) and self._put_sizes(value.type)]
         if not more:
             return exact
-        bare.graph.value_info.extend(more)  # what only its statement tells: its symbols are known by now
+        # Only the file states these types. The sizes of their symbols are known by now.
+        bare.graph.value_info.extend(more)
         return self._inferred(graph, bare)
 
     def _put_sizes(self, value_type: TypeProto) -> bool:
-        """Write the sizes of symbols into a type; whether all of them are known."""
-        for dim in value_type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value") and (dim.dim_param or "?") in self._sizes:
-                dim.dim_value = self._sizes[dim.dim_param or "?"]
+        """Replace symbols in a type by their sizes, and return True if all of its sizes are known then."""
+        for dim, size in zip(value_type.tensor_type.shape.dim, shape_of(value_type) or (), strict=False):
+            if isinstance(size, str) and size in self._sizes:
+                dim.dim_value = self._sizes[size]
         return is_known(value_type)
 
     def _inferred(self, graph: Graph, bare: ModelProto) -> dict[str, TypeProto]:
-        """The types of a model whose inputs have sizes, from which follow those of the graph's other symbols."""
+        """Infer the types of a model whose inputs have sizes, and record the sizes of the graph's other symbols."""
         try:
             found = (follow_shapes(graph, bare) or infer_shapes(bare)).graph
-        except onnx.shape_inference.InferenceError:  # no model for these sizes: symbols alone must do
+        except onnx.shape_inference.InferenceError:  # the model is invalid for these sizes: use the given sizes alone
             return {}
         exact = {value.name: value.type for value in (*found.value_info, *found.output)}
         for name, value_type in exact.items():
@@ -148,7 +155,11 @@ class Facts(dict[str, Fact]):
         return exact
 
     def __missing__(self, name: str) -> Fact:
-        """What is known of a value; raises LookupError where its rank is unknown."""
+        """Return the facts about a value.
+
+        Raises:
+            LookupError: its rank is unknown.
+        """
         built, exact = self._types.get(name), self._exact.get(name)
         if built is None:
             raise LookupError(name)
@@ -164,13 +175,10 @@ class Facts(dict[str, Fact]):
             built = exact
         if built is None:
             raise LookupError
-        known = [
-            next(
-                (s for s in (now, dim, self._sizes.get(str(now)), self._sizes.get(str(dim))) if isinstance(s, int)),
-                None,
-            )
-            for dim, now in zip(built, exact or built, strict=True)
-        ]
+        known: list[int | None] = []
+        for dim, now in zip(built, exact or built, strict=True):
+            candidates = (now, dim, self._sizes.get(str(now)), self._sizes.get(str(dim)))
+            known.append(next((size for size in candidates if isinstance(size, int)), None))
         shape = tuple(1 if found is None else found for found in known)
         elements, dtype, size = math.prod(shape), dtype_of(value_type), None
         with suppress(LookupError):  # an unknown type
@@ -178,22 +186,26 @@ class Facts(dict[str, Fact]):
         return Fact(shape, elements, dtype, size, is_float(value_type), None in known)
 
     def bytes(self, name: str) -> int:
-        """The size of a value in bytes; raises LookupError where its rank or its type is unknown."""
+        """Return the size of a value in bytes.
+
+        Raises:
+            LookupError: its rank or its type is unknown.
+        """
         size = self[name].bytes
         if size is None:
             raise LookupError(name)
         return size
 
-    def bytes_or_nothing(self, name: str) -> int:
-        """The size of a value in bytes, 0 where it is unknown."""
+    def known(self, name: str) -> Fact | None:
+        """Return the facts about a value, or None if its rank is unknown."""
         try:
-            return self[name].bytes or 0
+            return self[name]
         except LookupError:
-            return 0
+            return None
 
     @property
     def guesses(self) -> int:
-        """How many of the values asked for have a size that counts as 1 because nothing is known of it."""
+        """The number of values that were looked up and have an unknown size, which counts as 1."""
         return sum(fact.guessed for fact in self.values()) + sum(body.guesses for body in self._bodies)
 
 

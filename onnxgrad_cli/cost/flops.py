@@ -1,15 +1,20 @@
-"""The floating-point operations of one node, from the definition of its operator."""
+"""Count the floating-point operations of nodes from the definitions of their operators, with branches and loops."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 
-from onnxgrad_cli.cost.facts import Fact, Sizes
-from onnxgrad_cli.cost.steps import VIEWS
+from onnxgrad_cli.cost.facts import Fact, Facts, Sizes, known_sizes
+from onnxgrad_cli.cost.steps import FORWARD, VIEWS, ScheduledNode
+from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.iterations import fixed_trips
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.nodes import CONTROL_FLOW, attributes_of, subgraphs
+from onnxgrad_cli.ir.type_inference import input_types, inside
 from onnxgrad_cli.targets.standard import standard_domain
 
 MOVES = VIEWS | frozenset(
@@ -17,10 +22,10 @@ MOVES = VIEWS | frozenset(
     "GatherElements GatherND MaxUnpool NonZero OneHot OptionalGetElement Pad Range ReverseSequence SequenceAt Shape "
     "Size Slice SpaceToDepth Split SplitToSequence Tile Transpose Trilu Where YieldOp".split()
 )
-"""Operators that move numbers and compute none."""
+"""Operators that only move elements, so they count no operations."""
 
 SCATTER, REDUCE = PARTLY_READ = ("Scatter", "Reduce")
-"""What the names of operators begin with that compute with some of what they read."""
+"""Prefixes of operators whose operations depend on only some of the values that they read or compute."""
 
 _ELEMENTS, _IS_FLOAT = attrgetter("elements"), attrgetter("is_float")
 
@@ -28,17 +33,24 @@ ShapeOf = Callable[[str], Sizes]
 
 
 def node_flops(node: Node, facts: Mapping[str, Fact]) -> int:
-    """The floating-point operations of one node, whose values `facts` knows.
+    """Return the number of floating-point operations of one node.
 
-    Products (MatMul, Gemm, Conv, ConvTranspose, Einsum, Attention, RNN, GRU, LSTM) are exact but for activation
-    functions inside; a pooling counts its windows; what moves numbers counts 0; everything else counts one operation
-    per element of its largest operand or result, so that functions such as Exp or Softmax are underestimated.
+    - The counts of products (MatMul, Gemm, Conv, ConvTranspose, Einsum, Attention, RNN, GRU, LSTM) are exact, except
+      for activation functions inside them.
+    - A pooling counts one operation for each element of its windows.
+    - An operator that only moves elements counts 0.
+    - Any other operator counts one operation per element of its largest operand or result. This underestimates
+      functions such as Exp or Softmax.
+
+    Args:
+        node: the node.
+        facts: the shapes of its values.
 
     Raises:
         LookupError: the rank of an operand is unknown.
 
-    Source: the operators' definitions at https://onnx.ai/onnx/operators; 2 operations for a multiply-add as in
-    NVIDIA's Matrix Multiplication Background User's Guide.
+    Source: the operators' definitions at https://onnx.ai/onnx/operators; 2 operations for a multiply-add as in NVIDIA's
+    Matrix Multiplication Background User's Guide.
     """
     op_type = node.op_type
     if op_type in MOVES:
@@ -63,32 +75,36 @@ def _bias(node: Node, out: int) -> int:
 
 
 def _matmul(node: Node, shape: ShapeOf) -> int:
-    """2 · elements of the result · inner size, which both factors have: one may know what counts as 1 in the other."""
+    """2 · elements of the result · inner size.
+
+    If the inner size is unknown in one factor, it counts as 1 there. So the larger inner size of the two factors is
+    taken.
+    """
     left, right = (shape(name) for name in node.input)
     return 2 * math.prod(shape(node.output[0])) * max(left[-1], right[max(len(right) - 2, 0)])
 
 
 def _gemm(node: Node, shape: ShapeOf) -> int:
-    """2·M·N·K, and M·N for the addend."""
+    """2·M·N·K, and M·N for the bias C."""
     inner = shape(node.input[0])[0 if attributes_of(node).get("transA", 0) else 1]
     out = math.prod(shape(node.output[0]))
     return 2 * out * inner + _bias(node, out)
 
 
 def _conv(node: Node, shape: ShapeOf) -> int:
-    """2 · elements of the result · (C / group · kernel), the weight being [M, C / group, *kernel]; and the bias."""
+    """2 · elements of the result · (C / group · kernel), plus the bias. The weight is [M, C / group, *kernel]."""
     out = math.prod(shape(node.output[0]))
     return 2 * out * math.prod(shape(node.input[1])[1:]) + _bias(node, out)
 
 
 def _conv_transpose(node: Node, shape: ShapeOf) -> int:
-    """2 · elements of the input · (M / group · kernel), the weight being [C, M / group, *kernel]; and the bias."""
+    """2 · elements of the input · (M / group · kernel), plus the bias. The weight is [C, M / group, *kernel]."""
     product = 2 * math.prod(shape(node.input[0])) * math.prod(shape(node.input[1])[1:])
     return product + _bias(node, math.prod(shape(node.output[0])))
 
 
 def _einsum(node: Node, shape: ShapeOf) -> int:
-    """For n operands, n - 1 products and, if an index is summed, one addition, at each point of the index space."""
+    """For n operands, n - 1 multiplications and, if an index is summed, one addition, per point of the index space."""
     equation = attributes_of(node).get("equation", b"").decode().replace(" ", "")
     left, arrow, right = equation.partition("->")
     space: dict[str, int] = {}
@@ -105,7 +121,7 @@ def _einsum(node: Node, shape: ShapeOf) -> int:
 
 
 def _attention(node: Node, shape: ShapeOf) -> int:
-    """Query times key and weights times value: 2 · heads · S · T · (head size + value head size) a sample."""
+    """Query · key, and weights · value: 2 · heads · S · T · (head size + value head size) for each sample."""
     q, k, v = (shape(name) for name in node.input[:3])
     past = shape(node.input[4])[-2] if len(node.input) > 4 and node.input[4] else 0
     keys = k[-2] + past
@@ -117,7 +133,7 @@ def _attention(node: Node, shape: ShapeOf) -> int:
 
 
 def _recurrent(node: Node, shape: ShapeOf) -> int:
-    """2 · sequence · batch · (elements of W and R): each weight is used once a step and sample."""
+    """2 · sequence · batch · (elements of W and R), because each weight is used once per step and sample."""
     steps = math.prod(shape(node.input[0])[:2])
     return 2 * steps * (math.prod(shape(node.input[1])) + math.prod(shape(node.input[2])))
 
@@ -134,4 +150,104 @@ EXACT: dict[str, Callable[[Node, ShapeOf], int]] = {
     "RNN": _recurrent, "GRU": _recurrent, "LSTM": _recurrent,
     "AveragePool": _pool, "MaxPool": _pool, "LpPool": _pool,
 }  # fmt: skip
-"""Operators whose operations are counted from their definition."""
+"""Operator -> the function that counts its operations exactly, from its definition."""
+
+
+Flops = Mapping[str, int]
+"""Operator -> number of operations."""
+
+
+def operations(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """Return the number of floating-point operations of one run of a graph, as far as it is known.
+
+    Args:
+        graph: the model, typed.
+        sizes: symbol -> its size. `Cost.assumed` describes the sizes of other symbols.
+    """
+    _, _, facts = known_sizes(graph, sizes)
+    return sum(sum(_count(graph, node, facts, Counter()).values()) for node in graph.nodes)
+
+
+def operations_by_part(
+    graph: Graph, steps: Iterable[ScheduledNode], facts: Facts
+) -> tuple[dict[str, Counter[str]], list[int], Counter[str]]:
+    """Count the FLOPs of the nodes of a training model.
+
+    Returns:
+        Three results: part ('forward', 'backward' or 'optimizer') -> operator -> FLOPs; the FLOPs of each node,
+        including its bodies; operator -> number of nodes whose cost is unknown.
+    """
+    flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
+    own, uncounted = list[int](), Counter[str]()
+    known: dict[tuple[object, ...], int] = {}
+    for step in steps:
+        total = flops["forward" if step.part in FORWARD else step.part]
+        alike = _alike(step.node, facts)
+        if alike in known:
+            total[step.op_type] += known[alike]
+            own.append(known[alike])
+            continue
+        counts = _count(graph, step.node, facts, uncounted)
+        total.update(counts)
+        own.append(sum(counts.values()))
+        if alike and counts:
+            known[alike] = own[-1]
+    return flops, own, uncounted
+
+
+def _alike(node: Node, facts: Facts) -> tuple[object, ...]:
+    """Return a key that is equal for nodes of equal cost, if the cost depends only on operator and shapes.
+
+    For all other nodes, return ().
+    """
+    if node.attribute or node.op_type in MOVES or node.op_type in EXACT or node.op_type.startswith(PARTLY_READ):
+        return ()
+    try:
+        known = facts.__getitem__
+        return (node.op_type, node.domain, *map(id, map(known, node.input)), "->", *map(id, map(known, node.output)))
+    except LookupError:  # the rank of a value is unknown, or an optional input is omitted
+        return ()
+
+
+def _count(graph: Graph, node: Node, facts: Facts, uncounted: Counter[str]) -> Flops:
+    """Return operator -> FLOPs, for a node and its bodies. A node of unknown cost is counted in `uncounted` instead."""
+    try:
+        if node.op_type in CONTROL_FLOW:
+            return _count_bodies(graph, node, facts, uncounted)
+        return {node.op_type: node_flops(node, facts)}
+    except (LookupError, Unknown, OnnxgradError):  # OnnxgradError: a body can't be typed on its own
+        uncounted[node.op_type] += 1
+        return {}
+
+
+def _count_bodies(graph: Graph, node: Node, facts: Facts, uncounted: Counter[str]) -> Flops:
+    """Return operator -> FLOPs, for the more expensive branch of an If, or for all iterations of a loop."""
+    types = input_types(graph, node)
+    bodies = [inside(graph, body, types) for body in subgraphs(node)]
+    times = _times(graph, node, bodies[0], facts)
+    counts: list[Counter[str]] = []
+    for body in bodies:
+        counts.append(Counter())
+        known = facts.inside(body)
+        for each in body.nodes:
+            counts[-1].update(_count(body, each, known, uncounted))
+    dearest = max(counts, key=Counter.total)
+    return {op_type: times * count for op_type, count in dearest.items()}
+
+
+def _times(graph: Graph, node: Node, body: Graph, facts: Facts) -> int:
+    """Return the number of times that a body runs in one run of its node.
+
+    Raises:
+        LookupError: the number is unknown.
+    """
+    if node.op_type == "Loop":
+        trips = fixed_trips(graph, node, body)
+        if trips is None:
+            raise LookupError(node.name)
+        return trips
+    if node.op_type == "Scan":
+        given = attributes_of(node)
+        first, axis = given.get("num_scan_inputs", 0), given.get("scan_input_axes", [0])[0]
+        return facts[node.input[-first]].shape[axis]
+    return 1

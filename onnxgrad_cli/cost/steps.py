@@ -1,4 +1,4 @@
-"""The nodes of a training model in order, each with what is asked of it again and again."""
+"""The nodes of a training model in order, each with the fields that cost estimates read often."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 
 VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
-"""Operators whose output is their input's memory under another shape."""
+"""Operators whose output has another shape but shares the memory of their input."""
 
 FORWARD = ("model", "loss")
 """The parts of a training model that come before its backward part."""
 
 
-class Step(NamedTuple):
-    """A node and what is asked of it again and again, read once: each look into a node copies its words.
+class ScheduledNode(NamedTuple):
+    """A node and its fields, read once because each access to a field of a node copies strings.
 
     Attributes:
-        node: itself.
+        node: the node.
         op_type: its operator.
-        part: of the training model.
-        reads: the values that it reads, in bodies too.
-        made: the values that it makes.
-        shows: the value whose memory its result is, under another shape; "" where it is no view.
+        part: the part of the training model that the node belongs to.
+        reads: the values that the node reads, including those that its bodies read.
+        made: the values that the node computes.
+        shows: the input whose memory the result shares, if the operator is in `VIEWS`; otherwise "".
     """
 
     node: Node
@@ -35,12 +35,12 @@ class Step(NamedTuple):
     shows: str
 
 
-def steps_of(nodes: Iterable[Node], where: Iterable[str]) -> list[Step]:
-    """Nodes, in order, each of its part of a training model."""
+def steps_of(nodes: Iterable[Node], where: Iterable[str]) -> list[ScheduledNode]:
+    """Return the scheduled nodes of a training model, in order. `where` gives the part of each node."""
     found = []
     for node, part in zip(nodes, where, strict=False):
         op_type, made = node.op_type, node.output
         is_view = op_type in VIEWS and not node.domain
         made = [name for name in made if name] if "" in made else made
-        found.append(Step(node, op_type, part, reads(node), made, node.input[0] if is_view else ""))
+        found.append(ScheduledNode(node, op_type, part, reads(node), made, node.input[0] if is_view else ""))
     return found

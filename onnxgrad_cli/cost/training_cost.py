@@ -1,28 +1,30 @@
-"""All that the report tells of what a run of a training model costs."""
+"""The cost of a run of a training model, as the report shows it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from onnxgrad_cli.cost.facts import Facts, Sizes, known_bytes, known_sizes
-from onnxgrad_cli.cost.liveness import course_of_memory
-from onnxgrad_cli.cost.modules import ModuleCost, by_module
-from onnxgrad_cli.cost.operations import operations_by_part
-from onnxgrad_cli.cost.steps import FORWARD, Step, steps_of
+from onnxgrad_cli.cost.flops import operations_by_part
+from onnxgrad_cli.cost.live_memory import course_of_memory
+from onnxgrad_cli.cost.steps import FORWARD, ScheduledNode, steps_of
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import module_finder
+from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, Node, metadata_of
 from onnxgrad_cli.ir.nodes import CONTROL_FLOW, with_bodies
 from onnxgrad_cli.ir.types import nbytes
 from onnxgrad_cli.record import StepRecord, parts
 
-LARGEST = 8
-"""How many of the kept values are listed."""
+LISTED_VALUES = 8
+"""Largest number of kept values that a report lists."""
 
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """The FLOPs of all nodes of one operator."""
+    """The FLOPs of all nodes of one operator, in the forward and in the backward part."""
 
     op: str
     forward: int
@@ -31,7 +33,7 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class Kept:
-    """A value of the forward part that the backward part reads, so that it stays in memory between them."""
+    """A value of the forward part that stays in memory because the backward part reads it."""
 
     name: str
     op: str
@@ -41,25 +43,26 @@ class Kept:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run of the training model costs.
+    """The cost of one run of the training model.
 
     Attributes:
-        sizes: the size each symbol was given.
-        assumed: the sizes of symbols that nobody gave one: 1, or more where a network can't take so little.
-        at_run_time: how many values have a size that is known at run time only; it counts as 1.
-        nodes: 'model', 'loss', 'backward' and 'optimizer' -> how many nodes.
-        flops_forward, flops_backward, flops_optimizer: floating-point operations.
-        weight_bytes: the size of the trained weights.
-        gradient_bytes: the size of the gradients.
-        kept_bytes: the size of all forward values that the backward part reads; weights and inputs don't count,
-            and a value counts once however it is reshaped.
-        kept: the largest of them.
-        operators: the FLOPs by operator, dearest first.
-        modules: the FLOPs by module, in the model's order; empty where nothing tells modules apart.
-        memory: the bytes of all values that are still to be read, after each node in the order in which onnxruntime
-            runs them, or after the one in each of 200 runs of nodes at which they are most; without weights and inputs.
-        branches: how many If there are, in bodies too; of each the dearer branch counts.
-        uncounted: operator -> nodes whose cost is unknown: loops of unknown length, and values of unknown rank.
+        sizes: symbol -> its given size.
+        assumed: other symbol -> its assumed size: 1, or more if the network can't take such a small input.
+        at_run_time: the number of values with a size that is only known at run time. Such a size counts as 1.
+        nodes: part ('model', 'loss', 'backward' or 'optimizer') -> its number of nodes.
+        flops_forward, flops_backward, flops_optimizer: the number of floating-point operations of each part.
+        weight_bytes: the size of the trained weights in bytes.
+        gradient_bytes: the size of the gradients in bytes.
+        kept_bytes: the size in bytes of all forward values that the backward part reads, without weights and inputs. A
+            value and its reshaped forms count once.
+        kept: the largest kept values.
+        operators: the FLOPs by operator, the most expensive first.
+        modules: the FLOPs by module, in the model's order; empty if the nodes can't be assigned to several modules.
+        memory: the bytes of all live values after each node, in onnxruntime's order of execution, without weights and
+            inputs. For more than 200 nodes, the maximum of each group of consecutive nodes.
+        branches: the number of If nodes, including those in bodies. Only the more expensive branch of each is counted.
+        uncounted: operator -> the number of its nodes whose cost is unknown, such as loops of unknown length, or nodes
+            with values of unknown rank.
     """
 
     sizes: dict[str, int]
@@ -81,12 +84,12 @@ class Cost:
 
 
 def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = None) -> Cost:
-    """Count operations and kept bytes of a training model, or of as much of it as there is.
+    """Count the operations and the kept bytes of a training model, which may be incomplete.
 
     Args:
         graph: the model, typed.
-        training: what the passes know of it.
-        sizes: symbol -> size; see `Cost.assumed` for those without one.
+        training: the record of the model that the passes have kept.
+        sizes: symbol -> its size. `Cost.assumed` describes the sizes of other symbols.
     """
     given, assumed, facts = known_sizes(graph, sizes or {})
     steps = steps_of(graph.nodes, parts(graph, training))
@@ -119,13 +122,16 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
 
 
 def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[OperatorCost]:
-    """The operators that compute something, the dearest first."""
+    """Return the cost of each operator that computes something, the most expensive first."""
     costs = [OperatorCost(op, forward[op], backward[op]) for op in sorted({*forward, *backward})]
     return sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward)
 
 
-def _kept(steps: Iterable[Step], facts: Facts) -> tuple[int, list[Kept], Counter[str]]:
-    """The bytes that are kept, the largest of what is, and the operators of results whose size is unknown."""
+def _kept(steps: Iterable[ScheduledNode], facts: Facts) -> tuple[int, list[Kept], Counter[str]]:
+    """Find the forward values that the backward part reads.
+
+    Return their total bytes, the largest of them, and a map from operator to the number of its results of unknown size.
+    """
     made: dict[str, str] = {}
     memory: dict[str, str] = {}
     kept: dict[str, int] = {}
@@ -144,5 +150,61 @@ def _kept(steps: Iterable[Step], facts: Facts) -> tuple[int, list[Kept], Counter
                 kept[name] = facts.bytes(name)
             except LookupError:
                 unknown[made[name]] += 1
-    largest = sorted(kept, key=kept.__getitem__, reverse=True)[:LARGEST]
+    largest = sorted(kept, key=kept.__getitem__, reverse=True)[:LISTED_VALUES]
     return sum(kept.values()), [Kept(n, made[n], facts[n].shape, kept[n]) for n in largest], unknown
+
+
+MODULES = 30
+"""Largest number of modules that a report shows."""
+
+
+@dataclass(frozen=True)
+class ModuleCost:
+    """The FLOPs of one module: of its own nodes, and of the backward nodes that differentiate them.
+
+    The module "" holds the nodes without a module.
+    """
+
+    module: str
+    forward: int
+    backward: int
+
+
+def by_module(graph: Graph, steps: Sequence[ScheduledNode], own: Sequence[int]) -> list[ModuleCost]:
+    """Return the FLOPs of each module, at the deepest level that has at most `MODULES` modules.
+
+    `own` has the FLOPs of each node. Return an empty list if the nodes can't be assigned to several modules.
+    """
+    modules = _modules(graph, steps)
+    if not any(modules):
+        return []
+    every = zip(steps, modules, own, strict=True)
+    counted = [(path, step.part in FORWARD, count) for step, path, count in every if step.part != "optimizer"]
+    depth = _depth([path for path, _, _ in counted])
+    sums: dict[tuple[str, ...], list[int]] = {}
+    for path, forward, count in counted:
+        sums.setdefault(path[:depth], [0, 0])[not forward] += count
+    costs = [ModuleCost(path[-1] if path else "", *counts) for path, counts in sums.items() if any(counts)]
+    return costs if len(costs) > 1 else []
+
+
+def _modules(graph: Graph, steps: Sequence[ScheduledNode]) -> list[tuple[str, ...]]:
+    """Return the module path of each node. A backward node belongs to the module of the node that it differentiates."""
+    nodes = [step.node for step in steps if step.part == "model"]
+    around = list(map(module_finder(nodes, graph.initializers), nodes))
+    if not any(around):
+        return [()] * len(steps)
+    paths = {node.name or next(iter(node.output), ""): path for node, path in zip(nodes, around, strict=True)}
+    model = iter(around)
+    return [next(model) if step.part == "model" else paths.get(_forward_of(step.node), ()) for step in steps]
+
+
+def _forward_of(node: Node) -> str:
+    """Return the name of the forward node that a node differentiates, from its metadata; "" if there is none."""
+    return metadata_of(node, FORWARD_OF)
+
+
+def _depth(paths: Sequence[tuple[str, ...]]) -> int:
+    """Return the deepest level, counted from the top, that has at most `MODULES` modules; 0 if no level has."""
+    levels = ({path[:depth] for path in paths} for depth in range(1, max(map(len, paths), default=0) + 1))
+    return sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))

@@ -1,5 +1,5 @@
-"""Models that compute derivatives of a model's outputs, without a loss of ours: one module a way of asking for them.
+"""Build models that compute derivatives of a model's outputs, without a loss.
 
-`derive` (module `kinds`) has every kind of derivative, forward and reverse, first and second; `compat.onnx_derivative`
-has the names and options of an older function.
+`derive` (in the module `kinds`) builds every kind of derivative: of first and second order, in forward and reverse
+mode. `compat.onnx_derivative` offers them under the name and options of an older function.
 """

@@ -1,4 +1,4 @@
-"""What every derivative model starts from: a prepared model, and what of it is differentiated with respect to what."""
+"""The common base of all derivative models: a prepared graph, the outputs to differentiate, and the variables."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from onnxgrad_cli.metadata import Derived, write_derived, write_tensors
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
+from onnxgrad_cli.passes.declare_outputs import settle_yield
 from onnxgrad_cli.passes.identifiers import make_identifiers
-from onnxgrad_cli.passes.outputs import settle_yield
 from onnxgrad_cli.passes.parameters.changed import read_record, refuse_changed
 from onnxgrad_cli.passes.parameters.constants import resizing
-from onnxgrad_cli.passes.prepare.admit import admit
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
+from onnxgrad_cli.passes.prepare.validate_input import validate_input
 from onnxgrad_cli.passes.yield_op import insert_yield
 from onnxgrad_cli.record import Training
 
 
 @dataclass
 class DerivativeModel:
-    """A model on its way to computing derivatives, and the choice of them.
+    """A model to which derivatives are added, with the selected outputs and variables.
 
     Attributes:
-        graph: the model; its outputs are still its own.
-        inputs, weights: what it is differentiated with respect to, each in order.
+        graph: the model. It keeps its original outputs until `finish`.
+        inputs, weights: the inputs and initializers to differentiate with respect to, in order.
         options: shapes and modes, as for a build.
-        inner: values in between that it is differentiated with respect to.
-        outputs: the float outputs, or inner values, that are differentiated.
-        added: inputs that were added, which come last.
-        scores: score of a class that is differentiated -> the output that it is of.
-        axes: where derivatives are those of each sample, the axis of the samples of each value that depends on them.
-        said: what else the model is to say of itself.
-        training: what the passes note.
+        inner: the values computed inside the model to differentiate with respect to.
+        outputs: the float outputs or inner values that are differentiated.
+        added: the inputs that were added for the derivatives, such as cotangents. They come last.
+        scores: differentiated class score -> the output from which it is taken.
+        axes: value that depends on the samples -> the axis of the samples; empty unless derivatives are per sample.
+        said: more fields of the `Derived` record that is stored in the finished model.
+        training: the record that the passes fill.
     """
 
     graph: Graph
@@ -59,42 +59,45 @@ class DerivativeModel:
 
     @property
     def wanted(self) -> list[str]:
-        """What it is differentiated with respect to."""
+        """The names of all values to differentiate with respect to."""
         return [*self.inputs, *self.weights, *self.inner]
 
     def prepare(self) -> None:
-        """Bring the graph into the form that can be differentiated, and take all its float outputs for `outputs`.
+        """Rewrite the graph so that it can be differentiated, and set `outputs` to all its float outputs.
 
         Raises:
-            UsageError: there is nothing to differentiate.
-            UnsupportedError: no output is of floats.
+            UsageError: nothing to differentiate with respect to was selected, or an option is only for training.
+            UnsupportedError: the model has no float output.
         """
         graph = self.graph
         if self.weights:
             refuse_changed(graph)
         if not self.wanted:
             raise UsageError(
-                "there is nothing to differentiate with respect to", "name float inputs or float initializers"
+                "no input or initializer is left to differentiate with respect to",
+                "choose float inputs or float initializers",
             )
         if self.options.quantization == "lsq":
             raise UsageError(
-                "`quantization='lsq'` is for training: it balances the gradients of scales",
-                "pass `quantization='ste'`",
+                "`quantization='lsq'` is only for training, because it scales the gradients of the scales",
+                "use `quantization='ste'`",
             )
-        graph.vary(self.wanted)  # before anything is made of their values
+        graph.vary(self.wanted)  # before a pass uses their stored values
         make_differentiable(graph, self.options, self.training)
         self.training.straight_through = self.options.straight_through
         self.outputs = [name for name in graph.output_names if is_float(graph.types.get(name))]
         if not self.outputs:
             raise UnsupportedError(
-                "the model has no float output to differentiate", hint="a gradient needs a float output"
+                "the model has no float output to differentiate",
+                hint="export the model with a float output, which a derivative requires",
             )
 
     def vjp(self, cotangents: Yield = "input") -> list[str]:
-        """Append the backward part of the chosen outputs; returns the gradients, in order.
+        """Append the backward part of the selected outputs and return the names of the gradients, in order.
 
         Args:
-            cotangents: 'input', 'ones' or 'keep', what becomes of the YieldOp that hands them in.
+            cotangents: the source of the cotangents: new inputs ('input'), ones in the graph ('ones'), or a YieldOp
+                that stays in the model ('keep').
         """
         graph, training = self.graph, self.training
         others = [n for n in graph.output_names if cotangents == "keep" and not is_float(graph.types.get(n))]
@@ -107,10 +110,10 @@ class DerivativeModel:
         return list(training.gradients.values())
 
     def finish(self, outputs: Iterable[str], feed_weights: bool = True) -> ModelProto:
-        """Declare what goes in and out, remove what nobody reads, and return the model.
+        """Declare inputs and outputs, remove unused nodes and values, and return the model.
 
-        Inputs are the model's own, then, with `feed_weights`, the weights, which keep their values, then other
-        initializers that could be fed, then what was added.
+        The inputs come in this order: the model's own inputs; if `feed_weights`, the weights, which keep their values;
+        other initializers that can be fed; and the added inputs.
         """
         self._declare_inputs(feed_weights)
         self._declare_outputs(outputs)
@@ -144,12 +147,13 @@ class DerivativeModel:
             graph.add_output(name, declared.get(name))
 
     def described(self, model: ModelProto, kind: str, derivatives: Sequence[str], outputs: Sequence[str]) -> ModelProto:
-        """The model that was finished, which now says what it is.
+        """Store a description of the derivatives in the metadata of a finished model, and return the model.
 
         Args:
-            model: what `finish` has returned.
-            kind: of the derivatives.
-            derivatives, outputs: those and all outputs, by the names that they had: the model may have others.
+            model: the model that `finish` returned; its inputs and outputs may have been renamed since.
+            kind: the kind of the derivatives.
+            derivatives: the names of the derivatives before any renaming.
+            outputs: the names of all outputs before any renaming.
         """
         names = [model.graph.output[outputs.index(name)].name for name in derivatives]
         added = [value.name for value in model.graph.input][len(model.graph.input) - len(self.added) :]
@@ -166,7 +170,7 @@ class DerivativeModel:
         return model
 
     def _forget_unread(self) -> None:
-        """Drop the constants of forward nodes that are gone, and what was declared of their results."""
+        """Remove constants that nothing reads any more, and declared types of values that are no longer computed."""
         graph = self.graph
         graph.drop_unread(list(graph.initializers))
         made = {name for node in graph.nodes for name in node.output}
@@ -176,7 +180,7 @@ class DerivativeModel:
         declared.extend(kept)
 
     def add_input(self, stem: str, like: str) -> str:
-        """Add an input of the type of a value, after all others; returns its name."""
+        """Add an input with the type of the value `like`, after all other inputs, and return its name."""
         name = self.graph.fresh(stem)
         self.graph.add_input(name, self.graph.types[like])
         self.added.append(name)
@@ -184,20 +188,20 @@ class DerivativeModel:
 
 
 def open_model(model: ModelSource, path: Path | None, options: Options | None = None) -> Graph:
-    """A copy of a model as a graph; what an earlier build has said of it is forgotten.
+    """Return a copy of a model as a graph, without the metadata that an earlier build added to its nodes.
 
     Raises:
-        OnnxgradError: a file can't be read, or is no valid model.
-        UnsupportedError: its opset is newer than what is known.
+        OnnxgradError: a file can't be read, or is not a valid model.
+        UnsupportedError: the opset of the model is newer than the newest supported one.
     """
     graph = Graph(*own_model(model, path))
     read_record(graph)
-    admit(graph, options or Options())
+    validate_input(graph, options or Options())
     return graph
 
 
 def float_inputs(graph: Graph) -> list[str]:
-    """The float inputs that must be fed, in order."""
+    """Return the float inputs that have no stored value, in order."""
     values = graph.proto.graph.input
     return [value.name for value in values if is_float(value.type) and value.name not in graph.initializers]
 
@@ -208,12 +212,12 @@ def float_initializers(graph: Graph) -> list[str]:
 
 
 def float_weights(graph: Graph) -> list[str]:
-    """The float initializers, in order, except those that only say how something is resized."""
+    """Return the float initializers in order, except those that are only parameters of a Resize."""
     fixed = resizing(graph)
     return [name for name in float_initializers(graph) if name not in fixed]
 
 
 def without(names: Sequence[str], others: Iterable[str]) -> list[str]:
-    """Those of `names` that are not among `others`."""
+    """Return the names that are not in `others`."""
     gone = set(others)
     return [name for name in names if name not in gone]

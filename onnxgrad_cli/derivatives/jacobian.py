@@ -1,7 +1,7 @@
-"""All rows of a Jacobian in one run of the model: the vector-Jacobian products of all unit vectors.
+"""Compute all rows of a Jacobian in one run of the model. Row i is the vector-Jacobian product of the i-th unit vector.
 
-The forward values are computed once. What depends on the unit vector is written once for all of them, with an axis of
-rows in front, or else as the body of a Scan.
+The forward values are computed once. The nodes that depend on the unit vector are written once for all unit vectors,
+with a leading axis of rows. If that isn't possible, they become the body of a Scan over the rows.
 """
 
 from __future__ import annotations
@@ -19,27 +19,35 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import Shape
 
-LARGEST = 1 << 21
-"""Elements, over all rows, of the largest value that is written for all rows at once. Against the Scan, one thread, a
-perceptron of 64-128-10: 3.4 times as fast with 80 x 1,024 elements, 1.3 times with 320 x 4,096, 0.9 times with
-640 x 8,192; and the Scan holds the result and one row of the rest. A size that is not known counts as one."""
+MAX_VECTORIZED_ELEMENTS = 1 << 21
+"""Rows are computed at once, not in a Scan, if no value then has more elements than this over all rows.
+
+Unknown sizes count as 1. Measured on one thread, for a perceptron of 64-128-10: computing all rows at once is 3.4 times
+as fast as the Scan with 80 x 1,024 elements, 1.3 times with 320 x 4,096, and 0.9 times with 640 x 8,192. The Scan needs
+less memory: for the result, and for one row of the other values.
+"""
 
 
 def jacobian(
     op: Op, y: Val, wanted: Sequence[str], training: Differentiation, meetings: Meetings | None = None
 ) -> list[Val]:
-    """Emit the derivatives of every element of `y` with respect to every element of each x of `wanted`.
+    """Emit the derivatives of every element of `y` with respect to every element of each x in `wanted`.
 
     Args:
-        meetings: given where axis 0 of `y` is that of samples, which are independent, and where they meet the weights
-            of `wanted`. What one of `y` has of another's x is zero: a unit vector is taken for all samples at once, and
-            those zeros are left out.
+        op: the emitter for the nodes.
+        y: the value to differentiate.
+        wanted: the names of the values to differentiate with respect to.
+        training: the record of the rules used.
+        meetings: the nodes that read both samples and weights, if axis 0 of `y` is the axis of independent samples. The
+            derivatives are then per sample: one unit vector is used for all samples at once, and the blocks of the
+            Jacobian between different samples, which are zero, are omitted.
 
     Returns:
-        For each x a value of shape [*y, *x]; with `meetings`, of [samples, *y, *x] without the axes 0 of samples.
+        For each x a value of shape [*y, *x]. With `meetings` the shape is [samples, *y, *x], where y and x are without
+        their axes of samples.
 
     Raises:
-        UnsupportedError: nodes between them have no proven derivative.
+        UnsupportedError: nodes between x and `y` have no proven derivative.
     """
     graph, one = op.graph, Op(op.graph)
     seed = graph.fresh(f"{y.name}_unit")
@@ -68,13 +76,14 @@ def jacobian(
 
 
 def _stack(op: Op, nodes: Sequence[Node], seed: str, y: Val, names: Sequence[str], per_sample: bool) -> list[Val]:
-    """The values `names`, which `nodes` compute from `seed`, for each unit vector in the shape of `y`, on axis 0.
+    """Return the values `names` for every unit vector in the shape of `y`, stacked on axis 0.
 
-    If `per_sample`, the unit vectors are those of one sample, each repeated for all of them.
+    `nodes` compute the values from the unit vector `seed`. If `per_sample`, a unit vector has the shape of one sample
+    of `y` and is repeated for all samples.
     """
     shape = y.shape[per_sample:]
     known, static = _known_size(shape), all(isinstance(size, int) for size in shape)
-    if static and known == 1:  # an axis for it would be lost: onnxruntime drops the axes of a constant 1 in 1 / a * b
+    if static and known == 1:  # no axis of size 1: onnxruntime drops the axes of a constant 1 in 1 / a * b
         op.rename(op.fill(1.0, y), seed)
         op.nodes.extend(nodes)
         return [op.val(name) for name in names]
@@ -82,7 +91,7 @@ def _stack(op: Op, nodes: Sequence[Node], seed: str, y: Val, names: Sequence[str
     size: int | Val = known
     if not static:
         size = op.reshape(op.ReduceProd(op.vector(sizes), keepdims=0) if per_sample else op.Size(y), [1])
-    # There is always a row: onnxruntime can neither loop over none nor multiply stacks of no matrices.
+    # At least one row is computed: onnxruntime can't run loops of zero iterations or multiply empty stacks of matrices.
     steps = op.steps(known if static else op.Max(size, op.ints([1])))
     one = op.expand_like(op.reshape(op.steps(size), sizes), y) if per_sample else None
     positions = one or op.reshape_like(op.steps(size), y)
@@ -97,12 +106,12 @@ def _stack(op: Op, nodes: Sequence[Node], seed: str, y: Val, names: Sequence[str
 
     found = None
     largest = max((_known_size(op.val(name).known_shape) for node in nodes for name in node.output), default=1)
-    if known * largest <= LARGEST:
+    if known * largest <= MAX_VECTORIZED_ELEMENTS:
         found = vectorized(op, nodes, {seed: unit(op, op.unsqueeze(steps, range(1, 1 + y.rank)))}, names)
     found = found or bodies.scan(op, row, [], [steps])[1]
     return found if static else [op.Slice(rows, op.ints([0]), size, op.ints([0])) for rows in found]
 
 
 def _known_size(shape: Shape | None) -> int:
-    """The number of elements, as far as it is known."""
+    """Return the product of the known sizes in a shape."""
     return math.prod(size for size in shape or () if isinstance(size, int))

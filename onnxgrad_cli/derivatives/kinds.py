@@ -1,15 +1,19 @@
-"""Every kind of derivative from the one set of rules, which are those of reverse mode.
+"""Build every kind of derivative from the rules of reverse mode alone.
 
-A vector-Jacobian product is linear in its cotangent u, so that its own vector-Jacobian product with respect to u, for
-a tangent t, is the Jacobian-vector product J t: forward mode is reverse mode twice, and what the first walk has
-written is read by nobody. The rows of a Jacobian are vector-Jacobian products of unit vectors, a Hessian is the
-Jacobian of a gradient. Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapters 3 to 5.
+- A Jacobian-vector product is reverse mode applied twice. The vector-Jacobian product u J is linear in its cotangent u.
+  If u J is differentiated with respect to u with the cotangent t, the result is J t. The values of u J itself are not
+  needed.
+- The rows of a Jacobian are vector-Jacobian products of unit vectors.
+- A Hessian is the Jacobian of a gradient.
+
+Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapters 3 to 5.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from onnx import ModelProto
@@ -24,17 +28,16 @@ from onnxgrad_cli.derivatives.derivative_model import (
     float_weights,
     open_model,
 )
-from onnxgrad_cli.derivatives.independence import sample_axes
 from onnxgrad_cli.derivatives.jacobian import jacobian
-from onnxgrad_cli.derivatives.names import casadi_names, name_after
-from onnxgrad_cli.derivatives.sample_gradients import Meetings, sample_gradients
+from onnxgrad_cli.derivatives.named_values import Chosen, choose, floats, hold, split
+from onnxgrad_cli.derivatives.sample_gradients import Meetings, sample_axes, sample_gradients
 from onnxgrad_cli.derivatives.scores import ClassChoice
-from onnxgrad_cli.derivatives.values import Chosen, choose, floats, hold, split
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Unknown, UnsupportedError, UsageError, suggest
+from onnxgrad_cli.errors import Unknown, UnsupportedError, UsageError, suggest, unknown_name
 from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import Options
 
 
@@ -65,39 +68,44 @@ def derive(
     hessian                          `<x>_hessian_<z>`, of shape [*x, *z]: the Hessian of the sum of all y
     ======== ======================= =========================================================================
 
-    A cotangent is called `<y>_grad_external` where another differentiated output depends on y and adds to it, or where
-    y is an x itself. A name that is taken gets `_1`.
+    The cotangent of y is called `<y>_grad_external` instead if another differentiated output depends on y, or if y is
+    itself an x. If a name is already used in the model, `_1` is appended to it.
 
     Args:
-        model: a file, the bytes of one, or a model, which is not changed.
-        kind: one of the above; vjp is `onnx_derivative` with the option Zero.
-        of: glob patterns over the float outputs to differentiate; by default all of them. One that matches none is
-            taken for inner values, by their names or those of their nodes.
-        wrt: glob patterns over float inputs and initializers, with respect to which; by default all float inputs, and
-            for vjp the initializers too, except those that only say how something is resized. Initializers become
-            overridable: they keep their values and may be fed. A pattern that matches none is taken for inner values,
-            and the derivative is that by something added to those.
-        class_: differentiate one score in place of all that each of `of` has along `class_axis`: that of a class by its
-            number, of the best one ('argmax', found at run time), or of those in an input `label` of int64 ('label').
-            The score of y is called `<y>_score`; it has the shape of y without that axis, and so has the label. A
-            number that is no class is refused by the runtime, where the size of the axis is not known before.
-        per_sample: derivatives of each sample alone, which is proven to depend on no other one. For vjp those by a
-            weight are [samples, *weight]; for jacobian [samples, *y, *x], y and x without their axes of samples; for
-            hessian, by inputs alone, [samples, *x, *z].
+        model: a file, the bytes of a file, or a model. It is not changed.
+        kind: a kind from the table above. vjp corresponds to `onnx_derivative` with the option Zero.
+        of: glob patterns of the float outputs to differentiate; by default all of them. If a pattern matches no output,
+            it selects inner values by their names or by the names of their nodes.
+        wrt: glob patterns of the float inputs and initializers to differentiate with respect to. The default is all
+            float inputs and, for vjp, the initializers too, except the ones that are only parameters of a resize.
+            Initializers become overridable: they keep their values and can be fed. If a pattern matches no input or
+            initializer, it selects inner values. The derivative is then with respect to a term added to them.
+        class_: the class whose score is differentiated, instead of all elements of each output along `class_axis`. It
+            is the number of a class, 'argmax' (the class with the highest score at run time), or 'label' (the classes
+            fed to an int64 input `label`). The score of y is called `<y>_score`. The score and the label have the shape
+            of y without the axis of classes. If the number of classes is unknown at build time, the run fails for a
+            class that does not exist.
+        class_axis: the axis of the classes.
+        per_sample: True to compute derivatives for each sample separately. This requires a proof that the samples are
+            independent. For vjp, the derivatives with respect to a weight are [samples, *weight]. For jacobian they are
+            [samples, *y, *x], y and x without their axes of samples. For hessian, which supports only inputs, they are
+            [samples, *x, *z].
         names: 'plain', as above, or 'casadi': `adj_<y>` and `adj_<x>`, `fwd_<x>` and `fwd_<y>`, `jac_<y>_<x>`,
             `hess_<y>_<x>_<z>`, and for hvp `fwd_<x>` and `fwd_adj_<x>`.
-        cotangents: for vjp, what becomes of the cotangents: 'input', 'ones' (filled in the graph), or 'keep', which
-            leaves the YieldOp that hands them in; by default 'input', and 'ones' with `class_`.
-        keep_outputs: return the model's own outputs too, after the derivatives, and then inner values that are named.
-        path: where bytes or a model were read from; external data are relative to it.
+        cotangents: the source of the cotangents of a vjp: 'input', 'ones' (filled in the graph), or 'keep' (they come
+            from a YieldOp that stays in the model). The default is 'input', or 'ones' with `class_`.
+        keep_outputs: True to also return the model's own outputs and then the selected inner values, after the
+            derivatives.
+        path: the file that bytes or a model were read from; external data are relative to it.
         options: shapes and modes, as for a build.
 
     Raises:
-        UsageError: there is no such kind, output, input or initializer, or nothing to differentiate.
-        UnsupportedError: the model can't be differentiated, or samples mix; all nodes in the way are listed.
+        UsageError: the kind, or an output, input or initializer, doesn't exist, or there is nothing to differentiate.
+        UnsupportedError: the model can't be differentiated, or its samples are not independent. The error lists all
+            nodes that prevent it.
     """
     if kind not in KINDS:
-        raise UsageError(f"there is no derivative '{kind}'", suggest(kind, KINDS, "derivatives"))
+        raise unknown_name(f"there is no derivative '{kind}'", suggest(kind, KINDS, "derivatives"))
     one_of("names", names, DerivativeNames)
     pick = ClassChoice.of(class_, class_axis)
     _check(kind, cotangents, per_sample)
@@ -108,8 +116,8 @@ def derive(
     ends = list(derivative.outputs)
     try:
         derivatives = _appended(derivative, kind, pick, per_sample, cotangents)
-    except Unknown as error:  # what is differentiated, or by what, and not a node on the way
-        raise UnsupportedError(f"{error}, which this derivative needs", hint=graph.rank_hint()) from error
+    except Unknown as error:  # about an output or a variable of the derivative, not about a node between them
+        raise UnsupportedError(f"{error}, but this derivative requires it", hint=graph.rank_hint()) from error
     kept = dict.fromkeys([*own, *ends, *derivative.inner, *derivative.outputs]) if keep_outputs else ()
     outputs = [*derivatives, *kept]
     finished = derivative.finish(outputs)
@@ -122,10 +130,10 @@ def derive(
 def _appended(
     derivative: DerivativeModel, kind: Derivative, pick: ClassChoice | None, per_sample: bool, cotangents: Yield
 ) -> list[str]:
-    """Append the derivatives that are asked for; their names.
+    """Append the requested derivatives and return their names.
 
     Raises:
-        Unknown: the rank of what is differentiated, or of what it is differentiated by, is unknown.
+        Unknown: the rank of a differentiated output, or of a value it is differentiated with respect to, is unknown.
     """
     if pick:
         _pick(derivative, pick)
@@ -137,20 +145,21 @@ def _appended(
 
 
 def _check(kind: Derivative, cotangents: Yield | None, per_sample: bool) -> None:
-    """Make sure that the options go together."""
+    """Raise a UsageError if the options contradict each other."""
     if cotangents is not None:
         one_of("cotangents", cotangents, Yield)
     if kind != "vjp" and cotangents not in (None, "input"):
-        raise UsageError(f"cotangents='{cotangents}' means something for the kind vjp alone", "leave it out")
+        raise UsageError(f"cotangents='{cotangents}' is only for the kind vjp", "leave out the cotangents")
     if per_sample and (kind in ("jvp", "hvp") or cotangents == "keep"):
         what = f"the kind {kind}" if kind != "vjp" else "a YieldOp that stays"
         raise UsageError(
-            f"per-sample derivatives are not for {what}", "ask for the kind vjp, jacobian or hessian, or leave it out"
+            f"per-sample derivatives can't be combined with {what}",
+            "use the kind vjp, jacobian or hessian, or leave out per-sample derivatives",
         )
 
 
 def _pick(derivative: DerivativeModel, pick: ClassChoice) -> None:
-    """Put the score of a class in place of each output that is differentiated."""
+    """Replace each differentiated output by the score of the chosen class."""
     graph, label = derivative.graph, ""
     if pick.which == "label":
         label = pick.add_label(graph, derivative.outputs[0])
@@ -162,25 +171,30 @@ def _pick(derivative: DerivativeModel, pick: ClassChoice) -> None:
 
 
 def _set_apart(derivative: DerivativeModel, kind: Derivative) -> None:
-    """Find out what the derivatives of each sample are by, and prove that samples don't mix.
+    """Prove that the samples are independent, and record the axis of the samples in each value.
 
     Raises:
-        UnsupportedError: they do, or may.
-        UsageError: what is differentiated, or by what, has no axis 0 of samples.
+        UnsupportedError: the samples depend on each other, or independence can't be proven.
+        UsageError: axis 0 of a differentiated output, or of a value to differentiate with respect to, is not the axis
+            of the samples. A weight has no such axis, so a per-sample Hessian with respect to it is refused.
     """
     axes = sample_axes(derivative.graph, derivative.outputs)
     for name in derivative.outputs:
         if axes.get(name) != 0:
-            raise UsageError(f"'{name}' has no samples on its axis 0", "choose others with `of`")
+            raise UsageError(f"axis 0 of '{name}' is not the axis of samples", "choose other outputs with `of`")
     for name in derivative.wanted:
         if axes.get(name, 0) != 0 or (kind == "hessian" and name not in axes):
-            raise UsageError(f"'{name}' has no samples on its axis 0", "choose others with `wrt`")
+            raise UsageError(f"axis 0 of '{name}' is not the axis of samples", "choose other inputs with `wrt`")
     derivative.axes = axes
     derivative.said["per_sample"] = tuple(name for name in derivative.wanted if name in axes)
 
 
 def _each_gradient(derivative: DerivativeModel, cotangents: Yield) -> list[str]:
-    """Append the gradients of each sample's outputs times its cotangents: its own by inputs, and one by each weight."""
+    """Append the per-sample vector-Jacobian products, with respect to inputs and to weights.
+
+    The gradient of an input has the shape of the input. The gradient of a weight has an additional axis 0 for the
+    samples.
+    """
     graph = derivative.graph
     given = {y: derivative.add_input(f"{y}_grad", y) for y in derivative.outputs} if cotangents == "input" else {}
     meetings = _meetings(derivative)
@@ -196,7 +210,7 @@ def _each_gradient(derivative: DerivativeModel, cotangents: Yield) -> list[str]:
 
 
 def _meetings(derivative: DerivativeModel) -> Meetings:
-    """Where samples meet the weights by which their derivatives are asked for."""
+    """Return the nodes that read both samples and the weights of the derivatives."""
     axes = derivative.axes
     return Meetings(derivative.graph, [name for name in derivative.wanted if name not in axes], axes)
 
@@ -204,8 +218,10 @@ def _meetings(derivative: DerivativeModel) -> Meetings:
 def _by_all_samples(
     derivative: DerivativeModel, given: Mapping[str, str], weights: Sequence[str]
 ) -> dict[str, Val | None]:
-    """Append the gradients by weights that are read in ways of which the part of one sample is not known: one of the
-    whole batch for each sample."""
+    """Append the per-sample gradients of weights, computed as Jacobians over the whole batch.
+
+    This is used if a node reads the weights whose contribution from a single sample can't be computed.
+    """
     graph, op = derivative.graph, Op(derivative.graph)
     values = {y: op.val(y) for y in derivative.outputs}
     parts = {y: v * op.val(given[y]) if given else v for y, v in values.items()}
@@ -221,7 +237,7 @@ def _by_all_samples(
 def _opened(
     graph: Graph, kind: Derivative, of: str | Sequence[str], wrt: str | Sequence[str], options: Options
 ) -> tuple[DerivativeModel, list[str]]:
-    """A prepared model with the choice of what is differentiated by what, and the outputs that it has of its own."""
+    """Prepare a model and return it with the selected outputs and variables, and the names of its original outputs."""
     inputs, initializers = float_inputs(graph), float_initializers(graph)
     known = [*inputs, *initializers]
     by = choose(wrt, known, graph, "`wrt`", SOURCES) if wrt else {"": inputs}
@@ -251,14 +267,15 @@ def _among(names: Iterable[str], chosen: Collection[str]) -> list[str]:
 
 
 SOURCES, ENDS = "float inputs and initializers", "float outputs"
-"""What can be differentiated by, and what can be, besides inner values: as errors call them."""
+"""Names in error messages for the values among which `wrt` and `of` search first, before inner values."""
 
 
 def _jvp(derivative: DerivativeModel) -> list[str]:
-    """Append Jacobian-vector products: the reverse walk of a reverse walk, with the tangents as its cotangents."""
+    """Append Jacobian-vector products: reverse mode applied twice, the second time with the tangents as cotangents."""
     graph, op = derivative.graph, Op(derivative.graph)
-    tangents = _inputs(derivative, "{}_tangent")
-    # The first walk is linear in these, so that any value will do: zeros, should a loop still read them.
+    tangents = {x: derivative.add_input(f"{x}_tangent", x) for x in derivative.wanted}
+    # The result of the first walk is linear in these cotangents, so its derivative doesn't depend on their values.
+    # They are zeros because a loop may still read them.
     free = {
         name: op.rename(op.fill(0.0, op.val(name)), graph.fresh(f"{name}_free")).name for name in derivative.outputs
     }
@@ -273,7 +290,7 @@ def _jvp(derivative: DerivativeModel) -> list[str]:
 
 
 def _hvp(derivative: DerivativeModel) -> list[str]:
-    vectors = _inputs(derivative, "{}_vector")
+    vectors = {x: derivative.add_input(f"{x}_vector", x) for x in derivative.wanted}
     gradient = _gradient_of_sum(derivative)
     op = Op(derivative.graph)
     found = differentiate(derivative.graph, _seeds(op, gradient, vectors), derivative.wanted, op, derivative.training)
@@ -295,12 +312,7 @@ def _hessian(derivative: DerivativeModel) -> list[str]:
 KINDS: Mapping[Derivative, Callable[[DerivativeModel], list[str]]] = {
     "vjp": DerivativeModel.vjp, "jvp": _jvp, "hvp": _hvp, "jacobian": _jacobian, "hessian": _hessian
 }  # fmt: skip
-"""The kinds of derivatives; each appends its nodes and returns its outputs."""
-
-
-def _inputs(derivative: DerivativeModel, name: str) -> dict[str, str]:
-    """Add an input like each x, and say which."""
-    return {x: derivative.add_input(name.format(x), x) for x in derivative.wanted}
+"""Kind of derivative -> the function that appends its nodes and returns the names of its outputs."""
 
 
 def _gradient_of_sum(derivative: DerivativeModel) -> dict[str, Val | None]:
@@ -310,15 +322,21 @@ def _gradient_of_sum(derivative: DerivativeModel) -> dict[str, Val | None]:
     gradient = differentiate(derivative.graph, ones, derivative.wanted, op, derivative.training)
     if derivative.training.partial:
         raise UsageError(
-            f"gradients are stopped on the way to '{derivative.training.partial[0]}', and what rules write is not",
-            "a second derivative would be half stopped: ask for a first one",
+            f"gradients are stopped before '{derivative.training.partial[0]}', but the nodes of the first "
+            "derivative would bypass that stop, so a second derivative would be wrong",
+            "use a first derivative, such as vjp or jacobian",
         )
     derivative.graph.nodes.extend(op.nodes)
     return gradient
 
 
 def _seeds(op: Op, values: Mapping[str, Val | None], cotangents: Mapping[str, str]) -> dict[str, Val]:
-    """The cotangents of the values that are not zero, by the values' own names: one value may stand for several x."""
+    """Return value -> its cotangent, for the values that are not zero.
+
+    Args:
+        values: x -> the value that was computed for it; None if it is zero.
+        cotangents: x -> the name of the cotangent. If the same value belongs to several x, their cotangents are added.
+    """
     seeds: dict[str, Val] = {}
     for x, name in cotangents.items():
         value, cotangent = values[x], op.val(name)
@@ -328,7 +346,12 @@ def _seeds(op: Op, values: Mapping[str, Val | None], cotangents: Mapping[str, st
 
 
 def _rows(derivative: DerivativeModel, values: Mapping[str, Val]) -> list[str]:
-    """Append the Jacobians of values by each x: of each sample by its own and by weights, or of all by all."""
+    """Append the Jacobians of values with respect to each x, and return the names of the Jacobians.
+
+    Args:
+        derivative: the model. If its derivatives are per sample, so are the Jacobians.
+        values: prefix of the names of the Jacobians -> the value to differentiate.
+    """
     op, wanted = Op(derivative.graph), derivative.wanted
     meetings = _meetings(derivative) if derivative.axes else None
     mixed = meetings.mixed if meetings else wanted
@@ -344,16 +367,58 @@ def _rows(derivative: DerivativeModel, values: Mapping[str, Val]) -> list[str]:
 
 
 def _products(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:
-    """Append the nodes of products with a vector, each of which has the shape of an input or output."""
+    """Append products with a vector, each in the declared shape of the input or output that it belongs to."""
     shaped = {name: (value and as_declared(op, like, value), like) for name, (value, like) in values.items()}
     return _results(derivative, op, shaped)
 
 
 def _results(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:
-    """Append the nodes, in which each value gets its name; what is zero by mathematics is zeros like another value."""
+    """Append the nodes of an emitter, rename the results, and return their names.
+
+    Args:
+        derivative: the model.
+        op: the emitter with the nodes.
+        values: name for a result -> (its value, or None if it is zero; the name of a value with the same shape).
+    """
     found = {
         derivative.graph.fresh(name): value or op.fill(0.0, op.val(like)) for name, (value, like) in values.items()
     }
     op.rename_all(found)
     derivative.graph.nodes.extend(op.nodes)
     return list(found)
+
+
+def casadi_names(kind: Derivative, of: Sequence[str], wrt: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names that CasADi gives to the added inputs, and to the derivatives, in their order.
+
+    The name of a Hessian lists all outputs, because it is the Hessian of their sum. CasADi treats a Hessian-vector
+    product as the forward derivative of a reverse derivative.
+    """
+    total = "_".join(of)
+    forward, adjoint = [f"fwd_{x}" for x in wrt], [f"adj_{x}" for x in wrt]
+    return {
+        "vjp": ([f"adj_{y}" for y in of], adjoint),
+        "jvp": (forward, [f"fwd_{y}" for y in of]),
+        "hvp": (forward, [f"fwd_{name}" for name in adjoint]),
+        "jacobian": ([], [f"jac_{y}_{x}" for y, x in product(of, wrt)]),
+        "hessian": ([], [f"hess_{total}_{x}_{z}" for x, z in product(wrt, wrt)]),
+    }[kind]
+
+
+def name_after(graph: Graph, model: ModelProto, inputs: Iterable[str], outputs: Iterable[str], end: int) -> None:
+    """Rename the last inputs and the first outputs of a finished model. Names in use get a suffix.
+
+    Args:
+        graph: the graph that the model was made from, which knows the names in use.
+        model: the finished model.
+        inputs: the new names of the inputs from position `end` on.
+        outputs: the new names of the first outputs.
+        end: the number of inputs that keep their names.
+    """
+    proto = model.graph
+    names = {value.name: name for value, name in zip(proto.input[end:], inputs, strict=False)}
+    names |= {value.name: name for value, name in zip(proto.output, outputs, strict=False)}
+    names = {name: graph.fresh(new) for name, new in names.items()}
+    rename(proto.node, names)
+    for value in (*proto.input, *proto.output, *proto.value_info, *proto.initializer):
+        value.name = names.get(value.name, value.name)

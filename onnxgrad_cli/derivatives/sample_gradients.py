@@ -1,11 +1,13 @@
-"""Gradients by weights, one for every sample, in a time that is linear in their number.
+"""Compute per-sample gradients with respect to weights, in time linear in the number of samples.
 
-The cotangents of a batch hold those of each sample. A node in which samples meet weights is written again as it is for
-one sample, and its rule gives what that sample adds to the gradient: for all samples at once where the nodes of the
-rule can be stacked, or else as the body of a Scan over the samples.
+`sample_axes` first proves that the samples are independent. Then each slice of the batch's cotangents is the cotangent
+of one sample. Each node that reads both samples and weights is copied for a single sample. The differentiation rule,
+applied to the copy, gives the contribution of that sample to the gradient. If the nodes that the rule emits can be
+vectorized, they compute the contributions of all samples at once. Otherwise they become the body of a Scan over the
+samples.
 
-Source: what torch.func's vmap of a gradient computes; for a layer, G. Rochette et al., Efficient Per-Example Gradient
-Computations in Convolutional Neural Networks, 2019.
+Sources: the result equals torch.func's vmap of a gradient. For layers: G. Rochette et al., Efficient Per-Example
+Gradient Computations in Convolutional Neural Networks, 2019.
 """
 
 from __future__ import annotations
@@ -15,31 +17,65 @@ from typing import NamedTuple
 
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
-from onnxgrad_cli.derivatives.vectorize import split, vectorized
+from onnxgrad_cli.derivatives.vectorize import split, table, vectorized
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied
 from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.passes.optimizer.split import behind
+
+HINT = "leave out per-sample derivatives; the other derivatives are correct for any model"
+
+
+def sample_axes(graph: Graph, outputs: Iterable[str]) -> dict[str, int]:
+    """Return value -> the axis of its samples, for all values before `outputs` that depend on the samples.
+
+    The batch is axis 0 of the first input that has axes, and of every other input whose axis 0 has the same size.
+
+    Raises:
+        UnsupportedError: samples depend on each other on the way to `outputs`, or independence can't be proven.
+    """
+    batch, inputs = _batch(graph)
+    if batch is None:
+        return {}
+    tracker = Tracker(graph, batch, {name: [SampleAxis(0)] for name in inputs}, frees=False)
+    tracker.run(outputs, HINT)
+    if tracker.refusals:
+        raise UnsupportedError(
+            "the model may mix the samples of the batch, so it has no per-sample derivatives:", tracker.refusals
+        )
+    return {name: place.axis for name, place in tracker.places.items()}
+
+
+def _batch(graph: Graph) -> tuple[Dim | None, list[str]]:
+    """Return the size of the batch, and the inputs whose axis 0 has that size."""
+    fed = [name for name in graph.input_names if name not in graph.initializers]
+    shapes = {name: shape_of(graph.types.get(name)) or () for name in fed}
+    batch = next((shape[0] for shape in shapes.values() if shape), None)
+    return batch, [name for name, shape in shapes.items() if shape and shape[0] == batch]
 
 
 class Meetings:
-    """The nodes in which samples meet weights.
+    """The nodes that read both values that depend on samples and values that depend on weights.
 
     Attributes:
-        axes: the axis of the samples, of each value that depends on them: see `sample_axes`.
-        nodes: those that can be written for one sample.
-        mixed: the weights that some other one reads.
+        axes: value that depends on the samples -> the axis of its samples; see `sample_axes`.
+        nodes: those of these nodes that can be copied for a single sample.
+        mixed: the weights on which the other nodes depend.
     """
 
     def __init__(self, graph: Graph, weights: Sequence[str], axes: Mapping[str, int]) -> None:
-        """Find them.
+        """Find the nodes.
 
         Args:
-            weights: what is differentiated by.
+            graph: the model.
+            weights: the weights to differentiate with respect to.
             axes: see the attribute.
         """
         self._graph, self.axes = graph, axes
@@ -53,37 +89,33 @@ class Meetings:
                 continue
             if axes.keys().isdisjoint(node.output):
                 self._sources.update(dict.fromkeys(node.output, behind))
-            elif self.separable(node):
+            elif all(self.operand(node, position) is not None for position, name in enumerate(node.input) if name):
                 self.nodes.append(node)
             else:
                 mixed |= behind
         self.mixed = [name for name in weights if name in mixed]
 
-    def separable(self, node: Node) -> bool:
-        """Whether each operand without samples is the same for all of them, or repeats itself along their axis."""
-        return all(self.operand(node, position) is not None for position, name in enumerate(node.input) if name)
-
-    def operand(self, node: Node, position: int) -> Operand | None:
-        """How one sample reads an operand of a node; None where that is not known."""
+    def operand(self, node: Node, position: int) -> SampleOperand | None:
+        """Return the part of a node's operand that a single sample reads, or None if it is unknown."""
         name = node.input[position]
         if name in self.axes:
-            return Operand(self.axes[name], True)
+            return SampleOperand(self.axes[name], True)
         shape, result = (shape_of(self._graph.types.get(each)) for each in (name, node.output[0]))
         align = ALIGNED.get(node.op_type) if is_standard(node.domain) else None
         if align is None or shape is None or result is None:
             return None
         axis = self.axes[node.output[0]]
-        at = align(Place(node, position, shape, len(result), axis))
+        at = align(SharedOperand(node, position, shape, len(result), axis))
         if at is None or shape[at] == 1:
-            return Operand()
+            return SampleOperand()
         if shape[at] != result[axis] or shape[at] == "?":
             return None
         if name not in self._sources:
-            return Operand(at, True)
-        return Operand(at) if self._repeats(name, at) else None
+            return SampleOperand(at, True)
+        return SampleOperand(at) if self._repeats(name, at) else None
 
     def _repeats(self, name: str, axis: int) -> bool:
-        """Whether all slices of a value along an axis are one and the same, written by Expand."""
+        """Return True if all slices of a value along an axis are equal, because an Expand repeats it along the axis."""
         maker = self._makers.get(name)
         if maker is None or maker.op_type != "Expand":
             return False
@@ -95,12 +127,12 @@ class Meetings:
         return before < 0 or (data or ())[before] == 1
 
 
-class Operand(NamedTuple):
-    """How one sample reads an operand.
+class SampleOperand(NamedTuple):
+    """The part of an operand that a single sample reads.
 
     Attributes:
-        axis: of the samples; None where it has none, and is read whole.
-        own: whether each sample has a slice of its own; else all slices are equal.
+        axis: the axis of the samples; None if the operand has no such axis and each sample reads all of it.
+        own: True if each sample reads a slice of its own, False if all slices are equal.
     """
 
     axis: int | None = None
@@ -110,18 +142,20 @@ class Operand(NamedTuple):
 def sample_gradients(
     op: Op, seeds: Mapping[str, Val], wanted: Sequence[str], meetings: Meetings, training: Differentiation
 ) -> dict[str, Val | None]:
-    """Emit the gradients that each sample has.
+    """Emit the per-sample gradients.
 
     Args:
-        op: where they are written, after the forward part.
-        seeds: value -> its cotangent, of the whole batch.
-        wanted: by what: values with samples on their axis 0, and weights, none of the mixed ones.
-        meetings: where samples meet these weights.
-        training: where the rules used are recorded.
+        op: the emitter for nodes after the forward part.
+        seeds: value -> its cotangent for the whole batch.
+        wanted: the values to differentiate with respect to: values with samples on axis 0, and weights that are not in
+            `meetings.mixed`.
+        meetings: the nodes that read both samples and these weights.
+        training: the record of the rules used.
 
     Returns:
-        For a value with samples its gradient, in which each has its own; for a weight a value of shape
-        [samples, *weight]. None where it is zero by mathematics.
+        Each value in `wanted` -> its gradient. For a value with samples, the slices of the gradient belong to the
+        samples. For a weight, the gradient has the shape [samples, *weight]. None stands for a gradient that is
+        mathematically zero.
     """
     axes = meetings.axes
     weights = [name for name in wanted if name not in axes]
@@ -134,13 +168,9 @@ def sample_gradients(
 
 
 def _at_weights(
-    op: Op,
-    cotangents: Mapping[str, Val | None],
-    weights: Sequence[str],
-    meetings: Meetings,
-    training: Differentiation,
+    op: Op, cotangents: Mapping[str, Val | None], weights: Sequence[str], meetings: Meetings, training: Differentiation
 ) -> dict[str, Val | None]:
-    """The gradient by each weight that each sample has, from the cotangents of what the nodes of `meetings` make."""
+    """Emit the per-sample gradient of each weight, given the cotangents of the results of `meetings.nodes`."""
     graph, one = op.graph, Op(op.graph)
     single = _Single(graph, meetings)
     for node in meetings.nodes:
@@ -162,13 +192,13 @@ def _at_weights(
 
 
 class _Single:
-    """Nodes as they are for one sample, whose axis has size 1 there.
+    """Copies of nodes for a single sample, whose values have size 1 along the axis of the samples.
 
     Attributes:
-        nodes: them; they read `slices` and what the nodes `firsts` make.
-        firsts: what takes the first of slices that are all equal.
-        results: what a node makes of the batch -> what it makes of one sample.
-        slices: value of one sample -> that of all, and the axis on which they are.
+        nodes: the copies. They read `slices` and the results of `firsts`.
+        firsts: Slice nodes that take the first slice of a value whose slices are all equal.
+        results: result of a node for the batch -> result of its copy for one sample.
+        slices: value for one sample -> (the value for the batch, the axis of its samples).
     """
 
     def __init__(self, graph: Graph, meetings: Meetings) -> None:
@@ -180,8 +210,11 @@ class _Single:
         self.slices: dict[str, tuple[str, int]] = {}
 
     def write(self, node: Node) -> None:
-        """Write a node of the batch for one sample. What it makes has another name than what others read of it: each
-        has the whole cotangent already."""
+        """Add a copy of a node for one sample.
+
+        The results of the copy get new names, so that copies of later nodes don't read them. The cotangent of each
+        result is already complete, so no gradient may reach it a second time through a later node.
+        """
         copy = copied(node)
         copy.name = self._graph.fresh(f"{node.name or node.op_type}/sample")
         copy.input[:] = [self._read(node, position) if name else "" for position, name in enumerate(node.input)]
@@ -190,7 +223,7 @@ class _Single:
         self.nodes.append(copy)
 
     def slice(self, name: str, axis: int) -> str:
-        """What a value of which each sample has a slice is called of one sample."""
+        """Return the name of one sample's slice of a value."""
         if name not in self._known:
             self._known[name] = self._named(name, axis)
         return self._known[name]
@@ -209,7 +242,7 @@ class _Single:
         return first.name
 
     def _named(self, name: str, axis: int) -> str:
-        """A new name for a value of one sample, with its type."""
+        """Return a new name for one sample's slice of a value, and record its type and its place in `slices`."""
         graph = self._graph
         shape: list[Dim] = list(shape_of(graph.types[name]) or ())
         shape[axis] = 1
@@ -220,20 +253,23 @@ class _Single:
 
 
 def _rows(op: Op, name: str, axis: int) -> Val:
-    """A value with the samples on an axis in front, and size 1 where they were."""
+    """Return a value with the axis of samples moved to the front. An axis of size 1 takes its old place."""
     x = op.val(name)
     front = op.transpose(x, [axis, *(other for other in range(x.rank) if other != axis)])
     return op.unsqueeze(front, [axis + 1])
 
 
 def _stacked(op: Op, nodes: Sequence[Node], rows: Mapping[str, Val], names: Sequence[str]) -> dict[str, Val]:
-    """Values that nodes compute of one sample, for all of them on axis 0: at once, or in one Scan for the others."""
+    """Compute values for all samples, stacked on axis 0, with nodes that compute them for one sample.
+
+    Values that can't be vectorized are computed in one Scan over the samples.
+    """
     found: dict[str, Val] = {}
     for name in names:
-        if stacked := vectorized(op, _behind(nodes, [name]), rows, [name]):
+        if stacked := vectorized(op, behind(nodes, [name]), rows, [name]):
             found[name] = stacked[0]
     looped = [name for name in names if name not in found]
-    inside = _behind(nodes, looped)
+    inside = behind(nodes, looped)
     read = dict.fromkeys(name for node in inside for name in reads(node) if name in rows)
 
     def row(inner: Op, states: Sequence[Val], at: Sequence[Val]) -> tuple[list[Val], list[Val]]:
@@ -246,25 +282,15 @@ def _stacked(op: Op, nodes: Sequence[Node], rows: Mapping[str, Val], names: Sequ
     return found
 
 
-def _behind(nodes: Sequence[Node], names: Iterable[str]) -> list[Node]:
-    """Those of the nodes, in order, from which values are computed."""
-    needed, found = set(names), []
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.output):
-            needed.update(reads(node))
-            found.append(node)
-    return found[::-1]
-
-
-class Place(NamedTuple):
-    """An operand without samples, of a node that has them.
+class SharedOperand(NamedTuple):
+    """An operand that doesn't depend on the samples, of a node whose result does.
 
     Attributes:
         node: the node.
-        position: of the operand.
-        shape: of the operand.
-        rank: of the first output.
-        axis: of the samples in the first output.
+        position: the position of the operand.
+        shape: the shape of the operand.
+        rank: the rank of the node's first output.
+        axis: the axis of the samples in that output.
     """
 
     node: Node
@@ -274,55 +300,48 @@ class Place(NamedTuple):
     axis: int
 
 
-Align = Callable[[Place], int | None]
+Align = Callable[[SharedOperand], int | None]
 
 
-def _shared(place: Place) -> None:
+def _shared(place: SharedOperand) -> None:
     return None
 
 
-def _broadcast(place: Place) -> int | None:
+def _broadcast(place: SharedOperand) -> int | None:
     at = place.axis - place.rank + len(place.shape)
     return at if at >= 0 else None
 
 
-def _matmul(place: Place) -> int | None:
+def _matmul(place: SharedOperand) -> int | None:
     return _broadcast(place) if place.axis < place.rank - 2 else None
 
 
-def _gemm(place: Place) -> int | None:
+def _gemm(place: SharedOperand) -> int | None:
     return _broadcast(place) if place.position == 2 else None
 
 
-def _same_axes(place: Place) -> int:
+def _same_axes(place: SharedOperand) -> int:
     return place.axis
 
 
-def _recurrent(place: Place) -> int | None:
+def _recurrent(place: SharedOperand) -> int | None:
     return {4: 0, 5: 1, 6: 1}.get(place.position)
 
 
-def _einsum(place: Place) -> int | None:
+def _einsum(place: SharedOperand) -> int | None:
     (equation,) = (entry.s.decode().replace(" ", "") for entry in place.node.attribute if entry.name == "equation")
     terms, result = equation.split("->")
     at = terms.split(",")[place.position].find(result[place.axis])
     return at if at >= 0 else None
 
 
-def _of(operators: str, align: Align) -> dict[str, Align]:
-    return dict.fromkeys(operators.split(), align)
-
-
 ALIGNED: Mapping[str, Align] = {
-    **_of(
-        "Add Div LayerNormalization Max Mean Min Mul Pow PRelu RMSNormalization Sub Sum Where",
-        _broadcast,
-    ),
-    **_of("BatchNormalization Conv ConvTranspose Gather GroupNormalization InstanceNormalization", _shared),
-    **_of("Concat GatherElements ScatterElements", _same_axes),
-    **_of("MatMul", _matmul),
-    **_of("Gemm", _gemm),
-    **_of("GRU LSTM RNN", _recurrent),
-    **_of("Einsum", _einsum),
+    **table("Add Div LayerNormalization Max Mean Min Mul Pow PRelu RMSNormalization Sub Sum Where", _broadcast),
+    **table("BatchNormalization Conv ConvTranspose Gather GroupNormalization InstanceNormalization", _shared),
+    **table("Concat GatherElements ScatterElements", _same_axes),
+    **table("MatMul", _matmul),
+    **table("Gemm", _gemm),
+    **table("GRU LSTM RNN", _recurrent),
+    **table("Einsum", _einsum),
 }
-"""The axis of an operand that runs along that of the samples, of operators that read weights beside them."""
+"""Operator -> a function that returns the axis of a `SharedOperand` that matches the result's sample axis, or None."""

@@ -1,4 +1,4 @@
-"""The score of one class, as what is differentiated in place of the scores of all."""
+"""Select the score of one class from an output, so that the score is differentiated instead of the whole output."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, shape_of, tensor_type
 
 NEVER = 2**31 - 1
-"""What a negative label becomes: an index that there is not, so that the runtime refuses it and counts from no end."""
+"""Replaces negative labels. It is out of range, so the runtime fails instead of counting classes from the end."""
 
 
 @dataclass(frozen=True)
 class ClassChoice:
-    """Which class of an output is differentiated.
+    """The class of an output whose score is differentiated.
 
     Attributes:
-        which: a number from 0, in digits; 'argmax', the best at run time; or 'label', an input.
-        axis: the axis of the output that runs over the classes.
+        which: the number of the class, counted from 0, as a string of digits. Or 'argmax', the class with the highest
+            score at run time. Or 'label', the class that an input gives.
+        axis: the axis of the classes in the output.
     """
 
     which: str
@@ -32,22 +33,24 @@ class ClassChoice:
 
     @classmethod
     def of(cls, which: int | str | None, axis: int = 1) -> ClassChoice | None:
-        """From what a user says; None where nothing is.
+        """Return the choice for the user's options, or None if `which` is None.
 
         Raises:
-            UsageError: it is none of these.
+            UsageError: `which` is not a number from 0 on, 'argmax' or 'label'.
         """
         if which is None:
             return None
         if isinstance(which, bool) or not re.fullmatch(r"[0-9]{1,18}|argmax|label", str(which)):
-            raise UsageError(f"there is no class '{which}'", "give a number from 0, 'argmax' or 'label'")
+            raise UsageError(f"'{which}' is not a class", "use a number from 0, 'argmax' or 'label'")
         return cls(str(which), axis)
 
     def score(self, graph: Graph, name: str, label: str) -> str:
-        """Append the nodes of the score of an output, of its shape without the axis of classes; returns its name.
+        """Append the nodes that compute the score of the chosen class of an output, and return the name of the score.
+
+        The score has the shape of the output without the axis of the classes.
 
         Raises:
-            UsageError: the output has no such axis, or not so many classes.
+            UsageError: the output doesn't have that axis, or has fewer classes than the chosen number requires.
         """
         op = Op(graph)
         y = op.val(name)
@@ -61,10 +64,10 @@ class ClassChoice:
         return score_name
 
     def add_label(self, graph: Graph, name: str) -> str:
-        """Add the input for the labels of an output; returns its name.
+        """Add an input for the labels of an output and return its name.
 
         Raises:
-            UsageError: the output has no such axis.
+            UsageError: the output doesn't have the axis of the classes.
         """
         axis, shape = self._axis(graph, name), list(shape_of(graph.types[name]) or ())
         label = graph.fresh("label")
@@ -78,18 +81,22 @@ class ClassChoice:
         return op.Where(op.Less(given, op.const(0)), op.const(NEVER), given)
 
     def _axis(self, graph: Graph, name: str) -> int:
-        """The axis, from the front, of an output that has it and so many classes."""
+        """Return the axis of the classes, counted from the front.
+
+        Raises:
+            UsageError: the output doesn't have that axis, or has fewer classes than the chosen number requires.
+        """
         shape = shape_of(graph.types[name])
         if shape is None or not -len(shape) <= self.axis < len(shape):
             raise UsageError(
-                f"'{name}' is {in_words(graph.types[name])}: it has no axis {self.axis} of classes",
-                "name an output of scores with `of`, or their axis with `class_axis`",
+                f"'{name}' is {in_words(graph.types[name])}, so it has no axis {self.axis} of classes",
+                "choose an output of scores with `of`, or set the axis of classes with `class_axis`",
             )
         axis = self.axis % len(shape)
         classes = shape[axis]
         if self.which.isdigit() and isinstance(classes, int) and int(self.which) >= classes:
             raise UsageError(
-                f"'{name}' has {classes} classes along axis {axis}, and none of number {self.which}",
-                f"they are 0 to {classes - 1}; `class_axis` names another axis",
+                f"'{name}' has {classes} classes along axis {axis}, but class {self.which} was chosen",
+                f"choose a class from 0 to {classes - 1}, or set another axis with `class_axis`",
             )
         return axis

@@ -1,7 +1,8 @@
-"""Nodes for all rows of a Jacobian at once: what depends on the row has one axis more, in front.
+"""Rewrite nodes so that they compute all rows of a Jacobian at once, like vmap in JAX and PyTorch.
 
-Each operator says in a line or two how it is written then. Where one is not in the table, or stands in a form that is
-not covered, nothing is written, and the caller loops over the rows instead.
+A row stands for one of many runs of the nodes. Values that depend on the row get a leading axis of rows. The table
+`FORMS` has a short function for each supported operator. If an operator is not in the table, or has attributes or
+operands that its function does not cover, nothing is written, and the caller loops over the rows instead.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from onnxgrad_cli.ir.types import Shape
 
 
 class NotVectorized(Exception):
-    """A node can't be written for all rows at once."""
+    """Raised if a node can't be written for all rows at once."""
 
 
 def vectorized(op: Op, nodes: Sequence[Node], rows: Mapping[str, Val], names: Sequence[str]) -> list[Val] | None:
-    """Emit nodes once for many values of what they read.
+    """Emit nodes once so that they compute their results for many rows of the values that they read.
 
     Args:
-        op: where they are written.
-        nodes: the nodes, in order, that depend on `rows`.
-        rows: value -> all that it takes, stacked on axis 0; at least one.
-        names: the results that are asked for.
+        op: the emitter that the nodes are written to.
+        nodes: the nodes that depend on `rows`, in order.
+        rows: value -> its rows, stacked on axis 0. There is at least one value.
+        names: the requested results.
 
     Returns:
-        For each of `names` its values for all rows, stacked on axis 0. None, and nothing is written, where a node has
-        no such form.
+        For each of `names`, its values for all rows, stacked on axis 0. If a node can't be written for all rows,
+        nothing is emitted and None is returned.
     """
     trial = Op(op.graph)
     trial.role = op.role
@@ -51,7 +52,7 @@ def vectorized(op: Op, nodes: Sequence[Node], rows: Mapping[str, Val], names: Se
 
 
 def split(nodes: Sequence[Node], names: Iterable[str]) -> tuple[list[Node], list[Node]]:
-    """The nodes whose results depend on one of these values, and the others."""
+    """Return the nodes whose results depend on one of the values `names`, and the remaining nodes."""
     reached = set(names)
     dependent: list[Node] = []
     others: list[Node] = []
@@ -63,13 +64,15 @@ def split(nodes: Sequence[Node], names: Iterable[str]) -> tuple[list[Node], list
 
 
 class _Vectorizer:
-    """The values written so far, and operands in the forms that the table asks for.
+    """Writes nodes for all rows, and gives the functions in `FORMS` their operands.
 
     Attributes:
-        op: where they are written.
-        count: how many rows there are.
-        rows: the values that depend on the row, for all rows.
-        others: values that were computed from the shape of one that does.
+        op: the emitter.
+        count: the number of rows.
+        leading: the shape of the axis of rows, a number or a symbol.
+        rows: original name of a value that depends on the row -> the value for all rows.
+        others: original name of a value that doesn't depend on the row -> the new value, such as the shape of a single
+            row.
     """
 
     def __init__(self, op: Op, rows: dict[str, Val]) -> None:
@@ -81,7 +84,11 @@ class _Vectorizer:
         self.others: dict[str, Val] = {}
 
     def write(self, node: Node) -> None:
-        """Emit a node for all rows, or once where it depends on none; NotVectorized where there is no form."""
+        """Emit a node for all rows, or once if it doesn't depend on the row.
+
+        Raises:
+            NotVectorized: the node can't be written for all rows.
+        """
         op = self.op
         op.scope = node.name.rpartition("/")[0]
         op.forward = metadata_of(node, FORWARD)
@@ -101,47 +108,51 @@ class _Vectorizer:
             raise NotVectorized
 
     def shape(self, name: str) -> Shape:
-        """The shape of a value for all rows, sizes that are not known as symbols."""
+        """Return the shape of a value for all rows, with symbols for unknown sizes."""
         return (*self.leading, *self.get(name).shape[name in self.rows :])
 
     def emit(self, node: Node, *inputs: Val | None, **attributes: Any) -> Any:
-        """The same operator on other operands."""
+        """Emit the operator of a node with these operands instead of the node's own."""
         return self.op.emit(node.op_type, *inputs, outputs=len(node.output), domain=node.domain, **attributes)
 
     def get(self, name: str) -> Val:
-        """A value, for all rows where it depends on the row."""
+        """Return a value: for all rows if it depends on the row, otherwise the value itself."""
         return self.rows.get(name) or self.others.get(name) or self.op.val(name)
 
     def rank(self, name: str) -> int:
-        """The rank of a value for one row."""
+        """Return the rank of a value for a single row."""
         return self.get(name).rank - (name in self.rows)
 
     def sizes(self, name: str) -> list[int | Val]:
-        """The shape of a value for one row."""
+        """Return the shape of a value for a single row."""
         x = self.get(name)
         return [self.op.size(x, axis) for axis in range(name in self.rows, x.rank)]
 
     def aligned(self, name: str, rank: int) -> Val:
-        """A value that broadcasts with others of up to `rank` axes a row, and with their rows."""
+        """Insert axes into a value so that it broadcasts, row by row, with values of up to `rank` axes per row."""
         missing = rank - self.rank(name) if name in self.rows else 0
         return self.op.unsqueeze(self.get(name), range(1, 1 + missing))
 
     def full(self, name: str) -> Val:
-        """A value for all rows, whether it depends on the row or not."""
+        """Return a value for all rows. A value that doesn't depend on the row is repeated."""
         x = self.get(name)
         if name in self.rows:
             return x
         return self.op.Expand(x, self.op.vector([self.count, *[1] * x.rank]), shape=self.shape(name))
 
     def fixed(self, names: Iterable[str]) -> list[Val | None]:
-        """Operands that must not depend on the row."""
+        """Return operands that must not depend on the row.
+
+        Raises:
+            NotVectorized: an operand depends on the row.
+        """
         names = list(names)
         if not self.rows.keys().isdisjoint(names):
             raise NotVectorized
         return [self.get(name) if name else None for name in names]
 
     def wanted(self, node: Node) -> list[int | Val]:
-        """The shape that is the second operand of a node: its sizes, or itself."""
+        """Return the sizes in the second operand of a node if they are constant, otherwise the operand in a list."""
         (shape,) = self.fixed(node.input[1:])
         assert shape is not None
         return [shape] if shape.const is None else shape.const.tolist()
@@ -153,10 +164,11 @@ def _named(node: Node, found: Any) -> dict[str, Val]:
 
 Attributes = dict[str, Any]
 Form = Callable[[_Vectorizer, Node, Attributes], Any]
+"""A function that writes a node for all rows and returns its result, or a tuple of its results."""
 
 
 def _behind(axes: Any) -> Any:
-    """Axes of a value for one row, where they are for all: an int or an array."""
+    """Convert axes of a value for a single row to axes of the value for all rows. Axes are an int or an array."""
     return axes + (axes >= 0)
 
 
@@ -166,7 +178,7 @@ def _elementwise(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
 
 
 def _all_along(attribute: str) -> Form:
-    """Every operand has the axes that `attribute` counts, and so needs the rows."""
+    """Return the function for operators whose `attribute` is an axis of all operands. Each operand gets a row axis."""
 
     def write(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
         moved = {**attributes, attribute: _behind(attributes[attribute])}
@@ -176,13 +188,19 @@ def _all_along(attribute: str) -> Form:
 
 
 def _first_along(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
-    """The first operand alone has the axis that is counted, if any is; the others are indices, sizes and such."""
+    """Write an operator of which only the first operand may depend on the row.
+
+    If the operator has an attribute `axis`, it is an axis of that operand.
+    """
     moved = {name: _behind(value) if name == "axis" else value for name, value in attributes.items()}
     return v.emit(node, v.get(node.input[0]), *v.fixed(node.input[1:]), **moved)
 
 
 def _axes_at(position: int) -> Form:
-    """The axes are an operand; without it, they are as many as the second operand has elements."""
+    """Return the function for operators whose axes are given by the operand at `position`.
+
+    If that operand is absent, the axes are 0, 1, ..., as many as the second operand has elements.
+    """
 
     def write(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
         others = [*v.fixed(node.input[1:]), *[None] * position]
@@ -262,7 +280,7 @@ def _einsum(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
 
 
 def _samples(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
-    """The first axis of the first operand counts samples, each computed by itself: the rows are more of them."""
+    """Write an operator that treats the samples on axis 0 of its first operand independently: rows become samples."""
     x, *others = node.input
     if x not in v.rows:
         return _filters(v, node, attributes)
@@ -271,19 +289,22 @@ def _samples(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
 
 
 def _folded(v: _Vectorizer, name: str, x: Val) -> Val:
-    """`x`, of the shape of a value for all rows, with the rows in that value's first axis."""
+    """Merge the axis of rows of `x` into the next axis. `x` has the shape of the value `name` for all rows."""
     first, *others = v.sizes(name)
     known = isinstance(first, int) and isinstance(v.count, int)
     return v.op.reshape(x, [first * v.count if known else -1, *others])
 
 
 def _unfolded(v: _Vectorizer, name: str, x: Val) -> Val:
-    """`x`, whose first axis holds the rows and that of a value, with an axis for each."""
+    """Split the first axis of `x` into the axis of rows and the first axis of the value `name`."""
     return v.op.reshape(x, [v.count, v.sizes(name)[0], *(v.op.size(x, axis) for axis in range(1, x.rank))])
 
 
 def _filters(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
-    """A convolution with another kernel a row is one with the filters of all; a bias is not a row's."""
+    """Write a convolution whose kernel depends on the row, as one convolution with the filters of all rows.
+
+    A convolution with a bias is not covered.
+    """
     image, kernel, *bias = node.input
     count, *others = v.sizes(kernel)
     if node.op_type != "Conv" or bias or not isinstance(count, int):
@@ -299,7 +320,7 @@ def _filters(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
 
 
 def _unpool(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
-    """The indices count through all samples, so that a row's start behind those of the rows before it."""
+    """Write a MaxUnpool. Its indices count elements over all samples, so each row's indices get an offset."""
     x, indices, *output_shape = node.input
     space = [size for size in v.op.val(node.output[0]).shape[2:] if isinstance(size, int)]
     if output_shape or len(space) + 2 < v.rank(x):
@@ -311,26 +332,27 @@ def _unpool(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     return _unfolded(v, x, found)
 
 
-def _of(operators: str, form: Form) -> dict[str, Form]:
+def table(operators: str, form: Any) -> dict[str, Any]:
+    """Return a table that maps each of the operators, separated by spaces, to the same function."""
     return dict.fromkeys(operators.split(), form)
 
 
 FORMS: Mapping[str, Form] = {
-    **_of("Add Cast Div Identity Mean Mul Neg Sub Sum Where", _elementwise),
-    **_of("Concat GatherElements ScatterElements", _all_along("axis")),
-    **_of("GatherND", _all_along("batch_dims")),
-    **_of("Gather Split Trilu", _first_along),
-    **_of("CumSum Squeeze Unsqueeze", _axes_at(1)),
-    **_of("Slice", _axes_at(3)),
-    **_of("ReduceMean ReduceSum", _reduce),
-    **_of("AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool SpaceToDepth", _samples),
-    **_of("MaxUnpool", _unpool),
-    **_of("Einsum", _einsum),
-    **_of("Expand", _expand),
-    **_of("Gemm", _gemm),
-    **_of("MatMul", _matmul),
-    **_of("Pad", _pad),
-    **_of("Reshape", _reshape),
-    **_of("Transpose", _transpose),
+    **table("Add Cast Div Identity Mean Mul Neg Sub Sum Where", _elementwise),
+    **table("Concat GatherElements ScatterElements", _all_along("axis")),
+    **table("GatherND", _all_along("batch_dims")),
+    **table("Gather Split Trilu", _first_along),
+    **table("CumSum Squeeze Unsqueeze", _axes_at(1)),
+    **table("Slice", _axes_at(3)),
+    **table("ReduceMean ReduceSum", _reduce),
+    **table("AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool SpaceToDepth", _samples),
+    **table("MaxUnpool", _unpool),
+    **table("Einsum", _einsum),
+    **table("Expand", _expand),
+    **table("Gemm", _gemm),
+    **table("MatMul", _matmul),
+    **table("Pad", _pad),
+    **table("Reshape", _reshape),
+    **table("Transpose", _transpose),
 }
-"""How an operator is written for all rows. Only what is linear in an operand can depend on the row."""
+"""Operator -> the function that writes it for all rows. An operand that depends on the row must enter linearly."""

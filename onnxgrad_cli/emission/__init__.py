@@ -1,1 +1,1 @@
-"""How rules, losses and optimizers write: values with operators, and the emitter of typed nodes."""
+"""The emitter of typed nodes, and the class of values, with which rules, losses and optimizers write graphs."""

@@ -1,7 +1,7 @@
-"""Subgraphs: the branches of If and the bodies of Loop and Scan, as graphs of their own and back.
+"""Subgraphs: turn branches of If and bodies of Loop and Scan into separate graphs, and graphs into bodies.
 
-A body becomes a `Graph` whose inputs are its own and, after them, the values it captures from outside; so every pass
-that works on a model works on it. Names, symbols and constants are shared with the graph around it.
+The inputs of such a `Graph` are the inputs of the body, then the values that it captures from outside. Every pass that
+works on a model therefore works on a body. The graph shares names, symbols and constants with the graph around it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from onnxgrad_cli.ir.node import make_node, messages
 from onnxgrad_cli.ir.nodes import captured_by
 from onnxgrad_cli.ir.types import Shape, dtype_of, element_type, shape_of, tensor_type
 
+Body = Callable[..., tuple[Sequence[Val], Sequence[Val]]]
+"""A function `body(op, states, steps)` that writes one step of a Scan, and returns the next states and step results."""
+
 
 def close(inner: Graph, op: Op, inputs: Sequence[Val], outputs: Sequence[Val]) -> GraphProto:
-    """The body that computes `outputs` from `inputs` and what it captures: the nodes of `inner` and then those of `op`,
-    as far as they are needed."""
-    results = [inner.fresh(f"{value.name}_out") for value in outputs]  # two outputs never share a name
+    """Return the body that computes `outputs` from `inputs` and captured values.
+
+    It consists of the nodes of `inner`, then the nodes of `op`, without unused ones.
+    """
+    results = [inner.fresh(f"{value.name}_out") for value in outputs]  # two outputs of a body must not share a name
     copies = [
         make_node("Identity", [value.name], [name], name=inner.fresh(f"{name}/Identity"))
         for value, name in zip(outputs, results, strict=True)
@@ -43,19 +48,22 @@ def close(inner: Graph, op: Op, inputs: Sequence[Val], outputs: Sequence[Val]) -
 
 
 def scan(
-    op: Op,
-    body: Callable[..., tuple[Sequence[Val], Sequence[Val]]],
-    states: Sequence[Val],
-    steps: Sequence[Val],
-    *,
-    reverse: bool = False,
+    op: Op, body: Body, states: Sequence[Val], steps: Sequence[Val], *, reverse: bool = False
 ) -> tuple[list[Val], list[Val]]:
-    """Emit a Scan of `body(op, states, steps) -> (states, results)` over axis 0 of `steps`, from its end if `reverse`.
+    """Emit a Scan over axis 0 of `steps`.
 
-    Where the build's target wants no Scan, the steps are written one after the other, if there are a known few.
+    For a target without Scan, the nodes of all steps are written one after the other. This requires that the number of
+    steps is known and at most `UNROLLED`.
+
+    Args:
+        op: the emitter.
+        body: a function that writes one step; see `Body`.
+        states: the states before the first step.
+        steps: the values that are sliced along axis 0, one slice per step.
+        reverse: True to start at the last slice.
 
     Returns:
-        The last states, and each step's results stacked in the order of `steps`.
+        The last states, and the results of all steps stacked in the order of `steps`.
     """
     length = steps[0].shape[0] if steps else None
     few = isinstance(length, int) and 0 < length <= UNROLLED
@@ -76,17 +84,13 @@ def scan(
     def declare(values: Iterable[Val]) -> list[ValueInfoProto]:
         return [onnx.helper.make_value_info(v.name, v.type or TypeProto()) for v in values]
 
+    nodes, name = messages(inner.nodes), op.graph.fresh(f"{inner.scope}/body")
     found = op.emit(
         "Scan",
         *states,
         *steps,
         outputs=len(outputs),
-        body=onnx.helper.make_graph(
-            messages(inner.nodes),
-            op.graph.fresh(f"{inner.scope}/body"),
-            declare([*inputs[0], *inputs[1]]),
-            declare(outputs),
-        ),
+        body=onnx.helper.make_graph(nodes, name, declare([*inputs[0], *inputs[1]]), declare(outputs)),
         num_scan_inputs=len(steps),
         scan_input_directions=[int(reverse)] * len(steps),
         scan_output_directions=[int(reverse)] * len(results),
@@ -96,7 +100,10 @@ def scan(
 
 
 def _apart(inner: Op, values: Iterable[Val]) -> list[Val]:
-    """Values as outputs of a body: its nodes make each, and none is there twice; onnxruntime would leave one unset."""
+    """Add Identity nodes so that every output of a body is computed in the body and appears only once.
+
+    Otherwise onnxruntime leaves an output unset.
+    """
     made = {name for node in inner.nodes for name in node.output}
     outputs: dict[str, Val] = {}
     for value in values:
@@ -108,13 +115,9 @@ def _apart(inner: Op, values: Iterable[Val]) -> list[Val]:
 
 
 def _unrolled(
-    op: Op,
-    body: Callable[..., tuple[Sequence[Val], Sequence[Val]]],
-    states: Sequence[Val],
-    steps: Sequence[Val],
-    reverse: bool,
+    op: Op, body: Body, states: Sequence[Val], steps: Sequence[Val], reverse: bool
 ) -> tuple[list[Val], list[Val]]:
-    """What `scan` returns, each step written out."""
+    """Return the results of `scan`, computed by nodes that are unrolled over the steps."""
     length = steps[0].shape[0]
     assert isinstance(length, int)
     single = [[op.squeeze(each, [0]) for each in op.split(v, [1] * length, 0)] for v in steps]
@@ -128,18 +131,23 @@ def _unrolled(
 
 
 UNROLLED = 256
-"""The steps up to which a Scan is written out: beyond, the time to load a model grows faster than its nodes."""
+"""Largest number of steps for which a Scan is unrolled.
+
+For more steps, the time to load a model grows faster than its number of nodes.
+"""
 
 
 def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
-    """Emit an If in which values are replaced where `condition` holds, and else stay, without any work.
+    """Emit an If that replaces values if `condition` is true. Otherwise they stay the same and nothing is computed.
 
     Args:
+        op: the emitter.
         condition: a boolean scalar.
-        then: writes what is done with the emitter it gets, and returns value -> what replaces it, of the same type.
+        then: a function that writes nodes with the emitter it gets, and returns the name of each value to replace ->
+            the new value, which has the same type.
 
     Returns:
-        What `then` has named -> its value after that.
+        The name of each value to replace -> its value after the If.
     """
 
     def branch(inner: Op, values: Mapping[str, Val]) -> GraphProto:
@@ -166,7 +174,7 @@ def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dic
 
 
 def select(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
-    """What `when` returns, without an If: `then` is computed always, and its values are taken where they are to be."""
+    """Return the same as `when`, without an If: the nodes of `then` always run, and a Where selects the values."""
     scope = op.scope
     after = then(op)
     op.scope = scope
@@ -174,7 +182,7 @@ def select(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> d
 
 
 def declared(name: str, value_type: TypeProto | None) -> ValueInfoProto:
-    """A declaration of a value in a body: its element type and rank, for sizes may differ from run to run."""
+    """Return a declaration of a value in a body: element type and rank, without sizes, which may change."""
     shape = shape_of(value_type)
     if value_type is None or shape is None:
         return onnx.helper.make_value_info(name, value_type or TypeProto())
@@ -182,7 +190,7 @@ def declared(name: str, value_type: TypeProto | None) -> ValueInfoProto:
 
 
 def map_elements(op: Op, function: Callable[..., Val], *sequences: Val) -> Val:
-    """The sequence of `function(op, *elements)` over the elements of sequences of one length."""
+    """Apply `function(op, *elements)` to the elements of equally long sequences, and return the sequence of results."""
     model = ModelProto(ir_version=op.graph.proto.ir_version, graph=GraphProto(name="elements"))
     model.opset_import.extend(op.graph.proto.opset_import)
     inner = Graph(model)
@@ -205,15 +213,15 @@ def map_elements(op: Op, function: Callable[..., Val], *sequences: Val) -> Val:
 
 
 def add(op: Op, a: Val, b: Val) -> Val:
-    """The sum of two cotangents of one value, element by element where that is a sequence."""
+    """Return the sum of two cotangents of a value. Sequences are added element by element."""
     return map_elements(op, lambda _, x, y: x + y, a, b) if a.is_sequence else a + b
 
 
 def zeros_like(op: Op, x: Val) -> Val:
-    """The zero cotangent of a value in full: a tensor, or a sequence of them.
+    """Return the zero cotangent of a value: a tensor of zeros, or a sequence of them.
 
     Raises:
-        Unknown: the value is an optional, which may hold either or nothing.
+        Unknown: the value is an optional, which may be empty.
     """
     if not x.is_tensor and not x.is_sequence:
         raise Unknown(f"'{x.name}' is an optional, whose gradient is unknown", "export the model without optionals")

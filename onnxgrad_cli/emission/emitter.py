@@ -1,12 +1,12 @@
-"""`Op`, the emitter that rules, losses, optimizers and definitions write with.
+"""`Op`, the emitter with which rules, losses, optimizers and definitions write nodes.
 
-It is built up in layers, each in a module of its own: typed nodes (`nodes`), shapes (`shapes`), reductions
-(`reductions`), and the forms that run fastest (`peepholes`).
+Each of its base classes has its own module: typed nodes (`node_emitter`), shapes (`shapes`), reductions (`reductions`)
+and faster forms of nodes (`peepholes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxgrad_cli.emission.peepholes import Peepholes
@@ -18,14 +18,15 @@ from onnxgrad_cli.ir.node import Node
 class Op(Peepholes):
     """The emitter: `op.MatMul(a, b)` appends a typed node to `nodes` and returns its output.
 
-    Any operator can be called by its name; a number or an array among the inputs becomes a constant in the type
-    of the first value, `outputs=n` returns a tuple, and attributes are keywords (None is left out). Names in
-    lower case are shorthands that also decide at build time what can be decided then.
+    Every operator is a method with the operator's name. A number or an array among the inputs becomes a constant with
+    the element type of the first input that is a value. With `outputs=n`, the method returns a tuple of n outputs.
+    Attributes are keyword arguments; an attribute that is None is omitted. Methods in lower case are shorthands. They
+    write fewer nodes if shapes or values are known at build time.
 
     Attributes:
-        wanted: `wanted(name)` says whether anybody wants the cotangent of a value.
-        node: the forward node that is being differentiated, or replaced by its definition.
-        training: the settings and the record of the walk that differentiates it, a `Differentiation`.
+        wanted: `wanted(name)` returns True if the cotangent of a value is needed.
+        node: the forward node that is being differentiated or is being replaced by its definition.
+        training: the settings and the record of the differentiation, a `Differentiation`.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -37,19 +38,33 @@ class Op(Peepholes):
         self._makers: dict[str, Node] | None = None
 
     def readers(self, name: str) -> list[tuple[Node, int]]:
-        """The forward nodes that read a value, and at which input (-1: inside a subgraph)."""
+        """Return the forward nodes that read a value, each with the input's position (-1: read inside a subgraph)."""
         if self._readers is None:
             self._readers = self.graph.uses()
         return self._readers.get(name, [])
 
     def maker(self, x: Val) -> Node | None:
-        """The forward node that makes a value."""
+        """Return the forward node that computes a value, or None."""
         if self._makers is None:
             self._makers = self.graph.producers()
         return self._makers.get(x.name)
 
+    def in_place_of_node(self) -> Op:
+        """Return an emitter of nodes that will replace `node`; see `replace_node`."""
+        assert self.node is not None
+        forward = Op(self.graph)
+        forward.scope = forward.forward = self.node.name
+        return forward
+
+    def replace_node(self, forward: Op, results: Mapping[str, Val]) -> None:
+        """Replace `node` by the nodes that `forward` has emitted. The outputs keep their names and types."""
+        graph, types = self.graph, {name: self.graph.types[name] for name in results}
+        forward.rename_all(results)
+        graph.types.update(types)
+        graph.set_nodes([each for old in graph.nodes for each in (forward.nodes if old is self.node else [old])])
+
     def gathered(self, x: Val) -> tuple[Val, Val] | None:
-        """The tensor and the vector of indices that a value is the Gather of, along axis 0; None where it is none."""
+        """Return x and rows if a value is Gather(x, rows) along axis 0 with a vector `rows`; otherwise None."""
         maker = self.maker(x)
         if maker is None or maker.op_type != "Gather":
             return self._taken.get(x.name)
@@ -58,18 +73,24 @@ class Op(Peepholes):
         return (source, indices) if axis == 0 and indices.known_shape and indices.rank == 1 else None
 
     def wants(self, x: Val | None) -> bool:
-        """Whether anybody wants the cotangent of `x`."""
+        """Return True if the cotangent of `x` is needed."""
         return x is not None and self.wanted(x.name)
 
     def variant(self, name: str, forms: Sequence[str], default: str) -> str:
-        """Which of several forms of a gradient to write: `default`, unless another one is preferred or requested."""
+        """Return the name of the form in which a gradient is to be written.
+
+        Args:
+            name: the gradient that has several forms, such as 'weight gradient'.
+            forms: the forms that are possible here.
+            default: the form to use unless another one is preferred or requested.
+        """
         return default if self.training is None else self.training.kernel_variants.choose(self, name, forms, default)
 
     def stands_for(self, value: Val) -> None:
-        """Note that the kernel of the node that a definition replaces gives `value`, or the product with it."""
+        """Record that the kernel of `node`, which its definition replaces, computes `value` or a product with it."""
         if self.node is not None:
             self.graph.kernels[value.name] = self.node
 
     def no(self, reason: str, hint: str = "") -> No:
-        """Refuse the cotangent of one operand, with the reason."""
+        """Return a refusal of the cotangent of one operand, with the reason."""
         return No(reason, hint)

@@ -1,4 +1,4 @@
-"""`Peepholes`: what onnxruntime computes faster in another form is written so, whichever rule writes it."""
+"""`Peepholes`: write nodes in the form that onnxruntime computes fastest, whichever rule emits them."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import HALVES
 
 BINARY = frozenset("Add Div Mul Sub".split())
-"""Arithmetic of two operands, which broadcasts by itself."""
+"""Arithmetic operators of two operands, which broadcast."""
 
 BROADCASTING = BINARY | frozenset("Equal Greater GreaterOrEqual Less LessOrEqual Max Min Pow Where".split())
-"""Operators of which an operand of one element is lengthened."""
+"""Operators that broadcast, for which `_lengthened` reshapes operands of one element."""
 
-LARGE = 1024
-"""Elements from which the form of a one-element operand is worth a node."""
+MIN_ELEMENTS_TO_RESHAPE = 1024
+"""The smallest size of the largest operand, in elements, for which reshaping a one-element operand saves time."""
 
 
 class Peepholes(Reductions):
-    """Looks at the operands of broadcasting operators before they are written.
+    """Emitter that replaces operands of broadcasting operators by faster ones.
 
-    Three things are seen: an operand that was expanded goes in unexpanded; an operand of one element gets the axes
-    that a large one ends in; and what is added to a scattered tensor is scattered onto. Two are noted for the rules
-    that read them: the rows that were taken of a tensor, and images whose channels were scaled.
+    - An expanded operand is replaced by the value before the Expand.
+    - An operand of one element gets more axes if a large operand ends in axes of size one.
+    - A tensor that is added to a scattered tensor becomes the tensor that is scattered onto.
+
+    The emitter also records which values are rows gathered from a tensor, and which are images with scaled channels.
+    Rules look this up later.
     """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self._unexpanded: dict[str, Val] = {}  # result of an Expand -> its operand
         self._scattered: dict[str, tuple[Val, Val, int]] = {}  # scattered onto zeros -> indices, updates, axis
-        self._taken: dict[str, tuple[Val, Val]] = {}  # rows that were taken -> the tensor, the vector of indices
-        self._scaled: dict[str, tuple[Val, Val]] = {}  # images whose channels were scaled -> images, factors
+        self._taken: dict[str, tuple[Val, Val]] = {}  # gathered rows -> the tensor, the vector of indices
+        self._scaled: dict[str, tuple[Val, Val]] = {}  # images with scaled channels -> images, factors
 
     def rewritten(
         self, op_type: str, operands: list[Val | None], attributes: dict[str, Any]
     ) -> tuple[str, list[Val | None], dict[str, Any]]:
-        """The node that is written in place of one: operator, operands and attributes."""
+        """Return operator, operands and attributes of the node to write instead of the given one."""
         if op_type not in BROADCASTING:
             return op_type, operands, attributes
         if self._unexpanded and op_type in BINARY:
@@ -50,23 +53,23 @@ class Peepholes(Reductions):
         return op_type, operands, attributes
 
     def is_plain(self, names: Sequence[str]) -> bool:
-        """Whether the form of a node that reads some values depends on nothing but their types."""
+        """Return True if `rewritten` depends only on the types of these values: no value is an Expand or a scatter."""
         return self._unexpanded.keys().isdisjoint(names) and self._scattered.keys().isdisjoint(names)
 
     # -- late broadcast -------------------------------------------------------------------------------------
 
     def expand_like(self, x: Val, like: Val) -> Val:
-        """`x`, which broadcasts to `like`, in the full shape of `like`."""
+        """Return `x`, which broadcasts to `like`, expanded to the shape of `like`."""
         if self.same_shape(x, like):
             return x
-        if 0 in (like.known_shape or ()):  # onnxruntime's optimizer takes an Expand to no elements out
+        if 0 in (like.known_shape or ()):  # onnxruntime's optimizer wrongly removes an Expand to zero elements
             return self.fill(0.0, like)
         result = self.Expand(x, self.shape(like), shape=like.known_shape)
         self._unexpanded[result.name] = x
         return result
 
     def _broadcast_late(self, a: Val, b: Val) -> list[Val | None]:
-        """Elementwise operators broadcast by themselves: an expanded operand goes in unexpanded."""
+        """Replace one of two operands of equal shape by the value before its Expand. The operator broadcasts it."""
         if a.known_shape == b.known_shape and a.known_shape is not None and "?" not in a.known_shape:
             if a.name in self._unexpanded and b.name not in self._unexpanded:
                 return [self._unexpanded[a.name], b]
@@ -77,25 +80,29 @@ class Peepholes(Reductions):
     # -- lengthened one-element operands --------------------------------------------------------------------
 
     def _lengthened(self, values: list[Val | None]) -> list[Val | None]:
-        """Operands of one element, with an axis before those of size one that a large operand ends in.
+        """Reshape operands of one element if a large operand ends in axes of size one.
 
-        onnxruntime goes through such an operand one element at a time where the other has no such axis: a scalar times
-        2048 x 1024 x 1 x 1, as the weights of 1x1 convolutions are, takes 100 times as long as times 2048 x 1024.
+        The operand gets one axis more than the large operand has trailing axes of size one. Without this reshape,
+        onnxruntime computes one element at a time. For example, a scalar times a 1x1 convolution's weight of 2048 x
+        1024 x 1 x 1 takes 100 times as long as a scalar times a matrix of 2048 x 1024.
         """
         largest = max([x.known_shape for x in values if x and x.known_shape], key=len, default=())
-        if largest[-1:] != (1,) or math.prod([dim for dim in largest if isinstance(dim, int)] or [0]) < LARGE:
+        if (
+            largest[-1:] != (1,)
+            or math.prod([dim for dim in largest if isinstance(dim, int)] or [0]) < MIN_ELEMENTS_TO_RESHAPE
+        ):
             return values
         ones = next((i for i, dim in enumerate(reversed(largest)) if dim != 1), 0)
         return [self._with_axes(x, ones + 1) if x and _is_single(x) and x.rank <= ones else x for x in values]
 
     def _with_axes(self, x: Val, rank: int) -> Val:
-        """An operand of one element with `rank` axes."""
+        """Return an operand of one element, reshaped to `rank` axes."""
         return self.reshape(x, [1] * rank) if x.const is None else self.const(x.const.reshape([1] * rank))
 
     # -- rows that are summed again -------------------------------------------------------------------------
 
     def take(self, x: Val, rows: Val) -> Val:
-        """The rows of `x`, which `Op.gathered` then tells where they are to be added up: `rows` is a vector."""
+        """Return the rows of `x` at the indices in the vector `rows`. `Op.gathered` finds `x` and `rows` again."""
         result = self.Gather(x, rows, axis=0)
         self._taken[result.name] = (x, rows)
         return result
@@ -103,31 +110,32 @@ class Peepholes(Reductions):
     # -- channels that were scaled --------------------------------------------------------------------------
 
     def scaled(self, x: Val, factors: Val) -> Val:
-        """`x` times a number for each channel, [1, C, 1, ...]; `unscaled` tells both of the result."""
+        """Return `x` times a factor per channel, [1, C, 1, ...]. `unscaled` finds `x` and the factors again."""
         result = x * factors
         self._scaled[result.name] = (x, factors)
         return result
 
     def unscaled(self, x: Val) -> tuple[Val, Val] | None:
-        """What was scaled, and by which factors, of a result of `scaled`; else None."""
+        """Return the images and the factors from which `scaled` computed a value, or None for any other value."""
         return self._scaled.get(x.name)
 
     # -- scatter-onto ---------------------------------------------------------------------------------------
 
     def scatter(self, zeros: Val, places: Val, updates: Val, axis: int, repeats: bool = True) -> Val:
-        """ScatterElements of `updates` onto zeros, added up where a place may repeat.
+        """Scatter `updates` onto zeros with ScatterElements. With `repeats`, updates at the same place are added up.
 
-        What is added to the result later is scattered onto in place of the zeros: 0.6 of the time of both for 256 rows
-        of 50,257 x 768 (one thread), and a tensor less in memory.
+        If a tensor is added to the result later, the updates are scattered onto that tensor instead of zeros. For 256
+        rows of a 50,257 x 768 table, this takes 0.6 times as long as a scatter and a sum (one thread). It saves one
+        tensor in memory.
         """
         attributes = {"axis": axis, "reduction": "add"} if repeats else {"axis": axis}
         result = self.ScatterElements(zeros, places, updates, **attributes)
-        if self.opset >= 16 and updates.dtype not in HALVES:  # onnxruntime adds none of 16 bits
+        if self.opset >= 16 and updates.dtype not in HALVES:  # onnxruntime can't add up updates of 16-bit floats
             self._scattered[result.name] = (places, updates, axis)
         return result
 
     def _scattered_onto(self, a: Val, b: Val) -> tuple[str, list[Val | None], dict[str, Any]] | None:
-        """The sum of two values of one shape, one of which was scattered onto zeros, as a node; else None."""
+        """Return a scatter onto `a` or `b` that computes their sum, or None if neither is a scatter onto zeros."""
         for scattered, base in ((a, b), (b, a)):
             if scattered.name in self._scattered and self.same_shape(a, b):
                 places, updates, axis = self._scattered[scattered.name]
@@ -135,12 +143,16 @@ class Peepholes(Reductions):
         return None
 
     def sum(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
-        """The sum over `axes` (None: all)."""
+        """Return the sum over `axes` (None: all)."""
         scattered = self._scattered_sum(x, axes) if self._scattered and keepdims else None
         return scattered or super().sum(x, axes, keepdims)
 
     def _scattered_sum(self, x: Val, axes: Sequence[int] | None) -> Val | None:
-        """The sum of a value along the one axis where, elsewhere at each place, one number was scattered onto zeros."""
+        """Return the sum of `x` over `axes` if `x` is a scatter whose updates equal that sum; otherwise None.
+
+        The updates equal the sum if `axes` is just the axis of the scatter and each sum has exactly one update. The
+        updates then have size one on that axis, and the sizes of `x` on all other axes.
+        """
         if x.name not in self._scattered or axes is None or len(axes) != 1:
             return None
         _, updates, axis = self._scattered[x.name]
@@ -149,7 +161,7 @@ class Peepholes(Reductions):
         return updates if axes[0] % x.rank == axis and list(updates.shape) == one and "?" not in one else None
 
     def rename_all(self, results: Mapping[str, Val]) -> None:
-        """Call each result by the name before it; what was noted bears its old name no longer."""
+        """Rename results as `NodeEmitter.rename_all` does, and clear the recorded values, whose names change."""
         super().rename_all(results)
         self._scaled.clear()
         self._scattered.clear()
@@ -157,5 +169,5 @@ class Peepholes(Reductions):
 
 
 def _is_single(x: Val) -> bool:
-    """Whether a value surely has one element."""
+    """Return True if a value is known to have one element."""
     return x.known_shape is not None and set(x.known_shape) <= {1}

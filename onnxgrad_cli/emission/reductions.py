@@ -1,4 +1,4 @@
-"""`Reductions`: sums and the like over axes, and `sum_to`, the only place that knows about broadcasting."""
+"""`Reductions`: sums, means and other reductions over axes, and `sum_to`, the only place that undoes broadcasting."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.types import HALVES, Dim
 
 EXACT = frozenset({"ReduceMax", "ReduceMin"})
-"""Reductions that round nothing."""
+"""Reductions whose result is never rounded, in any type."""
 
 
 class Reductions(ShapeOps):
-    """Reductions over axes: an attribute of the operators, and from opset 18 (ReduceSum: 13) an input.
+    """Reductions over axes. The axes are an input from opset 18 on (ReduceSum: 13), and an attribute before.
 
     Attributes:
-        constant_axes: write sums that depend on sizes at run time with constant axes, as some runtimes want them; it
-            takes longer where nothing is to be summed.
+        constant_axes: True if the axes of every sum must be constants, as some runtimes require. If it depends on sizes
+            at run time which axes `sum_to` sums, the sum is then written with a Reshape, which takes longer if nothing
+            has to be summed.
     """
 
     constant_axes = False
 
     def sum(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
-        """The sum over `axes` (None: all)."""
+        """Return the sum over `axes` (None: all)."""
         return self.reduce("ReduceSum", x, axes, keepdims)
 
     def mean(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
-        """The mean over `axes` (None: all)."""
+        """Return the mean over `axes` (None: all)."""
         return self.reduce("ReduceMean", x, axes, keepdims)
 
     def max(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
-        """The maximum over `axes` (None: all)."""
+        """Return the maximum over `axes` (None: all)."""
         return self.reduce("ReduceMax", x, axes, keepdims)
 
     def prod(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
-        """The product over `axes` (None: all)."""
+        """Return the product over `axes` (None: all)."""
         return self.reduce("ReduceProd", x, axes, keepdims)
 
     def reduce(self, kind: str, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
-        """The reduction `kind`, an operator's name, over `axes` (None: all); half types are added up in float32."""
+        """Reduce `x` over `axes` (None: all) by the operator `kind`. Sums of 16-bit floats are computed in float32."""
         if axes is not None and not list(axes):
             return x
         if x.dtype in HALVES and kind not in EXACT:
@@ -52,10 +53,10 @@ class Reductions(ShapeOps):
         return self.emit(kind, x, axes=axes, keepdims=int(keepdims), shape=shape)
 
     def sum_to(self, g: Val, x: Val) -> Val:
-        """`g`, which has a shape that `x` broadcasts to, summed down to the shape of `x`.
+        """Return `g`, to whose shape `x` broadcasts, summed to the shape of `x`.
 
-        On an axis of equal sizes or symbols nothing is summed; where `x` has size 1, its axis is summed; where the
-        symbols differ, or a rank is unknown, that is decided at run time, and a caution says so.
+        An axis with equal sizes or symbols stays. An axis on which `x` has size 1 is summed. If symbols differ or a
+        rank is unknown, the decision is made at run time, and a caution says so.
         """
         if self.same_shape(g, x):
             return g
@@ -72,11 +73,9 @@ class Reductions(ShapeOps):
                 unsure.append(axis)
         if unsure:
             clash = f"'{g.shape[unsure[0]]}' against '{x.shape[unsure[0] - lead]}' on axis {unsure[0] - lead}"
-            return (
-                self._sum_cut_axes(g, x, axes, unsure, clash)
-                if self.constant_axes
-                else (self._sum_to_at_run_time(g, x, clash))
-            )
+            if self.constant_axes:
+                return self._sum_cut_axes(g, x, axes, unsure, clash)
+            return self._sum_to_at_run_time(g, x, clash)
         if not axes:
             return g
         if len(axes) == lead:
@@ -84,9 +83,11 @@ class Reductions(ShapeOps):
         return self.squeeze(self.sum(g, axes), list(range(lead)))
 
     def _sum_cut_axes(self, g: Val, x: Val, axes: Sequence[int], unsure: Sequence[int], why: str) -> Val:
-        """`g` summed over `axes`, and over each of `unsure` where `x` has size 1 there.
+        """Return `g` summed over `axes`, and over each axis of `unsure` on which `x` has size 1 at run time.
 
-        An axis of n that `x` has m of is cut into [m, n / m], and the latter summed: n ones, or one n.
+        The axes of the sum are constant. If an axis of `unsure` has size n in `g` and size m in `x`, it is reshaped to
+        two axes of sizes m and n / m, and the second one is summed. If m is 1, this sums all n elements. If m is n, it
+        sums nothing.
         """
         self._warn_of_run_time(x, why)
         lead = g.rank - x.rank
@@ -113,7 +114,7 @@ class Reductions(ShapeOps):
         return self.Reshape(self.cast(summed, g), wanted, allowzero=self._literal_zeros(), shape=x.known_shape)
 
     def _led_by_ones(self, g: Val, x: Val, wanted: Val) -> Val:
-        """The shape of `x`, with ones before it for the axes that `g` has more."""
+        """Return the shape of `x` (the value `wanted`) with as many ones in front as `g` has additional axes."""
         if None not in (g.known_shape, x.known_shape):
             lead = g.rank - x.rank
             return self.Concat(self.ints([1] * lead), wanted, axis=0) if lead else wanted
@@ -128,7 +129,7 @@ class Reductions(ShapeOps):
 
 
 def _reduced_shape(x: Val, axes: Sequence[int] | None, keepdims: bool) -> list[Dim] | None:
-    """The shape of `x` reduced over `axes` (None: all), which are not negative; None where the rank is unknown."""
+    """Return the shape of `x` reduced over non-negative `axes` (None: all), or None if the rank is unknown."""
     if x.known_shape is None:
         return None
     gone = range(x.rank) if axes is None else axes

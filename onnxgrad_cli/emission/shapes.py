@@ -1,4 +1,4 @@
-"""`ShapeOps`: shapes, and what changes the shape of a value alone; what is static is decided here, at build time."""
+"""`ShapeOps`: read and change the shapes of values. Static sizes are resolved at build time."""
 
 from __future__ import annotations
 
@@ -8,32 +8,37 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from onnxgrad_cli.emission.nodes import NodeEmitter
+from onnxgrad_cli.emission.node_emitter import NodeEmitter
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 
-LONGEST = 1 << 24
-"""Numbers up to which a row of them is a constant, and elements up to which there are windows: few bytes may ask for
-billions."""
+MAX_COUNTING_LENGTH = 1 << 24
+"""Largest length of a vector 0, 1, 2, ... that is stored as a constant, and largest number of elements in windows.
+
+The limit exists because a small model may request billions of elements.
+"""
 
 LONGEST_RANGE = 1 << 26
-"""Numbers up to which a row of them is a Range of constants: onnx computes that where it infers shapes. Beyond half a
-gigabyte it runs out of the memory that it is given, and now and then dies of that."""
+"""Largest length of a vector 0, 1, 2, ... that is computed by a Range with constant operands.
+
+onnx computes such a Range during shape inference. Above half a gigabyte, shape inference exceeds its memory limit and
+may crash.
+"""
 
 
 class ShapeOps(NodeEmitter):
-    """Shorthands for shapes. A size is an int where it is static, else an int64 vector of one element."""
+    """Shorthands for shapes. A size is an int if it is static, otherwise an int64 vector of one element."""
 
-    # -- what shape a value has -----------------------------------------------------------------------------
+    # -- the shape of a value -------------------------------------------------------------------------------
 
     def shape(self, x: Val) -> Val:
-        """The shape of `x` as an int64 vector: a constant where it is static."""
+        """Return the shape of `x` as an int64 vector, which is a constant if the shape is static."""
         if x.known_shape is not None and all(isinstance(dim, int) for dim in x.known_shape):
             return self.ints(x.known_shape)  # type: ignore[arg-type]
         return self.Shape(x)
 
     def dim(self, x: Val, axis: int) -> Val:
-        """The size of one axis of `x` as an int64 vector of one element."""
+        """Return the size of one axis of `x` as an int64 vector of one element."""
         axis %= x.rank
         size = x.shape[axis]
         if isinstance(size, int):
@@ -43,12 +48,12 @@ class ShapeOps(NodeEmitter):
         return self.Shape(x, start=axis, end=axis + 1)
 
     def size(self, x: Val, axis: int) -> int | Val:
-        """The size of one axis of `x`: an int where it is static, else an int64 vector of one element."""
+        """Return the size of one axis of `x`: an int if it is static, otherwise an int64 vector of one element."""
         size = x.shape[axis]
         return size if isinstance(size, int) else self.dim(x, axis)
 
     def count(self, x: Val, axes: Sequence[int] | None = None, dtype: int | None = None) -> Val:
-        """How many elements of `x` lie along `axes` (all of them: None), as a scalar in x's type or `dtype`."""
+        """Return the number of elements of `x` along `axes` (None: all) as a scalar in `dtype` or the type of `x`."""
         dtype = dtype or x.dtype
         if x.known_shape is not None:
             sizes = [x.shape[axis] for axis in (range(x.rank) if axes is None else axes)]
@@ -61,17 +66,20 @@ class ShapeOps(NodeEmitter):
         return self.Cast(self.ReduceProd(chosen, keepdims=0), to=dtype)
 
     def per(self, g: Val, x: Val, axes: Sequence[int] | None = None) -> Val:
-        """`g` divided by how many elements of `x` lie along `axes`: in float32 for the half types, which such a
-        count overflows (float16) or loses digits in (bfloat16)."""
+        """Return `g` divided by the number of elements of `x` along `axes`.
+
+        float16 and bfloat16 are divided in float32, because the number of elements may overflow float16 or lose digits
+        in bfloat16.
+        """
         wide = self.wide(g)
         return self.cast(wide / self.count(x, axes, wide.dtype), g)
 
     def same_shape(self, a: Val, b: Val) -> bool:
-        """Whether two values surely have one shape: equal sizes or equal symbols on every axis."""
+        """Return True if two values are known to have equal shapes: the same size or symbol on every axis."""
         return a._shape is not None and a._shape == b._shape and "?" not in a._shape
 
     def vector(self, parts: Sequence[int | Val]) -> Val:
-        """An int64 vector of ints and int64 vectors, one after the other."""
+        """Return an int64 vector that concatenates ints and int64 vectors."""
         if all(isinstance(part, int) for part in parts):
             return self.ints(parts)  # type: ignore[arg-type]
         return self.Concat(*(p if isinstance(p, Val) else self.ints([p]) for p in parts), axis=0)
@@ -79,12 +87,17 @@ class ShapeOps(NodeEmitter):
     # -- the same elements in another shape -----------------------------------------------------------------
 
     def reshape(self, x: Val, dims: Sequence[int | Val]) -> Val:
-        """`x` in the given dimensions: ints (-1 at most once, no 0 by position) or one-element int64 vectors."""
+        """Return `x` reshaped to the given dimensions.
+
+        Args:
+            x: the value.
+            dims: ints or one-element int64 vectors. -1 may appear once. 0 is a size of 0, not a copied size.
+        """
         if all(isinstance(dim, int) for dim in dims):
             if x.known_shape == tuple(dims):
                 return x
             literal = self._literal_zeros() if 0 in dims and -1 not in dims else None
-            if 0 in dims and -1 not in dims and literal is None:  # there is nothing in it that could be laid out
+            if 0 in dims and -1 not in dims and literal is None:  # the result has no elements
                 return self.zeros(dims, x)
             return self.Reshape(x, self.ints(dims), allowzero=literal)  # type: ignore[arg-type]
         shape = [dim if isinstance(dim, int) and dim > 0 else None for dim in dims]
@@ -92,7 +105,7 @@ class ShapeOps(NodeEmitter):
         return self.Reshape(x, self.vector(dims), allowzero=literal, shape=shape)
 
     def reshape_like(self, x: Val, like: Val) -> Val:
-        """`x` in the shape of `like`, without reading `like` at run time where its symbols can be had from `x`."""
+        """Return `x` in the shape of `like`. If that shape can be derived from `x`, `like` is not read at run time."""
         if self.same_shape(x, like):
             return x
         dims, shape = self._dims_like(x, like), like.known_shape
@@ -103,7 +116,11 @@ class ShapeOps(NodeEmitter):
         return self.Reshape(x, self.shape(like), allowzero=self._literal_zeros(), shape=like.known_shape)
 
     def _dims_like(self, x: Val, like: Val) -> list[int] | None:
-        """The shape of `like` with its only symbol as -1, or its symbols as 0 where `x` has the same at that axis."""
+        """Return a constant with which Reshape gives `x` the shape of `like`, or None if there is none.
+
+        If one size of `like` is a symbol, it becomes -1. If several are, each becomes 0, which copies the size of `x`.
+        This requires that `x` has the same symbol on that axis.
+        """
         shape, own = like.known_shape, x.known_shape or ()
         if shape is None or 0 in shape:
             return None
@@ -113,28 +130,28 @@ class ShapeOps(NodeEmitter):
         return None if several and -1 in dims else dims
 
     def _literal_zeros(self) -> int | None:
-        """Reshape's `allowzero`, so that a size of 0 is a size; before opset 14 it means 'as it was'."""
+        """Return the `allowzero` with which 0 in a Reshape is a size. Before opset 14 return None: 0 copies a size."""
         return 1 if self.opset >= 14 else None
 
     def transpose(self, x: Val, perm: Sequence[int]) -> Val:
-        """`x` with its axes permuted."""
+        """Return `x` with its axes permuted."""
         return x if list(perm) == list(range(len(perm))) else self.Transpose(x, perm=list(perm))
 
     def swap_last(self, x: Val) -> Val:
-        """`x` with its last two axes exchanged: the matrix transpose."""
+        """Return `x` with its last two axes swapped, the matrix transpose."""
         axes = list(range(x.rank))
         return self.transpose(x, [*axes[:-2], axes[-1], axes[-2]])
 
     def squeeze(self, x: Val, axes: Sequence[int]) -> Val:
-        """`x` without the given axes, each of size one."""
+        """Return `x` without the given axes of size one."""
         return self.Squeeze(x, self.ints(axes)) if axes else x
 
     def unsqueeze(self, x: Val, axes: Sequence[int]) -> Val:
-        """`x` with axes of size one where the result has `axes`."""
+        """Return `x` with new axes of size one at the positions `axes` of the result."""
         return self.Unsqueeze(x, self.ints(axes)) if axes else x
 
     def split(self, x: Val, sizes: Sequence[int | Val], axis: int) -> tuple[Val, ...]:
-        """`x` cut along `axis` into pieces of the given sizes: ints, or one-element int64 vectors."""
+        """Split `x` along `axis` into pieces. Each size is an int or a one-element int64 vector."""
         if len(sizes) == 1:
             return (x,)
         return self.Split(x, self.vector(sizes), axis=axis, outputs=len(sizes))
@@ -142,27 +159,32 @@ class ShapeOps(NodeEmitter):
     # -- tensors made from a shape --------------------------------------------------------------------------
 
     def fill(self, value: float, like: Val) -> Val:
-        """A tensor of one value in the shape and type of `like`."""
+        """Return a tensor in the shape and type of `like` whose elements are `value`."""
         array = np.full(1, value, onnx.helper.tensor_dtype_to_np_dtype(like.dtype))
         tensor = onnx.numpy_helper.from_array(array)
         return self.ConstantOfShape(self.shape(like), value=tensor, shape=like.known_shape)
 
     def zeros(self, dims: Sequence[int | Val], dtype: int | Val) -> Val:
-        """Zeros in the given dimensions: ints, or one-element int64 vectors."""
+        """Return zeros. Each dimension is an int or a one-element int64 vector."""
         to = dtype.dtype if isinstance(dtype, Val) else dtype
         tensor = onnx.numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(to)))
         known = [dim if isinstance(dim, int) else None for dim in dims]
         return self.ConstantOfShape(self.vector(dims), value=tensor, shape=known)
 
     def steps(self, size: int | Val, axis: int = 0, rank: int = 1) -> Val:
-        """0, 1, ... below `size` (an int, or a one-element int64 vector) along `axis` of `rank` axes; int64.
+        """Return 0, 1, ..., `size` - 1 as int64, along `axis` of `rank` axes.
+
+        Args:
+            size: an int, or a one-element int64 vector.
+            axis: the axis along which the numbers lie.
+            rank: the number of axes; the other axes have size one.
 
         Raises:
-            Unknown: `size` is known, and no model can hold so many.
+            Unknown: `size` is known and larger than `LONGEST_RANGE`.
         """
         if isinstance(size, int) and size > LONGEST_RANGE:
             raise Unknown(f"its {size:,} places along an axis are too many")
-        if isinstance(size, int) and size <= LONGEST:
+        if isinstance(size, int) and size <= MAX_COUNTING_LENGTH:
             return self.const(np.arange(size, dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(rank)]))
         stop = self.const(size) if isinstance(size, int) else self.squeeze(size, [0])
         row = self.Range(self.const(0), stop, self.const(1))

@@ -1,4 +1,4 @@
-"""The types of the outputs of a node that is being emitted: by a look at the operands, or as onnx infers them."""
+"""Find the types of the outputs of emitted nodes, from the operands alone or by the inference of onnx."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from onnxgrad_cli.ir.node import Node, as_message
 from onnxgrad_cli.ir.types import Dim, dtype_of, tensor_type
 
 ELEMENTWISE = frozenset("Add Div Exp Mul Neg Reciprocal Sigmoid Sqrt Sub Tanh".split())
-"""Operators whose result has the type of an operand, but for broadcasting."""
+"""Operators whose result has the type of one of the operands, except that the shapes are broadcast."""
 
 SAME_DTYPE = frozenset("Expand ReduceMax ReduceMean ReduceSum Reshape".split())
-"""Operators whose result has the element type of their first operand, so that a shape is all that is to be known."""
+"""Operators whose result has the element type of the first operand, so only its shape has to be found."""
 
 TYPED_AS = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
-"""Operators for which onnx infers no shape before opset 16 -> others that have the same types."""
+"""Map from an operator whose shape onnx does not infer before opset 16 to an operator with the same result type."""
 
 
 class OutputTypes:
     """Finds the types of nodes' outputs at the opsets of one graph.
 
-    A type is one object for all values that have it, and every size in it is a number or a symbol of its own.
+    All values of equal type share one object. Every size in a type is a number or a named symbol.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -40,7 +40,7 @@ class OutputTypes:
     def at_a_glance(
         self, op_type: str, operands: Sequence[Val | None], shape: Sequence[Dim | None] | None
     ) -> TypeProto | None:
-        """The type of a node's only output, where it follows from the operands without inference; else None."""
+        """Return the type of a node's only output if no inference is needed to find it, or None otherwise."""
         if not operands or (first := operands[0]) is None:
             return None
         if op_type in ELEMENTWISE and (last := operands[-1]) is not None:
@@ -50,7 +50,7 @@ class OutputTypes:
         return self._tensor(first.dtype, shape) if shape is not None and op_type in SAME_DTYPE else None
 
     def _tensor(self, dtype: int, shape: Sequence[Dim | None]) -> TypeProto:
-        """The type of a tensor: one object for all values of it, where each size is known or has a symbol."""
+        """Return the type of a tensor. Calls with equal types return the same object, unless a size has no name."""
         key = (dtype, *shape)
         if key not in self._types:
             value_type = self._graph.named(tensor_type(dtype, shape))
@@ -62,12 +62,12 @@ class OutputTypes:
     def infer(
         self, node: Node, operands: Sequence[Val | None], shape: Sequence[Dim | None] | None = None
     ) -> dict[str, TypeProto]:
-        """The types of a node's outputs, as onnx infers them from those of its operands.
+        """Return the types that onnx infers for a node's outputs.
 
         Args:
             node: the node.
             operands: its inputs.
-            shape: the shape of the first output, where the caller knows more than onnx.
+            shape: the shape of the first output, if the caller knows more than onnx infers.
 
         Raises:
             Unknown: the type of an operand is unknown.
@@ -93,14 +93,14 @@ class OutputTypes:
         return types
 
     def schema(self, op_type: str, domain: str = "") -> onnx.defs.OpSchema:
-        """The schema of an operator at the graph's opset."""
+        """Return the schema of an operator at the graph's opset."""
         key = (op_type, domain)
         if key not in self._schemas:
             self._schemas[key] = onnx.defs.get_schema(op_type, self._graph.opset(domain) or 1, domain)
         return self._schemas[key]
 
     def attributes(self, op_type: str, domain: str = "") -> dict[str, Any]:
-        """The attributes of an operator with their defaults (None where there is none); {} without a schema."""
+        """Return a map from the operator's attributes to defaults (None: no default); {} if it has no schema."""
         key = (op_type, domain)
         if key not in self._defaults:
             try:
@@ -114,7 +114,7 @@ class OutputTypes:
 
 
 def _elementwise(a: Val, b: Val) -> Val | None:
-    """The operand that has the type of an elementwise result; None where that takes more than a look."""
+    """Return the operand whose type an elementwise result has, or None if broadcasting may change the shape."""
     left, right = a.known_shape, b.known_shape
     if left is None or right is None or "?" in left or "?" in right:
         return None

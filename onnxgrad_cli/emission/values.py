@@ -1,9 +1,9 @@
-"""`Val`, a value of the graph with operators, as rules write them."""
+"""The classes that rules use: `Val`, a value of the graph; `No`, a refusal; `Fusion`, one rule for several nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from onnx import TypeProto
@@ -15,20 +15,20 @@ from onnxgrad_cli.ir.types import Shape, dtype_of
 
 
 class Emitter(Protocol):
-    """What a value needs of the emitter it belongs to: its graph, its nodes, and operators by their names."""
+    """The attributes of an emitter that a `Val` uses: the graph, the nodes, and a method for each operator."""
 
     graph: Graph
     nodes: list[Node]
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        """The operator of that name, which appends a node when it is called."""
+        """Return the operator with this name. A call of it appends a node."""
 
 
 class Val:
-    """A value of the graph: its name, its type, and operators that emit nodes."""
+    """A value of the graph: its name and its type. Python operators such as `+` emit nodes that read it."""
 
     __slots__ = ("_shape", "name", "op", "type")
-    __array_ufunc__ = None  # numpy scalars leave the operators to us
+    __array_ufunc__ = None  # makes numpy scalars use the operators of Val
 
     def __init__(self, op: Emitter, name: str, value_type: TypeProto | None, shape: Shape | None) -> None:
         self.op = op
@@ -43,12 +43,16 @@ class Val:
 
     @property
     def known_shape(self) -> Shape | None:
-        """The dimensions, symbols as strings; None when the rank is unknown."""
+        """The dimensions, symbols as strings; None if the rank is unknown."""
         return self._shape
 
     @property
     def shape(self) -> Shape:
-        """The dimensions, symbols as strings; raises Unknown when the rank is unknown."""
+        """The dimensions, symbols as strings.
+
+        Raises:
+            Unknown: the rank is unknown.
+        """
         if self._shape is None:
             raise Unknown(f"the rank of '{self.name}' is unknown")
         return self._shape
@@ -58,19 +62,34 @@ class Val:
         """The number of dimensions."""
         return len(self.shape)
 
+    def known_size(self, axis: int, what: str) -> int:
+        """Return the size of an axis.
+
+        Args:
+            axis: the axis.
+            what: a description of the size, for the error.
+
+        Raises:
+            Unknown: the size is known only at run time.
+        """
+        size = self.shape[axis]
+        if not isinstance(size, int):
+            raise Unknown(f"{what} is unknown")
+        return size
+
     @property
     def is_tensor(self) -> bool:
-        """Whether the value is a tensor, as far as is known: no sequence, no optional."""
+        """Return True if the value is a tensor or its type is unknown, and False for a sequence or an optional."""
         return self.type is None or self.type.HasField("tensor_type")
 
     @property
     def is_sequence(self) -> bool:
-        """Whether the value is a sequence of tensors."""
+        """Return True if the value is a sequence of tensors."""
         return self.type is not None and self.type.HasField("sequence_type")
 
     @property
     def const(self) -> np.ndarray | None:
-        """The values, where they are known at build time."""
+        """The elements, or None if they are not known at build time."""
         return self.op.graph.constant(self.name)
 
     def __repr__(self) -> str:
@@ -123,12 +142,33 @@ class Val:
 
 
 VALUES = {Val}
-"""The set of types of operands that are values all."""
+"""The set of the Python types of operands if all operands are `Val`s."""
 
 
 class No:
-    """A cotangent that is refused: the reason is raised only if somebody wants it."""
+    """Returned by a rule instead of a cotangent that it can't compute. It is an error if the cotangent is needed."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         self.reason = reason
         self.hint = hint
+
+
+class Fusion(NamedTuple):
+    """One rule for the gradient of several nodes that together compute a value. It takes fewer passes over memory.
+
+    Attributes:
+        operator: the operator that the nodes are equivalent to, as 'domain::Op'.
+        inputs: the values that get a cotangent.
+        saved: other values of these nodes that the rule reads.
+        function: `rule(op, g, *inputs, *saved)`, which returns a cotangent for each input.
+        convolved: a rule that also covers the 1x1 convolution of x with w that computes the first input, or None. It is
+            `rule(op, g, x, w, *inputs[1:], *saved)`, and returns a cotangent for x, w and each of inputs[1:].
+        kink: the convention at points where the value has no derivative.
+    """
+
+    operator: str
+    inputs: tuple[str, ...]
+    saved: tuple[str, ...]
+    function: Callable[..., Any]
+    convolved: Callable[..., Any] | None = None
+    kink: str = ""

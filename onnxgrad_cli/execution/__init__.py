@@ -1,1 +1,1 @@
-"""Running models: executors for proofs, onnxruntime sessions for training, interleaved timing for comparisons."""
+"""Run models: executors for proofs, onnxruntime sessions for training, and interleaved timing for comparisons."""

@@ -1,7 +1,8 @@
-"""A model in float64, also where onnxruntime has no kernels for that: those operators run on onnx.reference.
+"""Run a model in float64. Operators without a float64 kernel in onnxruntime run on onnx.reference.
 
-Many activations have float32 kernels alone, so a network is cut at them: what lies between runs on onnxruntime, a piece
-at a time. Convolutions are written as products, and averages over windows as sums.
+Many activations have only float32 kernels in onnxruntime. The model is cut at such operators into pieces, which run one
+after the other: those between the operators on onnxruntime. Convolutions are replaced by matrix products, and average
+pooling by sums.
 """
 
 from __future__ import annotations
@@ -21,27 +22,30 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
+from onnxgrad_cli.execution.conv_im2col import FIRST_OPSET, unfold_windows
 from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
-from onnxgrad_cli.execution.unfolding import FIRST_OPSET, unfold_windows
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.node import messages
 from onnxgrad_cli.ir.nodes import reads, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of
 
 SHARED = 1 << 20
-"""Bytes from which the float64 copy of an array is made for one piece of one run, in memory that the next one uses."""
+"""Arrays of at least this many bytes in float64 are passed as `Deferred`.
+
+Their float64 copy is made for one piece of one run, in memory that the next piece uses again.
+"""
 
 PIECE = 64 << 20
-"""Bytes of such copies in one piece, from which on the next one begins."""
+"""Bytes of deferred arrays that one piece may read. Nodes that would exceed this begin a new piece."""
 
 
 class Deferred:
-    """An array of float64 that is made when a piece of a model reads it, so that few are there at the same time.
+    """A float64 array that is created only when a piece of a model reads it, so that few exist at the same time.
 
     Args:
-        shape: its shape.
-        fill: writes the entries into an array of that shape.
+        shape: the shape of the array.
+        fill: writes the elements into an array of this shape.
     """
 
     def __init__(self, shape: tuple[int, ...], fill: Callable[[np.ndarray], object]) -> None:
@@ -50,18 +54,18 @@ class Deferred:
 
     @classmethod
     def copy(cls, x: np.ndarray) -> Deferred:
-        """Return the entries of another array."""
+        """Return a deferred copy of an array."""
         return cls(x.shape, partial(np.copyto, src=x, casting="unsafe"))
 
 
 class _Buffers:
-    """Memory for deferred arrays, kept between pieces and runs: the system takes long to hand out new memory."""
+    """Memory for deferred arrays. It is reused by later pieces and runs, because allocating new memory is slow."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def made(self, value: Deferred) -> np.ndarray:
-        """Return a deferred array."""
+        """Return the array that a `Deferred` stands for, filled with its elements."""
         try:
             array = self._free[value.nbytes].pop().reshape(value.shape)
         except IndexError:
@@ -70,27 +74,29 @@ class _Buffers:
         return array
 
     def give_back(self, arrays: Iterable[np.ndarray]) -> None:
-        """Keep the memory of arrays that are not used any more."""
+        """Take back the memory of arrays that are no longer used."""
         for array in arrays:
             self._free[array.nbytes].append(array.reshape(-1))
 
 
 class DoubleExecutor:
-    """Runs a model in float64: what float kernels alone can compute on onnx.reference, the rest on onnxruntime.
+    """Runs a model in float64, on onnxruntime and, for operators without a float64 kernel there, on onnx.reference.
 
     Args:
-        model: the model, in whatever floats; not changed.
-        beside: whether it also runs twice at the same time: then threads without work leave the processor to others.
-        large: the bytes in float64 of inputs that are fed deferred.
+        model: the model, with any float types; not changed.
+        beside: True if two runs may take place at the same time. Then idle threads wait without using the processor.
+        large: input that is fed as `Deferred` -> its size in bytes, in float64.
 
     Raises:
-        Exception: neither can run it, which shows at the first run.
+        Exception: neither onnxruntime nor onnx.reference can run the model. It is raised by the first run, not by the
+            constructor.
     """
 
     _single: ClassVar[set[tuple[str, str]]] = {("", "Shrink")}
-    """Operators that have turned out to have no float64 kernel on onnxruntime, by domain; for good, in this process.
+    """(domain, operator) of each operator that turned out to have no float64 kernel in onnxruntime.
 
-    The kernel of Shrink takes float64 and computes in float32.
+    The set is shared by the whole process. Shrink is in it from the start, because its kernel accepts float64 but
+    computes in float32.
     """
 
     def __init__(self, model: ModelProto, beside: bool = False, large: Mapping[str, int] | None = None) -> None:
@@ -109,15 +115,14 @@ class DoubleExecutor:
         self._readers = Counter(name for node in graph.node for name in set(reads(node)))
         parts = filter(None, self._parts(graph.node))
         pieces = [_Piece(self._model, nodes, self._outputs, self._readers, beside) for nodes in parts]
-        self._pieces = [
-            part
-            for piece in pieces
-            for part in (self._split(piece, trusted=True) if any(map(self._is_apart, piece.nodes)) else [piece])
-        ]
+        self._pieces: list[_Piece] = []
+        for piece in pieces:
+            apart = any(any(self._kind(node)) for node in piece.nodes)
+            self._pieces += self._split(piece, trusted=True) if apart else [piece]
 
     @property
     def name(self) -> str:
-        """What has run it so far."""
+        """The names of the runtimes on which the pieces run, as far as earlier runs have shown."""
         runtime = f"onnxruntime {session.load_onnxruntime().__version__}"
         by_reference = [piece.by_reference for piece in self._pieces]
         if all(by_reference):
@@ -125,7 +130,7 @@ class DoubleExecutor:
         return f"{runtime} and onnx.reference" if any(by_reference) else runtime
 
     def _parts(self, nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
-        """Return the nodes in parts that read about `PIECE` bytes of large inputs each."""
+        """Divide the nodes, in order, into parts that each read at most about `PIECE` bytes of large inputs."""
         parts: list[list[NodeProto]] = [[]]
         taken = set[str]()
         for node in nodes:
@@ -138,7 +143,7 @@ class DoubleExecutor:
         return parts
 
     def widened(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Feeds for it: of those for the model, the ones that it takes, floats in float64."""
+        """Return the feeds that are inputs of the model, with floats converted to float64."""
         return {name: widened(x) for name, x in feeds.items() if name in self.inputs}
 
     def __call__(self, feeds: Mapping[str, np.ndarray | Deferred]) -> Arrays:
@@ -146,7 +151,7 @@ class DoubleExecutor:
         values: dict[str, Any] = {**self._stored, **{n: x for n, x in self._fed.items() if n not in feeds}, **feeds}
         for name in self._fed.keys() - feeds.keys():
             values[name] = Deferred.copy(values[name]) if name in self._large else widened(values[name])
-        at, pieces = 0, self._pieces  # never changed, as there may be runs at the same time
+        at, pieces = 0, self._pieces  # the list is replaced, never changed: other runs may be reading it
         last = self._last_reads(pieces)
         while at < len(pieces):
             try:
@@ -162,9 +167,9 @@ class DoubleExecutor:
         return {name: values[name] for name in self._outputs}
 
     def _split(self, piece: _Piece, trusted: bool = False) -> Iterator[_Piece]:
-        """Yield the parts of a piece, cut where an operator has no kernel and where nodes need a newer opset.
+        """Cut a piece where an operator lacks a kernel and where nodes need a newer opset, and yield the parts.
 
-        If no operator is known to lack a kernel, onnx.reference runs all of them, unless they are `trusted`.
+        If none of its operators is known to lack a kernel and `trusted` is False, onnx.reference runs all parts.
         """
         trusted = trusted or any(map(self._is_single, piece.nodes))
         for (single, newer), nodes in groupby(piece.nodes, self._kind):
@@ -172,46 +177,44 @@ class DoubleExecutor:
             yield _Piece(self._model, list(nodes), self._outputs, self._readers, self._beside, by_reference, opset)
 
     def _kind(self, node: NodeProto) -> tuple[bool, bool]:
-        """Return whether a node lacks a kernel, and whether it needs a newer opset than the model's."""
+        """Return two flags of a node: it lacks a float64 kernel; it needs a newer opset than the model's."""
         return self._is_single(node), not self._newer.isdisjoint(node.output)
 
-    def _is_apart(self, node: NodeProto) -> bool:
-        """Return True if a node does not run with the others."""
-        return any(self._kind(node))
-
     def _is_single(self, node: NodeProto) -> bool:
-        """Return True if a node, or one in its bodies, has no kernel that computes all of it in float64.
+        """Return True if a node, or one in its bodies, has no kernel that computes all its outputs in float64.
 
-        The kernel of LayerNormalization gives the mean and the deviation in float32.
+        LayerNormalization is such a node if it returns the mean and the deviation: its kernel computes these in
+        float32.
         """
         nodes = list(with_bodies([node]))
         stashes = any(inner.op_type == "LayerNormalization" and any(inner.output[1:]) for inner in nodes)
         return stashes or not self._single.isdisjoint((inner.domain, inner.op_type) for inner in nodes)
 
     def _last_reads(self, pieces: Sequence[_Piece]) -> dict[int, list[str]]:
-        """The values that nobody reads any more after so many pieces; those in between would fill the memory."""
-        last: dict[str, int] = {}
-        for position, piece in enumerate(pieces, 1):
-            last.update(dict.fromkeys(piece.inputs, position))
-        gone: dict[int, list[str]] = {}
+        """Return a map from the number of pieces that have run to the values that no later piece reads.
+
+        Their memory can be freed then.
+        """
+        last = {name: position for position, piece in enumerate(pieces, 1) for name in piece.inputs}
+        gone: dict[int, list[str]] = defaultdict(list)
         for name, position in last.items():
             if name not in self._outputs:
-                gone.setdefault(position, []).append(name)
+                gone[position].append(name)
         return gone
 
 
 def is_wide(x: np.ndarray) -> bool:
-    """Return True if a run in float64 takes an array of this type in float64."""
+    """Return True if arrays of this type are converted to float64: those that hold real floats."""
     return x.dtype.kind not in "iubOSUc"
 
 
 def widened(x: np.ndarray) -> np.ndarray:
-    """An array in float64 if it holds floats; else as it is."""
+    """Return an array converted to float64 if it holds real floats, otherwise the array itself."""
     return np.asarray(x, np.float64) if is_wide(x) else x
 
 
 class _NoKernel(Exception):
-    """onnxruntime has no float64 kernel for `operators`, by domain."""
+    """onnxruntime has no float64 kernel for `operators`, a set of (domain, operator)."""
 
     def __init__(self, operators: set[tuple[str, str]]) -> None:
         super().__init__("no float64 kernel")
@@ -219,18 +222,12 @@ class _NoKernel(Exception):
 
 
 class _Piece:
-    """Some nodes of a model that run together; how, is decided at the first run, when the types are known."""
+    """Consecutive nodes of a model that run together. The first run opens them, because then all types are known."""
 
     def __init__(
-        self,
-        model: ModelProto,
-        nodes: list[NodeProto],
-        outputs: Sequence[str],
-        readers: Mapping[str, int],
-        beside: bool,
-        by_reference: bool = False,
-        opset: int | None = None,
-    ) -> None:
+        self, model: ModelProto, nodes: list[NodeProto], outputs: Sequence[str], readers: Mapping[str, int],
+        beside: bool, by_reference: bool = False, opset: int | None = None,
+    ) -> None:  # fmt: skip
         self.nodes, self.by_reference, self._beside = nodes, by_reference, beside
         self._model, self._opset = model, opset
         made = {name for node in nodes for name in node.output if name}
@@ -238,13 +235,14 @@ class _Piece:
         self.inputs = sorted(own.keys() - made)
         self.outputs = sorted(name for name in made if name in outputs or readers[name] > own[name])
         self._run: Callable[..., Any] | None = None
-        self._alone = Lock() if by_reference else nullcontext()  # its evaluators keep what they run in themselves
+        # An evaluator of onnx.reference stores the state of a run in itself, so its runs must not overlap.
+        self._alone = Lock() if by_reference else nullcontext()
 
     def __call__(self, values: Mapping[str, Any], buffers: _Buffers) -> Arrays:
-        """Return the outputs of this piece.
+        """Run this piece and return its outputs.
 
         Raises:
-            _NoKernel: onnxruntime has none for one of its operators.
+            _NoKernel: onnxruntime has no float64 kernel for an operator of the piece.
         """
         made = {name: buffers.made(values[name]) for name in self.inputs if isinstance(values[name], Deferred)}
         feeds = {name: made[name] if name in made else _array(values[name]) for name in self.inputs}
@@ -275,18 +273,18 @@ class _Piece:
 
 
 def _array(x: Any) -> Any:
-    """A value as onnxruntime takes it: numpy makes numbers of arrays without axes, and sequences are lists."""
+    """Return a value in the form that onnxruntime takes: numpy scalars become arrays, lists (sequences) stay."""
     return np.asarray(x) if isinstance(x, np.generic) else x
 
 
 def _as_model(
-    nodes: Sequence[NodeProto],
-    inputs: Mapping[str, np.dtype[Any]],
-    outputs: Sequence[str],
-    like: ModelProto,
+    nodes: Sequence[NodeProto], inputs: Mapping[str, np.dtype[Any]], outputs: Sequence[str], like: ModelProto,
     opset: int | None = None,
-) -> ModelProto:
-    """Some nodes of a model as one of its own, at another opset if one is given; nothing is said of shapes."""
+) -> ModelProto:  # fmt: skip
+    """Return a model that consists of some nodes of the model `like` and declares no shapes.
+
+    If `opset` is given, it replaces the standard opset of `like`.
+    """
     graph = helper.make_graph(
         nodes,
         "piece",
@@ -302,10 +300,11 @@ def _as_model(
 
 
 def _without_kernel(text: str, model: ModelProto, nodes: Sequence[NodeProto]) -> set[tuple[str, str]]:
-    """The operators of nodes that lack a kernel, by what onnxruntime's refusal says.
+    """Return the operators of the nodes that lack a kernel according to an error message of onnxruntime.
 
-    It names the operator or, for one that onnxruntime writes out by a function, an operator of that function. Functions
-    that depend on types can't be looked into here: their operators are tried one by one where no other fits.
+    The message names the operator. But if onnxruntime expands an operator into a function, the message names an
+    operator inside the function. The bodies of functions that depend on types are not known here: if no other operator
+    matches the message, the operators with such functions are opened one by one.
     """
     found = re.search(r"implementation for (?:\S+[.:])?(\w+)\(|running (\w+) node|of operator \((\w+)\)", text)
     named = next(filter(None, found.groups()), "") if found else ""
@@ -320,18 +319,21 @@ def _without_kernel(text: str, model: ModelProto, nodes: Sequence[NodeProto]) ->
 
 
 def _opens(operator: tuple[str, str], nodes: Sequence[NodeProto], model: ModelProto) -> bool:
-    """Whether onnxruntime opens a node of an operator alone, all of its inputs in float64."""
+    """Return True if onnxruntime can open a model with one node of an operator, with all inputs in float64."""
     node = next(node for node in with_bodies(nodes) if (node.domain, node.op_type) == operator)
     inputs = {name: np.dtype(np.float64) for name in node.input if name}
     try:
         session.start_session(_as_model(messages([node]), inputs, list(filter(None, node.output)), model))
-    except Exception:  # of many kinds, none of them public
+    except Exception:  # onnxruntime's exceptions share no public base class
         return False
     return True
 
 
 def _body(operator: tuple[str, str], model: ModelProto) -> frozenset[str] | None:
-    """The operators of the function that defines one; empty where they depend on types, None where there is none."""
+    """Return the operators in the body of the function that defines an operator.
+
+    The result is empty if the body depends on types, and None if no function defines the operator.
+    """
     for function in model.functions:
         if (function.domain, function.name) == operator:
             return frozenset(node.op_type for node in function.node)

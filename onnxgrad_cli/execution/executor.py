@@ -1,20 +1,24 @@
-"""Running a model on numpy arrays: on onnxruntime, in float64 too, or on onnx.reference where that has no kernel."""
+"""Run a model on numpy arrays, on onnxruntime or, if it lacks a kernel, on onnx.reference.
+
+`to_double` converts a model to float64.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
-from onnxgrad_cli.execution.few_bits import write_out_few_bits
 from onnxgrad_cli.execution.limits import limited, run_limited
+from onnxgrad_cli.execution.low_bit_to_float import write_out_few_bits
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.nodes import captured, with_bodies
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, element_type, is_external
+from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.targets.standard import to_standard
 
 if TYPE_CHECKING:
@@ -22,31 +26,27 @@ if TYPE_CHECKING:
 
 
 class Executor:
-    """Runs a model: on onnxruntime where it has kernels for its types and attributes, else on onnx.reference.
+    """Runs a model on onnxruntime, or on onnx.reference if onnxruntime lacks kernels for its types and attributes.
 
-    Values of inputs are fed to onnxruntime, instead of being written into each session's model.
+    Initializers that are also inputs are fed to onnxruntime, instead of being copied into the model of each session.
 
     Args:
         model: the model; external data are loaded.
-        prefer: 'reference' takes onnx.reference at once.
-        threads: how many onnxruntime uses; None is all that there are.
-        fallback: take onnx.reference where onnxruntime has no kernels; else its error is raised.
-        ops: Python implementations of operators that neither has, for onnx.reference.
+        prefer: 'reference' uses onnx.reference without trying onnxruntime.
+        threads: the number of threads of onnxruntime; None uses all.
+        fallback: True uses onnx.reference if onnxruntime has no kernels, False raises onnxruntime's error.
+        ops: Python implementations of operators that both lack, for onnx.reference.
 
     Attributes:
-        name: what runs it.
-        stored: the values that are fed.
-        by_reference: whether that is onnx.reference.
+        name: the name of the runtime.
+        stored: the values of the initializers that are fed.
+        by_reference: True if the runtime is onnx.reference.
     """
 
     def __init__(
-        self,
-        model: ModelProto,
-        prefer: str = "onnxruntime",
-        threads: int | None = 1,
-        fallback: bool = True,
+        self, model: ModelProto, prefer: str = "onnxruntime", threads: int | None = 1, fallback: bool = True,
         ops: Sequence[type[OpRun]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._outputs = [output.name for output in model.graph.output]
         self._options: Callable[[], Any] | None = None
         self.stored: Arrays = {}
@@ -68,32 +68,33 @@ class Executor:
                 known = any(text in str(error) for text in ("not supported", "Current official support"))
                 if not fallback or not (known or isinstance(error, errors.NotImplemented)):
                     raise
-        from onnxgrad_cli.execution.reference import evaluator  # its import takes longer than a small build
+        from onnxgrad_cli.execution.reference import evaluator  # importing it takes longer than a small build
 
         self._run = evaluator(model, ops).run
         self.name, self.by_reference = "onnx.reference", True
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """The model's outputs by name."""
+        """Return the model's outputs by name."""
         return dict(zip(self._outputs, run_limited(self._run, {**self.stored, **feeds}, self._options), strict=True))
 
 
 _FED = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
-"""Types of weights that onnxruntime takes from numpy by their name there, which it does not of bfloat16."""
+"""Element types of weights that are fed to onnxruntime as numpy arrays. bfloat16 is missing: numpy has no such type."""
 
 
 def values_of_inputs(model: ModelProto, types: Container[int]) -> set[str]:
-    """Inputs of a model that have a stored value of one of some types."""
+    """Return the inputs of a model whose value is stored as an initializer with one of these element types."""
     inputs = {value.name for value in model.graph.input}
     tensors = (tensor for tensor in model.graph.initializer if tensor.data_type in types and not is_external(tensor))
     return inputs.intersection(tensor.name for tensor in tensors)
 
 
 def to_double(model: ModelProto) -> ModelProto:
-    """A copy of a model that computes in float64 where it did in float32, float16 or bfloat16."""
+    """Return a copy of a model that computes in float64 instead of float32, float16 or bfloat16."""
     double = copied(model)
     to_standard(double)
-    write_out_few_bits(double)
+    if any(node.op_type == "MatMulNBits" for node in double.graph.node):
+        write_out_few_bits(double)
     del double.graph.value_info[:]
     _widen(double.graph)
     for function in double.functions:
@@ -104,10 +105,10 @@ def to_double(model: ModelProto) -> ModelProto:
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _STAYS = {"Resize": 2, "Upsample": 1}
-"""The input of an operator that is float32 by its definition."""
+"""Operator -> the position of the input that is float32 by definition, and so must not be widened."""
 
 _ELEMENT_TYPES = frozenset({"to", "dtype"})
-"""Attributes that name the element type of an output."""
+"""Attributes whose value is the element type of an output."""
 
 
 def _widen_tensor(tensor: TensorProto) -> None:
@@ -117,16 +118,16 @@ def _widen_tensor(tensor: TensorProto) -> None:
 
 
 _SCALES = {"DequantizeLinear": 1, "GatherBlockQuantized": 2}
-"""The input of an operator that holds scales, in float32 or narrower."""
+"""Operator -> the position of the input that holds quantization scales, in float32 or narrower."""
 
 _VIEWS = frozenset({"Reshape", "Slice"})
-"""Operators through which scales may go."""
+"""Operators that may lie between stored scales and the node that dequantizes with them."""
 
 
 def _constant_scales(graph: GraphProto) -> set[str]:
-    """The scales that dequantize and do nothing else: onnxruntime has no kernel that takes one in float64.
+    """Return the scales that are only used to dequantize. onnxruntime has no kernel for such a scale in float64.
 
-    They are stored, or are views of what is.
+    They are initializers, or are computed from initializers by `_VIEWS`.
     """
     made = {name for node in graph.node if node.op_type not in _VIEWS for name in node.output}
     fed = {value.name for value in (*graph.input, *graph.output)}
@@ -136,7 +137,7 @@ def _constant_scales(graph: GraphProto) -> set[str]:
         scale = 0 if viewed else _SCALES.get(node.op_type, -1)
         scales.update(node.input[scale : scale + 1] if scale >= 0 else ())
         others.update(name for at, name in enumerate(node.input) if at != scale)
-    for node in graph.node:  # a view of what is widened is too
+    for node in graph.node:  # views of widened values are widened
         if node.op_type in _VIEWS and node.input[0] in others:
             others.update(node.output)
     return scales - others
@@ -161,26 +162,28 @@ def _widen(graph: GraphProto) -> None:
 
 
 def _widened_after(node: NodeProto, scales: set[str]) -> list[NodeProto]:
-    """A node, and where it dequantizes by one of `scales` the cast of what comes of it to float64."""
+    """Return the nodes that replace a node: itself and, if it dequantizes with a float32 scale, a Cast to float64."""
     at = _SCALES.get(node.op_type)
     if at is None or node.input[at] not in scales:
         return [node]
-    narrow, (name,) = NodeProto(), node.output
-    narrow.CopyFrom(node)
-    narrow.output[0] = f"{name}_narrow"
-    return [narrow, helper.make_node("Cast", [narrow.output[0]], [name], to=TensorProto.DOUBLE)]
+    narrow = deepcopy(node)
+    return [narrow, _cast_to_double(narrow)]
+
+
+def _cast_to_double(node: NodeProto) -> NodeProto:
+    """Rename the output of a node, and return a Cast to float64 whose output has the old name."""
+    name, node.output[0] = node.output[0], f"{node.output[0]}_narrow"
+    return helper.make_node("Cast", [node.output[0]], [name], to=TensorProto.DOUBLE)
 
 
 def _widen_function(function: FunctionProto) -> None:
-    """What a function takes from a float attribute is float32, so that it is cast."""
+    """Convert a function to float64. Values that come from its float attributes are float32, so a Cast follows them."""
     nodes: list[NodeProto] = []
     for node in function.node:
         nodes.append(node)
         given = [a.type for a in node.attribute if a.ref_attr_name]
         if node.op_type == "Constant" and (AttributeProto.FLOAT in given or AttributeProto.FLOATS in given):
-            (name,) = node.output
-            node.output[0] = f"{name}_narrow"
-            nodes.append(helper.make_node("Cast", [node.output[0]], [name], to=TensorProto.DOUBLE))
+            nodes.append(_cast_to_double(node))
     written = FunctionProto(node=nodes)
     del function.node[:]
     function.node.extend(written.node)
@@ -191,7 +194,7 @@ def _widen_function(function: FunctionProto) -> None:
 
 
 def _widen_nodes(nodes: Iterable[NodeProto]) -> None:
-    """Change what nodes say of types in their attributes, and the tensors there, to float64."""
+    """Change the element types and tensors in the attributes of nodes to float64."""
     for node in nodes:
         if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros, by default
             node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))
@@ -212,8 +215,10 @@ def _widen_nodes(nodes: Iterable[NodeProto]) -> None:
 
 
 STASHES = 21
-"""The opset from which GroupNormalization says in `stash_type` what its function casts to; kernels of the other
-normalizations have a float64 form of their own."""
+"""The opset from which the function body of GroupNormalization computes in the type that `stash_type` gives.
+
+The other normalizations have float64 kernels of their own.
+"""
 
 
 def _widen_stashes(model: ModelProto) -> None:

@@ -1,7 +1,7 @@
-"""Interleaved timing: what is compared is measured in alternation; other load on the machine falls on all alike.
+"""Interleaved timing: measure steps in alternation, so that other load on the machine affects all of them alike.
 
-A block is as many steps as fit into a moment, after one that is not measured. This module needs the standard library
-alone.
+The steps are measured in blocks. A block is as many steps as fit into a fraction of a second, after one step that is
+not measured. This module only requires the standard library.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-BLOCK, LONG = 0.05, 0.5
-"""Seconds of a block; and of a step so long that no other step need come before it."""
+BLOCK_SECONDS, LONG_STEP_SECONDS = 0.05, 0.5
+"""Length of a block in seconds, and the length of a step from which on no unmeasured step precedes the block."""
 
 Rounds = Mapping[str, Sequence[float]]
-"""For each name, the seconds that a step took in each round."""
+"""Map from the name of a step to the seconds per step in each round."""
 
 
 def block(step: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds a step takes by a clock, the first one of the block left out if it is short."""
+    """Run one block and return the seconds per step. A short first step is not counted."""
     start = clock()
     step()
-    if (spent := clock() - start) > LONG:
+    if (spent := clock() - start) > LONG_STEP_SECONDS:
         return spent
     count, start = 0, clock()
-    while (spent := clock() - start) < BLOCK or not count:
+    while (spent := clock() - start) < BLOCK_SECONDS or not count:
         step()
         count += 1
     return spent / count
@@ -36,17 +36,17 @@ def block(step: Callable[[], object], clock: Callable[[], float] = time.perf_cou
 def rounds(
     blocks: Mapping[str, Callable[[], float]], repeat: int, seed: int = 0, until: float = math.inf, least: int = 3
 ) -> Rounds:
-    """The seconds that each block returns in each round.
+    """Run all blocks once per round, and return a map from name to the seconds per step in each round.
 
-    The order of a round is drawn, and every other round goes through the last one backwards, so that nobody always
-    follows the same one, nor comes first more often.
+    The order of a round is random, and every second round reverses the order of the one before. So a block does not
+    always follow the same other block, and does not come first more often than others.
 
     Args:
-        blocks: by name, what runs a block and returns the seconds of a step.
-        repeat: rounds, at most.
-        seed: of the draws.
-        until: the reading of `time.monotonic`, in seconds, at which no further round begins.
-        least: rounds that there are all the same.
+        blocks: name -> a function that runs a block and returns the seconds per step.
+        repeat: the largest number of rounds.
+        seed: the seed of the random orders.
+        until: no further round begins after this reading of `time.monotonic`, in seconds.
+        least: the number of rounds that are run in any case.
     """
     found: dict[str, list[float]] = {name: [] for name in blocks}
     draw, order = random.Random(seed), list(blocks)
@@ -60,6 +60,6 @@ def rounds(
 
 
 def interleaved(steps: Mapping[str, Callable[[], object]], repeat: int) -> dict[str, float]:
-    """The median milliseconds of each step, over `repeat` rounds of one block each."""
+    """Return the median milliseconds of each step, over `repeat` rounds. A round runs a block of each step."""
     found = rounds({name: partial(block, step) for name, step in steps.items()}, repeat)
     return {name: statistics.median(seconds) * 1e3 for name, seconds in found.items()}

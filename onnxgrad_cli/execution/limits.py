@@ -1,8 +1,9 @@
-"""Limits of time and memory for runs that nobody has asked for: to fold constants, to try sizes, to prove unasked.
+"""Limits of time and memory for runs that the user did not request, such as runs that fold constants or try sizes.
 
-A model may be made to run for ever, as by a Loop of 2^62 iterations, or to fill any memory, as by an Expand to 2^31.
-What is cut short counts as a run that failed; no other one is begun then, lest each of many tries should last as long.
-That is so for a whole job (`one_patience`), whichever of its parts began the run.
+A proof that the user did not request has these limits too. Without them a model could run for ever, such as with a Loop
+of 2^62 iterations, or fill the memory, such as with an Expand to 2^31. A run that is cut short counts as failed. After
+it no other run begins, because many attempts would each take as long. All parts of a job share its limits
+(`shared_budget`).
 """
 
 from __future__ import annotations
@@ -19,23 +20,30 @@ from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
 
 SECONDS, MOST_SECONDS = 6.0, 60.0
-"""Of the processor, where the work of runs is not known: for one, and for all of a job whose model is small; for all of
-any job."""
+"""Limits in processor seconds, if the work of a run is unknown.
+
+`SECONDS` is the limit of one run, and of all runs of a job together if its model is small. `MOST_SECONDS` is the limit
+of all runs of a job together, whatever the size of the model.
+"""
 
 SECONDS_PER_BYTE, SECONDS_PER_NODE, FEW_NODES = 0.5e-6, 0.05, 100
-"""What a proof may take more for each byte of weights, and for each node of the file beyond a few: most real models
-take a second."""
+"""For a proof, the limit of all runs is raised by these seconds per byte of weights and per node.
+
+The first 100 nodes of the file don't count. The proof of most real models takes a second.
+"""
 
 SECONDS_PER_OPERATION, MOST_FOR_OPERATIONS = 3e-8, 120.0
-"""What runs may take more for each floating-point operation that is known of one: a proof takes some twenty runs, of
-which the slowest do a billion operations in two seconds, so that this is ten times what is needed, or
-for the largest four times."""
+"""If the number of operations of a run is known, limits are raised by these seconds per operation, up to the maximum.
+
+A proof makes about twenty runs, and the slowest do a billion floating-point operations in two seconds. So the limit is
+ten times the time that is needed, or four times for the largest models.
+"""
 
 MEMORY = 4 * GB
-"""Bytes beyond what the process has when a session is opened or run."""
+"""The most bytes by which opening or running a session may increase the memory of the process."""
 
 WITHOUT_MEMORY = ("bad_alloc", "Failed to allocate memory")
-"""What onnxruntime's errors say where there is no memory left."""
+"""Texts that onnxruntime's errors contain if memory is missing."""
 
 
 T = TypeVar("T")
@@ -43,23 +51,23 @@ R = TypeVar("R")
 
 
 class OverLimit(OnnxgradError):
-    """A run took more time or memory than runs may that nobody has asked for."""
+    """A run that the user did not request exceeded the limit of time or memory for such runs."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"to run the model takes more than {what}", "give smaller sizes, or data of your own")
+        super().__init__(f"a run of the model takes more than {what}", "set smaller sizes, or pass your own data")
 
 
 class _Stop(Exception):
-    """Raised in a thread that runs a model by Python code."""
+    """Raised inside a thread that runs a model in Python code, to stop the run."""
 
 
-class Patience:
-    """What is left for runs: nothing any more when one of them was cut short.
+class RunBudget:
+    """The time that is left for runs that the user did not request. After a run was cut short, no other may begin.
 
     Attributes:
-        spent: by which limit one was; "" while none was.
-        left: seconds of the processor that runs may still take in all.
-        each: those that one of them may take.
+        spent: the limit that was exceeded, as a text such as '6 s'; "" if none was.
+        left: processor seconds that all further runs may take together.
+        each: processor seconds that one run may take.
     """
 
     def __init__(self) -> None:
@@ -67,12 +75,12 @@ class Patience:
         self.left = self.each = self._given = SECONDS
 
     def allow(self, weights: int, nodes: int, operations: int = 0) -> None:
-        """Let runs take as long as may be for a model.
+        """Raise the limits to suit the size of a model.
 
         Args:
-            weights: its bytes.
-            nodes: those of its file.
-            operations: floating-point operations that are known of one run.
+            weights: the bytes of its weights.
+            nodes: the number of nodes in its file.
+            operations: the floating-point operations of one run, as far as they are known.
         """
         more = SECONDS_PER_BYTE * weights + SECONDS_PER_NODE * max(nodes - FEW_NODES, 0)
         work = min(SECONDS_PER_OPERATION * operations, MOST_FOR_OPERATIONS)
@@ -83,7 +91,10 @@ class Patience:
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Take the time of what is inside from what is left, whether runs take it or what is made of them."""
+        """Subtract the processor time that the block takes from the time that is left.
+
+        The block contains runs, and work on their results.
+        """
         left, start = self.left, time.process_time()
         try:
             yield
@@ -93,17 +104,17 @@ class Patience:
                 self.spent = f"{self._given:.3g} s"
 
 
-_shared: ContextVar[Patience | None] = ContextVar("shared", default=None)
-"""That of the whole job, whether or not what it does now is limited."""
+_shared: ContextVar[RunBudget | None] = ContextVar("shared", default=None)
+"""The limits of the whole job. They are kept even while no limits apply."""
 
-_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
-"""That of what is done now; None where there are no limits."""
+_patience: ContextVar[RunBudget | None] = ContextVar("patience", default=None)
+"""The limits that apply at the moment; None if none apply."""
 
 
 @contextmanager
-def one_patience() -> Iterator[None]:
-    """Let all limits inside, which belong to one job, be those of one patience; they do not begin by that."""
-    token = _shared.set(_shared.get() or Patience())
+def shared_budget() -> Iterator[None]:
+    """Share one set of limits among all runs in the block, a whole job. `within_budget` makes the limits apply."""
+    token = _shared.set(_shared.get() or RunBudget())
     try:
         yield
     finally:
@@ -111,17 +122,20 @@ def one_patience() -> Iterator[None]:
 
 
 @contextmanager
-def unasked(limited: bool = True) -> Iterator[Patience | None]:
-    """Limit the runs inside, by `SECONDS` and `MEMORY` each; not those that the user has asked for.
+def within_budget(limited: bool = True) -> Iterator[RunBudget | None]:
+    """Apply the limits to the runs inside the block, which the user did not request.
+
+    Args:
+        limited: False applies no new limits. Those of a surrounding block still apply.
 
     Yields:
-        What says whether one was cut short; None where there are no limits.
+        The limits that apply, which show if a run was cut short; None if none apply.
     """
     outer = _patience.get()
     if not limited or outer is not None:
         yield outer
         return
-    token = _patience.set(_shared.get() or Patience())
+    token = _patience.set(_shared.get() or RunBudget())
     try:
         yield _patience.get()
     finally:
@@ -129,11 +143,11 @@ def unasked(limited: bool = True) -> Iterator[Patience | None]:
 
 
 @contextmanager
-def limited() -> Iterator[Patience | None]:
-    """Keep what is inside, which opens or runs a session, within the limits, if there are any.
+def limited() -> Iterator[RunBudget | None]:
+    """Enforce the limits that apply, if any, on the block, which opens or runs a session.
 
     Raises:
-        OverLimit: it is beyond one of them, or something before it was.
+        OverLimit: the block exceeds a limit, or an earlier block did.
     """
     patience = _patience.get()
     if patience is None:
@@ -154,26 +168,26 @@ def limited() -> Iterator[Patience | None]:
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """Count the time of what is inside, as the drawing of data, as that of runs, if these have a limit.
+    """If limits apply, count the block, such as the drawing of random data, as time that a run takes.
 
     Raises:
-        OverLimit: there is none left.
+        OverLimit: no time is left.
     """
     with limited() as patience, nullcontext() if patience is None else patience.taking():
         yield
 
 
 def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], options: Any = None) -> Sequence[Any]:
-    """The outputs of a run, which is cut short where it takes too long.
+    """Run a model and return the outputs. The run is cut short if it exceeds the limits that apply.
 
     Args:
-        run: that of a session, or of an evaluator written in Python.
-        feeds: by the names of inputs.
-        options: makes the RunOptions of onnxruntime, for a session.
+        run: the `run` of a session or of an evaluator in Python.
+        feeds: input -> its array.
+        options: for a session, the class RunOptions of onnxruntime.
 
     Raises:
-        OverLimit: the run was cut short, or one before it was.
-        Exception: those of the run.
+        OverLimit: the run was cut short, or an earlier one was.
+        Exception: the run failed.
     """
     with limited() as patience:
         if patience is None:
@@ -184,27 +198,27 @@ def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], option
 
 
 def at_once(run: Callable[[T], R], values: Sequence[T]) -> list[R]:
-    """What a function that runs a model makes of some values, computed at the same time; together within the limits.
+    """Call a function that runs a model for several values in parallel, within the limits, and return the results.
 
     Args:
-        run: the function; its runs share nothing that they change.
-        values: what it is computed of.
+        run: the function. It must be safe to call in parallel.
+        values: the arguments of the calls.
 
     Raises:
-        OverLimit: a run was cut short, or one before it was.
-        Exception: that of the first run that raises.
+        OverLimit: a run was cut short, or an earlier one was.
+        Exception: the first exception of a call.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    with limited(), ThreadPoolExecutor(len(values)) as pool:  # which ends when all have
+    with limited(), ThreadPoolExecutor(len(values)) as pool:  # it closes when all runs have ended
         runs = [pool.submit(copy_context().run, run, value) for value in values]
         return [each.result() for each in runs]
 
 
 class Stopping:
-    """Ends a run when it is time: onnxruntime's by a flag that it looks at between nodes, Python's by an exception."""
+    """Stops a run at its deadline. onnxruntime reads a flag between nodes; Python code is stopped by an exception."""
 
-    def __init__(self, patience: Patience, options: Any = None) -> None:
+    def __init__(self, patience: RunBudget, options: Any = None) -> None:
         self._patience, self._options = patience, options
         self._thread = threading.get_ident()
         self._given = patience.each
@@ -220,7 +234,7 @@ class Stopping:
 
 
 class _Watch:
-    """A thread that looks five times a second whether a run takes too long; it begins with the first run."""
+    """A thread that checks five times a second if a run has passed its deadline. It starts with the first run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -229,7 +243,7 @@ class _Watch:
 
     @contextmanager
     def over(self, stopping: Stopping) -> Iterator[None]:
-        """Watch over a run."""
+        """Watch the run that takes place in the block."""
         with self._lock:
             self._runs.append(stopping)
             if self._thread is None:

@@ -1,10 +1,11 @@
-"""What shapes the values of a model have when it runs: read off, not inferred."""
+"""Find the shapes of a model's values by running the model, instead of inferring them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,20 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import counted
-from onnxgrad_cli.execution.sizes import switch_values
+from onnxgrad_cli.execution.sizes_to_try import switch_values
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_external, is_float, nbytes, shape_of
+from onnxgrad_cli.ir.weightless_copy import copied
 
-LARGE, LONG = 128 << 20, 20_000
-"""Bytes of weights and nodes, those of bodies too, up to which a model is run unasked."""
+MAX_WEIGHT_BYTES, MAX_NODES = 128 << 20, 20_000
+"""A model is run by default if it has at most so many bytes of weights and so many nodes, including those in bodies."""
 
 PROVABLE = 1 << 30
-"""Bytes of weights up to which a model is proved unasked; the proof takes up to four times as much."""
+"""A model is proved by default if its weights have at most so many bytes.
+
+The proof takes up to four times as much memory.
+"""
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -31,7 +35,7 @@ _samples: ContextVar[Mapping[str, np.ndarray]] = ContextVar("samples")
 
 @contextmanager
 def given_samples(arrays: Mapping[str, np.ndarray]) -> Iterator[None]:
-    """Let runs that observe a model inside be fed these arrays, by input name, if they are all that it must be fed."""
+    """Make the user's arrays, by input name, available to `Probe` and `samples_for` inside the block."""
     token = _samples.set(arrays)
     try:
         yield
@@ -40,7 +44,7 @@ def given_samples(arrays: Mapping[str, np.ndarray]) -> Iterator[None]:
 
 
 def samples_for(model: ModelProto) -> Arrays | None:
-    """Return the given arrays that a model must be fed, in its types; None if there are none, or not all of them."""
+    """Return the user's arrays for the inputs that must be fed, converted to their types; None if one is missing."""
     types, arrays = fed_types(model), _samples.get({})
     if not arrays or not all(name in arrays for name in types):
         return None
@@ -48,41 +52,44 @@ def samples_for(model: ModelProto) -> Arrays | None:
 
 
 def _sample(name: str, value_type: TypeProto) -> np.ndarray:
-    """Return a given array in the type of the input that it is for."""
+    """Return the user's array for an input, converted to the type of the input."""
     return np.asarray(_samples.get()[name]).astype(helper.tensor_dtype_to_np_dtype(dtype_of(value_type)))
 
 
 def weight_bytes(model: ModelProto) -> int:
-    """The bytes of a model's initializers, wherever they lie."""
+    """Return the size in bytes of a model's initializers, whether they are in the model or in other files."""
     return sum(nbytes(tensor) for tensor in model.graph.initializer)
 
 
-def too_large(model: ModelProto, most: int = LARGE) -> str:
+def too_large(model: ModelProto, most: int = MAX_WEIGHT_BYTES) -> str:
     """Return the reason why a model is not run by default; "" if it is small enough to run in seconds.
 
     Args:
         model: the model.
-        most: the bytes of weights up to which it is.
+        most: the largest number of bytes of weights of a small model.
     """
     size, count = weight_bytes(model), sum(1 for _ in with_bodies(model.graph.node))
     if size > most:
         return f"{size / 1e6:,.0f} MB of weights"
-    return f"{count:,} nodes" if count > LONG else ""
+    return f"{count:,} nodes" if count > MAX_NODES else ""
 
 
 def is_quick(model: ModelProto) -> bool:
-    """Whether a model is small enough to be run unasked."""
+    """Return True if a model is small enough to be run by default."""
     return not too_large(model)
 
 
 def fed_types(model: ModelProto) -> dict[str, TypeProto]:
-    """The types of the inputs that a run must be fed."""
+    """Return input -> type, for the inputs that a run must be fed."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return {value.name: value.type for value in model.graph.input if value.name not in stored}
 
 
 def fed_shapes(model: ModelProto) -> dict[str, Shape] | None:
-    """The shapes of the inputs that a run must be fed; None where one is of unknown rank or no tensor."""
+    """Return input -> shape, for the inputs that a run must be fed.
+
+    Return None if an input has an unknown rank or is not a tensor.
+    """
     types = fed_types(model)
     shapes = {name: shape_of(value_type) for name, value_type in types.items()}
     known = {name: shape for name, shape in shapes.items() if shape is not None}
@@ -90,22 +97,22 @@ def fed_shapes(model: ModelProto) -> dict[str, Shape] | None:
 
 
 class Probe:
-    """Runs a model and gives the values of any names in it.
+    """Runs a model on arrays of given shapes, and returns chosen values of the model.
 
     Attributes:
-        model: a copy of the model, in which no size of an input has a name.
+        model: a copy of the model in which the sizes of inputs have no symbols.
         types: the types of its inputs, as the model declares them.
-        names: the values that are fetched.
-        shapes_only: whether only their shapes are.
+        names: the names of the values that are returned.
+        shapes_only: True if only the shapes of the values are returned.
 
     Args:
         model: the model; it is not changed.
-        names: the values to fetch.
-        path: where the model was read from; external data are relative to it.
-        shapes_only: fetch the shapes of the values, which must be tensors.
+        names: the names of the values to return.
+        path: the file the model was read from; external data are relative to it.
+        shapes_only: return the shapes of the values, which must be tensors.
 
     Raises:
-        Exception: onnxruntime's own, where it does not take the model.
+        Exception: onnxruntime does not accept the model.
     """
 
     def __init__(self, model: ModelProto, names: Iterable[str], path: Path | None, shapes_only: bool = False) -> None:
@@ -118,8 +125,7 @@ class Probe:
         self.shapes_only = shapes_only
         del graph.output[:], graph.value_info[:]
         for value in graph.input:  # onnxruntime shares buffers between values of equal symbols
-            self.types[value.name] = TypeProto()
-            self.types[value.name].CopyFrom(value.type)
+            self.types[value.name] = deepcopy(value.type)
             for dim in value.type.tensor_type.shape.dim:
                 if dim.HasField("dim_param"):
                     dim.Clear()
@@ -130,13 +136,14 @@ class Probe:
         self._run = Executor(self.model, fallback=False)
 
     def __call__(self, shapes: Shapes) -> Arrays:
-        """The values of a run on data of these shapes: floats between 0 and 1, and zeros, or ones if these don't fit.
+        """Run the model on arrays of these shapes, and return the values.
 
-        An input of one integer is the stored integer that the model compares it with, if it does; or 1. Given data of
-        the same shape replace drawn data.
+        Floats are random between 0 and 1. Other types are zeros, or ones if the model fails on zeros. A single integer
+        is 1, or the stored integer that the model compares it with. Arrays of the user (`given_samples`) that have the
+        same shape are used instead.
 
         Raises:
-            Exception: onnxruntime's own, where the model does not run on them.
+            Exception: the model does not run on the arrays.
         """
         types, switches = fed_types(self.model), switch_values(self.model)
 
@@ -157,18 +164,21 @@ class Probe:
         return dict(zip(self.names, outputs.values(), strict=True))
 
     def on(self, arrays: Arrays) -> Arrays:
-        """The values of a run on these arrays.
+        """Run the model on these arrays, and return the values.
 
         Raises:
-            Exception: onnxruntime's own, where the model does not run on them.
+            Exception: the model does not run on them.
         """
         return dict(zip(self.names, self._run(arrays).values(), strict=True))
 
 
 def _drawn(dtype: int, shape: Sequence[int], fill: int) -> np.ndarray:
-    """Data of an element type (a TensorProto.DataType) and a shape."""
+    """Return random floats, or an array of another element type (a TensorProto.DataType) filled with `fill`.
+
+    A single integer is always 1, because it may be a step or a length.
+    """
     hides = bool(shape) or dtype == TensorProto.BOOL
-    array = np.full(shape, fill if hides else 1, np.float64)  # a number alone may be a step, or a length
+    array = np.full(shape, fill if hides else 1, np.float64)  # a single number may be a step or a length
     if dtype in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16):
         array = np.random.default_rng(0).uniform(0.05, 0.95, shape)
     if dtype == TensorProto.STRING:

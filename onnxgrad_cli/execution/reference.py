@@ -1,6 +1,6 @@
-"""onnx.reference as a second executor, with the operators in which it departs from the standard put right.
+"""onnx.reference as a second executor, with corrected versions of its operators that depart from the standard.
 
-Written from the operators' pages alone; none of it shares code with the rules.
+The corrected versions follow the operators' pages in the standard, and share no code with onnxgrad's rules.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from functools import cache, partial
 from typing import Any
 
@@ -21,10 +22,10 @@ from onnx.reference.ops.op_scan import Scan as _Scan
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """Return the error function of float64 numbers, to two units in the last place of 1.
+    """Return the error function of float64 numbers, with an error of at most 2 units in the last place of 1.
 
-    It is a Taylor series of five terms around the nearest of 6,145 points, whose derivatives are Hermite polynomials
-    (Abramowitz and Stegun, 7.1.19). `math.erf` takes single numbers, five times as slowly.
+    It is evaluated with a Taylor series of five terms around the nearest of 6,145 table points. The derivatives are
+    Hermite polynomials (Abramowitz and Stegun, 7.1.19). `math.erf` takes only single numbers and is five times as slow.
     """
     result = np.empty(x.size)
     for start in range(0, x.size, 8192):
@@ -41,12 +42,12 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 ERF_END, ERF_POINTS = 6, 1024
-"""From where on erf is 1 in float64, and the points per unit up to there."""
+"""The number from which erf is 1 in float64, and the number of table points per unit below it."""
 
 
 @cache
 def _erf_terms() -> list[np.ndarray]:
-    """Return the Taylor coefficients of erf at each point, in the order of powers."""
+    """Return the Taylor coefficients of erf at all table points, one array per power."""
     x = np.arange(ERF_END * ERF_POINTS + 1) / ERF_POINTS
     slope = 2 / math.sqrt(math.pi) * np.exp(-x * x)
     hermite = [np.ones_like(x), 2 * x, 4 * x**2 - 2, 8 * x**3 - 12 * x]
@@ -55,22 +56,18 @@ def _erf_terms() -> list[np.ndarray]:
 
 
 CACHED = 1 << 15
-"""Elements that stay in the cache of a processor, beside as many others."""
+"""The number of elements of which two arrays fit into the cache of a processor."""
 
 
-class Erf(OpRun):  # onnx.reference computes Erf in float32 whatever its input is
+class Erf(OpRun):  # onnx.reference always computes Erf in float32
     """Erf in the type of its input."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (np.asarray(erf(np.asarray(x, np.float64)), x.dtype),)
 
 
-class Gelu(OpRun):  # onnx.reference takes its erf in float32
+class Gelu(OpRun):  # onnx.reference computes its erf in float32
     """Gelu in the type of its input."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[np.ndarray]:
         wide = np.asarray(x, np.float64)
@@ -82,9 +79,7 @@ class Gelu(OpRun):  # onnx.reference takes its erf in float32
 
 
 class DynamicQuantizeLinear(OpRun):  # onnx.reference rounds the scale to float32
-    """Quantization to 8 bits without a sign, whose scale is in the type of the input."""
-
-    op_domain = ""
+    """Quantization to unsigned 8-bit integers, with a scale in the type of the input."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         least, most = min(0.0, x.min()), max(0.0, x.max())
@@ -97,16 +92,12 @@ class DynamicQuantizeLinear(OpRun):  # onnx.reference rounds the scale to float3
 class Mean(OpRun):  # onnx.reference adds in place, so its Mean does not broadcast
     """The mean of all inputs, broadcast."""
 
-    op_domain = ""
-
     def _run(self, *xs: np.ndarray) -> tuple[np.ndarray]:
         return (np.asarray(sum(xs) / len(xs), xs[0].dtype),)
 
 
 class BatchNormalization(OpRun):  # onnx.reference mixes batch statistics in before opset 14
-    """Normalization with the running statistics, or in training mode with those of the batch."""
-
-    op_domain = ""
+    """Normalization with the running statistics, or with the batch's statistics in training mode."""
 
     def _run(
         self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray, mean: np.ndarray, var: np.ndarray, *,
@@ -120,39 +111,24 @@ class BatchNormalization(OpRun):  # onnx.reference mixes batch statistics in bef
         y = (wide - center) / np.sqrt(spread + epsilon) * scale.reshape(channels) + bias.reshape(channels)
         if not training:
             return (y.astype(x.dtype),)
-        running = (
-            (old * momentum + new * (1 - momentum)).astype(old.dtype)
-            for old, new in zip((mean, var), used, strict=True)
-        )
+        pairs = zip((mean, var), used, strict=True)
+        running = ((old * momentum + new * (1 - momentum)).astype(old.dtype) for old, new in pairs)
         return (y.astype(x.dtype), *running)
 
 
-class Conv(OpRun):  # onnx.reference takes seconds for what a product of matrices does in milliseconds
+class Conv(OpRun):  # onnx.reference takes seconds where a product of matrices takes milliseconds
     """The convolution, one kernel tap at a time."""
-
-    op_domain = ""
 
     def _run(
         self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, auto_pad: str | None = None,
         dilations: Any = None, group: int = 1, kernel_shape: Any = None, pads: Any = None, strides: Any = None,
     ) -> tuple[np.ndarray]:  # fmt: skip
-        sizes, kernel = np.array(x.shape[2:]), w.shape[2:]
-        ones = np.ones_like(sizes)
-        step, spread = (ones if given is None else np.array(given) for given in (strides, dilations))
-        reach = (np.array(kernel) - 1) * spread + 1
-        begin, end = np.array(pads if pads else [0] * 2 * len(sizes)).reshape(2, -1)
-        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            total = np.maximum((-(-sizes // step) - 1) * step + reach - sizes, 0)
-            begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-            end = total - begin
+        kernel, ones = w.shape[2:], [1] * (x.ndim - 2)
+        sizes, step, spread, reach, begin, end = _windows(x, kernel, auto_pad, dilations, pads, strides)
         wide = np.pad(x, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
         out = (sizes + begin + end - reach) // step + 1
-        taps = {
-            tap: tuple(
-                slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(np.array(tap) * spread, out, step, strict=True)
-            )
-            for tap in np.ndindex(*kernel)
-        }
+        starts = {tap: zip(np.array(tap) * spread, out, step, strict=True) for tap in np.ndindex(*kernel)}
+        taps = {tap: tuple(slice(t, t + (n - 1) * s + 1, s) for t, n, s in each) for tap, each in starts.items()}
         ws = w.reshape(group, -1, *w.shape[1:])
         if ws.shape[1:3] == (1, 1):
             y = _depthwise(wide, w, taps.values(), tuple(out))
@@ -166,8 +142,26 @@ class Conv(OpRun):  # onnx.reference takes seconds for what a product of matrice
         return (y if b is None else y + b.reshape(-1, *ones),)
 
 
+def _windows(
+    x: np.ndarray, kernel: Sequence[int], auto_pad: str | None, dilations: Any, pads: Any, strides: Any
+) -> tuple[np.ndarray, ...]:
+    """Return six arrays with one entry per spatial axis: size, stride, dilation, reach, begin pad and end pad.
+
+    The reach is the distance from the first to the last element of a window, plus 1.
+    """
+    sizes, ones = np.array(x.shape[2:]), np.ones(x.ndim - 2, np.int64)
+    step, spread = (ones if given is None else np.array(given) for given in (strides, dilations))
+    reach = (np.array(kernel) - 1) * spread + 1
+    begin, end = np.array(pads or [0] * 2 * len(sizes)).reshape(2, -1)
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        total = np.maximum((-(-sizes // step) - 1) * step + reach - sizes, 0)
+        begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        end = total - begin
+    return sizes, step, spread, reach, begin, end
+
+
 def _depthwise(x: np.ndarray, w: np.ndarray, taps: Iterable[Any], out: tuple[int, ...]) -> np.ndarray:
-    """Return a convolution in which each channel has one kernel, computed for as many channels as the cache holds."""
+    """Return a depthwise convolution (one kernel per channel), computed in groups of channels that fit in the cache."""
     y = np.zeros((len(x), len(w), *out), x.dtype)
     factors = w.reshape(len(w), -1, *(1 for _ in out))
     block = max(1, CACHED // max(1, math.prod(out)))
@@ -182,8 +176,6 @@ def _depthwise(x: np.ndarray, w: np.ndarray, taps: Iterable[Any], out: tuple[int
 
 class ConvTranspose(OpRun):  # onnx.reference cuts the weights of groups along the wrong axis
     """The transposed convolution, one kernel tap at a time."""
-
-    op_domain = ""
 
     def _run(
         self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, auto_pad: str | None = None,
@@ -213,10 +205,8 @@ class ConvTranspose(OpRun):  # onnx.reference cuts the weights of groups along t
         return (y if b is None else y + b.reshape(-1, *ones),)
 
 
-class Pad(OpRun):  # onnx.reference knows no negative pads
-    """Padding, or where a pad is negative cropping."""
-
-    op_domain = ""
+class Pad(OpRun):  # onnx.reference lacks negative pads
+    """Padding, or cropping where a pad is negative."""
 
     def _run(
         self, x: np.ndarray, pads: np.ndarray, value: Any = None, axes: Any = None, mode: str = "constant"
@@ -229,10 +219,8 @@ class Pad(OpRun):  # onnx.reference knows no negative pads
         return (grown[tuple(slice(-begin, size + end) for (begin, end), size in inner)],)
 
 
-class LpPool(OpRun):  # onnx.reference averages, wrongly so where windows hang over
-    """The norm of each window, those beyond the image's end cut off."""
-
-    op_domain = ""
+class LpPool(OpRun):  # onnx.reference averages, and is wrong for windows beyond the end
+    """The norm of each window. Windows that extend beyond the end of the image are cut off there."""
 
     def _run(
         self, x: np.ndarray, *, kernel_shape: Any, auto_pad: str | None = None, ceil_mode: int | None = 0,
@@ -243,9 +231,7 @@ class LpPool(OpRun):  # onnx.reference averages, wrongly so where windows hang o
 
 
 class AveragePool(OpRun):  # onnx.reference visits each window in Python: minutes where this takes milliseconds
-    """The average of each window, over the image or over the image and its padding."""
-
-    op_domain = ""
+    """The average of each window. Entries in the padding count only if `count_include_pad` is set."""
 
     def _run(
         self, x: np.ndarray, *, kernel_shape: Any, auto_pad: str | None = None, ceil_mode: int | None = 0,
@@ -259,15 +245,8 @@ def _sums(
     x: np.ndarray, kernel_shape: Any, auto_pad: str | None, ceil_mode: int | None, dilations: Any, pads: Any,
     strides: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return the sum of each window, and the numbers of its entries in the image, and in the image and its padding."""
-    sizes, ones = np.array(x.shape[2:]), np.ones(x.ndim - 2, np.int64)
-    step, spread = (ones if given is None else np.array(given) for given in (strides, dilations))
-    reach = (np.array(kernel_shape) - 1) * spread + 1
-    begin, end = np.array(pads or [0] * 2 * len(sizes)).reshape(2, -1)
-    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        total = np.maximum((-(-sizes // step) - 1) * step + reach - sizes, 0)
-        begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        end = total - begin
+    """Return for each window: the sum, the number of entries in the image, and that in the image and its padding."""
+    sizes, step, spread, reach, begin, end = _windows(x, kernel_shape, auto_pad, dilations, pads, strides)
     room = sizes + begin + end - reach
     out = (-(-room // step) if ceil_mode else room // step) + 1
     out -= (out - 1) * step >= sizes + begin
@@ -276,21 +255,16 @@ def _sums(
         starts = np.arange(out[axis]) * step[axis] - begin[axis]
         places = starts + np.arange(0, reach[axis], spread[axis])[:, None]
         there = (places >= 0) & (places < size)
-        others = (-1, *[1] * (x.ndim - 3 - axis))
-        at = axis + 2
-        x = sum(
-            np.where(held.reshape(others), x.take(np.clip(place, 0, size - 1), at), 0)
-            for place, held in zip(places, there, strict=True)
-        )  # type: ignore[assignment]
+        others, at = (-1, *[1] * (x.ndim - 3 - axis)), axis + 2
+        pairs = [(held.reshape(others), np.clip(place, 0, size - 1)) for place, held in zip(places, there, strict=True)]
+        x = sum(np.where(held, x.take(place, at), 0) for held, place in pairs)  # type: ignore[assignment]
         inside = inside[..., None] * there.sum(0)
         padded = padded[..., None] * (places < size + end[axis]).sum(0)
     return x, inside[0], padded[0]
 
 
-class LRN(OpRun):  # onnx.reference sums over as many channels as there are samples, and knows images alone
+class LRN(OpRun):  # onnx.reference sums over as many channels as there are samples, for images only
     """Local response normalization."""
-
-    op_domain = ""
 
     def _run(
         self, x: np.ndarray, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1
@@ -301,10 +275,8 @@ class LRN(OpRun):  # onnx.reference sums over as many channels as there are samp
         return (np.asarray(x / (bias + alpha / size * total) ** beta, x.dtype),)
 
 
-class GlobalMaxPool(OpRun):  # onnx.reference takes it over two axes, whatever the rank
+class GlobalMaxPool(OpRun):  # onnx.reference always takes it over two axes
     """The maximum over all spatial axes."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
@@ -313,26 +285,21 @@ class GlobalMaxPool(OpRun):  # onnx.reference takes it over two axes, whatever t
 class GlobalLpPool(OpRun):  # onnx.reference has none
     """The norm over all spatial axes."""
 
-    op_domain = ""
-
     def _run(self, x: np.ndarray, *, p: int = 2) -> tuple[np.ndarray]:
         return (np.asarray((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p), x.dtype),)
 
 
 class Resize(_Resize):  # onnx.reference takes cubic weights in float32, as it reads the attribute
-    """Resize with its weights in float64."""
-
-    op_domain = ""
+    """Resize with interpolation weights computed in float64."""
 
     def _run(self, *inputs: Any, **attributes: Any) -> Any:
         attributes["cubic_coeff_a"] = float(attributes["cubic_coeff_a"])
         return super()._run(*inputs, **attributes)
 
 
-class _Recurrent(OpRun):  # onnx.reference knows no sequence_lens, no clip, and most activations and parameters not
-    """A recurrent layer as a loop over time, from the equations of its page; it clips where onnxruntime does."""
+class _Recurrent(OpRun):  # onnx.reference lacks sequence_lens, clip, and most activations and parameters
+    """A recurrent layer as a loop over time, from the equations of its page. It clips values where onnxruntime does."""
 
-    op_domain = ""
     functions: tuple[str, ...] = ()
 
     def _run(
@@ -388,11 +355,14 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., Any], tuple[float | None, ...]]] = {
     "scaledtanh": (lambda a, b, x: a * np.tanh(b * x), (None, None)),
     "hardsigmoid": (lambda a, b, x: np.clip(a * x + b, 0, 1), (0.2, 0.5)),
 }
-"""The activations by name, each with its alpha and beta by default."""
+"""Activation -> (the function, the default values of alpha and beta)."""
 
 
 def _activations(names: Sequence[str], *given: Any) -> list[Callable[[Any], Any]]:
-    """The activations of a layer; each takes as many of the given parameters as it has."""
+    """Return the activations of a layer.
+
+    `given` are the lists of alpha and beta. An activation takes the next parameters from them, or its defaults.
+    """
     left = [iter(values or ()) for values in given]
     made: list[Callable[[Any], Any]] = []
     for name in names:
@@ -430,7 +400,7 @@ class GRU(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Ht = ot h(Ct), Ct = ft Ct-1 + it ct; h(Ct) is not clipped."""
+    """Ht = ot h(Ct), Ct = ft Ct-1 + it ct. The argument of the activation h is not clipped."""
 
     functions = ("Sigmoid", "Tanh", "Tanh")
 
@@ -445,10 +415,8 @@ class LSTM(_Recurrent):
         return f(o + po * c) * outer(c), c
 
 
-class Loop(_Loop):  # onnx.reference takes an absent condition for a false one, and joins what it should stack
-    """Loop without a condition too, and with scan outputs of any rank."""
-
-    op_domain = ""
+class Loop(_Loop):  # onnx.reference takes an absent condition for a false one, and joins outputs it should stack
+    """Loop, which also accepts an omitted condition and scan outputs of any rank."""
 
     def _run(  # type: ignore[override]
         self, count: Any, condition: Any, *states: Any, context: Any = None, **keywords: Any
@@ -468,11 +436,8 @@ class Loop(_Loop):  # onnx.reference takes an absent condition for a false one, 
 class Scan(_Scan):  # onnx.reference walks forward along the first axis only
     """Scan in either direction and along any axis."""
 
-    op_domain = ""
-
     def __init__(self, node: NodeProto, parameters: dict[str, Any]) -> None:
-        plain = NodeProto()
-        plain.CopyFrom(node)
+        plain = deepcopy(node)
         del plain.attribute[:]
         self.ways = {a.name: list(a.ints) for a in node.attribute if a.name.startswith("scan_")}
         plain.attribute.extend(a for a in node.attribute if a.name not in self.ways)
@@ -494,7 +459,10 @@ class Scan(_Scan):  # onnx.reference walks forward along the first axis only
 
 
 def _sampled(x: np.ndarray, at: np.ndarray, mode: str, padding: str, corners: bool) -> np.ndarray:
-    """The values of `x`, [C, *sizes], at positions [axes, *outputs] counted in elements: [C, *outputs]."""
+    """Interpolate `x`, [C, *sizes], at the positions `at`, [axes, *outputs], and return [C, *outputs].
+
+    Positions are counted in elements of `x`.
+    """
     total: Any = np.zeros((x.shape[0], *at.shape[1:]))
     near = np.rint(at) if mode == "nearest" else np.floor(at)
     for steps in itertools.product({"nearest": [0], "linear": [0, 1], "cubic": [-1, 0, 1, 2]}[mode], repeat=len(at)):
@@ -517,10 +485,8 @@ def _sampled(x: np.ndarray, at: np.ndarray, mode: str, padding: str, corners: bo
     return np.asarray(total)
 
 
-class GridSample(OpRun):  # onnx.reference takes positions in float32, knows no mode of opset 16 and clamps cubic ones
-    """Samples at normalized positions, in float64."""
-
-    op_domain = ""
+class GridSample(OpRun):  # onnx.reference takes positions in float32, lacks modes of opset 16, clamps cubic ones
+    """GridSample, with positions in float64."""
 
     def _run(
         self, x: np.ndarray, grid: np.ndarray, *, align_corners: int = 0, mode: str | None = None,
@@ -534,9 +500,7 @@ class GridSample(OpRun):  # onnx.reference takes positions in float32, knows no 
 
 
 class DeformConv(OpRun):  # onnx.reference takes positions in float32 and fails on images of one row
-    """Deformable convolution, one tap of one group of offsets at a time, in float64 and of any rank."""
-
-    op_domain = ""
+    """Deformable convolution in float64 and of any rank, computed for one tap and one group of offsets at a time."""
 
     def _run(
         self, x: np.ndarray, w: np.ndarray, offset: np.ndarray, b: np.ndarray | None = None,
@@ -566,9 +530,7 @@ class DeformConv(OpRun):  # onnx.reference takes positions in float32 and fails 
 
 
 class GatherElements(OpRun):  # onnx.reference takes from 32 places at most, and refuses shorter other axes
-    """Elements along an axis, each at an index of its own."""
-
-    op_domain = ""
+    """Elements of a tensor, each at its own index along one axis."""
 
     def _run(self, x: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
         reach = (slice(None) if i == axis % x.ndim else slice(n) for i, n in enumerate(indices.shape))
@@ -576,9 +538,7 @@ class GatherElements(OpRun):  # onnx.reference takes from 32 places at most, and
 
 
 class MaxRoiPool(OpRun):  # onnx.reference has none
-    """The largest element of each bin of each box, 0 where it has none."""
-
-    op_domain = ""
+    """The largest element of each bin of each box, or 0 for an empty bin."""
 
     def _run(
         self, x: np.ndarray, rois: np.ndarray, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
@@ -598,7 +558,7 @@ class MaxRoiPool(OpRun):  # onnx.reference has none
 
 
 def evaluator(model: ModelProto, ops: Sequence[type[OpRun]] = ()) -> ReferenceEvaluator:
-    """onnx's reference evaluator for a model, with more operators if it needs `ops`."""
+    """Return onnx's reference evaluator for a model, with the corrected operators and those in `ops`."""
     return ReferenceEvaluator(model, new_ops=[
         *ops,
         DynamicQuantizeLinear, Erf, Gelu, Mean, BatchNormalization, Conv, ConvTranspose, LpPool, AveragePool, LRN,

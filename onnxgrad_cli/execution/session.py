@@ -1,6 +1,7 @@
-"""The one place that loads onnxruntime and opens its sessions, and the tensors that are bound to their runs.
+"""Load onnxruntime, open its sessions, and bind tensors to their runs. No other module does this.
 
-Weights and state are no part of the model of such a session: they are bound, and so can be shared between sessions.
+In a session that trains, weights and state are not stored in the model. They are bound as inputs, so that several
+sessions can share them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -19,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files import load_external_data, without_links
-from onnxgrad_cli.ir.skeleton import without_initializers
+from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.types import is_external
+from onnxgrad_cli.ir.weightless_copy import without_initializers
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -34,35 +37,44 @@ CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 SILENT = 4
-"""The severity of what ends a process: less is not logged."""
+"""The severity of fatal errors in onnxruntime's log. Less severe messages are not logged."""
 
 FEW_BITS = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2})
-"""Integers that onnxruntime computes with as others only."""
+"""Integer types of fewer than 8 bits. onnxruntime has no arithmetic for them and computes with other types instead."""
 
 TWO_BITS = frozenset({TensorProto.INT2, TensorProto.UINT2})
-"""Integers of which onnxruntime makes a wrong product where their columns are no multiple of four: its optimizer packs
-them for MatMulNBits as if four of one column always filled a byte."""
+"""Integer types with which onnxruntime's optimizer gives wrong products if a column's length is not a multiple of four.
+
+It packs them for MatMulNBits as if each byte held four numbers of the same column.
+"""
 
 OPTIMIZED_FOR_MANY_RUNS, OPTIMIZED_FOR_FEW_RUNS = 20_000, 5_000
-"""Nodes beyond which onnxruntime runs a model as it stands, in a session that trains and in one that runs a few times.
-The time of its optimizations grows with the square of the nodes: 17 s for 10,000 nodes (1.5 s without), and over a
-minute for 20,000."""
+"""If a model has more nodes than this, onnxruntime does not optimize it.
+
+The first number is for sessions with many runs, as in training, the second for those with few. The time of
+onnxruntime's optimizer grows with the square of the number of nodes. Opening takes 17 s for 10,000 nodes (1.5 s without
+the optimizer), and over a minute for 20,000.
+"""
 
 EXACT_INTEGERS = "session.x64quantprecision"
-"""The setting without which sums of products of bytes overflow on x86 processors that have no VNNI."""
+"""The session setting that prevents overflow in sums of 8-bit products on x86 processors without VNNI."""
+
+PLATFORMS = ["NchwcTransformer"]
+"""Names of optimizations for one kind of processor. onnxruntime's own conversion tool omits them too."""
 
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
-"""Execution providers that compute elsewhere than in the memory of the processor, and what their device is called."""
+"""Execution provider with memory of its own -> the name of its device."""
 
 
 def load_onnxruntime() -> ModuleType:
-    """The package onnxruntime, loaded when it is first used: its import takes a tenth of the time of a small build.
+    """Import onnxruntime at the first call, and return it. The import takes a tenth of the time of a small build.
 
-    It logs nothing: what fails it raises too, and its log would bring what a model says, raw, to the terminal. Where a
-    program has loaded it before, its log stays as that wants it.
+    onnxruntime's log is turned off: all errors that it logs are raised too, and the log would write raw text of the
+    model to the terminal. If the program imported onnxruntime before, its log settings stay.
 
     Raises:
-        KeyboardInterrupt: the user interrupted the import; onnxruntime's native part makes an ImportError of that.
+        KeyboardInterrupt: the user interrupted the import. onnxruntime's native part turns the interrupt into an
+            ImportError.
     """
     ours = "onnxruntime" not in sys.modules
     try:
@@ -78,10 +90,10 @@ def load_onnxruntime() -> ModuleType:
 
 @contextmanager
 def of_samples(which: str = "the samples") -> Iterator[None]:
-    """Tell what onnxruntime raises in a run as the model's failure on data that a user has given.
+    """Turn an exception of onnxruntime inside the block into an error about the user's data.
 
     Args:
-        which: what the samples are called.
+        which: the name of the samples in the error.
 
     Raises:
         OnnxgradError: the run fails.
@@ -96,11 +108,11 @@ BUILDS = {
     "cuda": "onnxruntime-gpu", "tensorrt": "onnxruntime-gpu", "dml": "onnxruntime-directml",
     "openvino": "onnxruntime-openvino",
 }  # fmt: skip
-"""Execution provider -> the package of the onnxruntime that has it."""
+"""Short name of an execution provider -> the Python package of onnxruntime that contains it."""
 
 
 def find_provider(name: str) -> str:
-    """The full name of an execution provider: 'cuda' is CUDAExecutionProvider.
+    """Return the full name of an execution provider, such as CUDAExecutionProvider for 'cuda'.
 
     Raises:
         UsageError: the installed onnxruntime does not have it.
@@ -110,8 +122,11 @@ def find_provider(name: str) -> str:
         return there[_short(name)]
     hint = suggest(_short(name), there, "providers")
     if package := BUILDS.get(_short(name)):  # the packages hold the same module, and so replace each other
-        hint = f"pip uninstall -y onnxruntime && pip install {package}; this one has {', '.join(there)}"
-    raise UsageError(f"`provider`: this onnxruntime has no '{name}'", hint)
+        hint = (
+            f"run pip uninstall -y onnxruntime && pip install {package}; the installed onnxruntime has "
+            f"{', '.join(there)}"
+        )
+    raise UsageError(f"`provider`: the installed onnxruntime has no provider '{name}'", hint)
 
 
 def _short(provider: str) -> str:
@@ -119,18 +134,18 @@ def _short(provider: str) -> str:
 
 
 def take_out(model: ModelProto, names: Collection[str], path: Path | None) -> tuple[ModelProto, dict[str, np.ndarray]]:
-    """Part a model from the values of initializers, which so become inputs without a value.
+    """Copy a model without the values of some initializers, which become plain inputs; return the values separately.
 
     Args:
         model: the model; not changed.
-        names: initializers that are inputs too.
-        path: where the model was read from; external data are relative to it.
+        names: names of initializers that are inputs too.
+        path: the file the model was read from; external data are relative to it.
 
     Returns:
-        A copy without these values, and the values by name.
+        The copy, and a map from name to value.
 
     Raises:
-        OnnxgradError: values that stand in another file can't be read.
+        OnnxgradError: values in another file can't be read.
     """
     taken = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in names}
     elsewhere = ModelProto()
@@ -150,13 +165,13 @@ def open_session(
     written: Path | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> onnxruntime.InferenceSession:
-    """A session that trains a model or evaluates it on data, with many runs.
+    """Open a session for many runs, such as for training or evaluation.
 
     Args:
         model, path, provider, threads, alternating, written, sizes: see `start_session`.
 
     Raises:
-        UsageError: `threads` are more than this machine can use.
+        UsageError: `threads` is more than this machine can use.
         OnnxgradError: onnxruntime refuses the model.
     """
     if threads is not None:
@@ -168,12 +183,12 @@ def open_session(
 
 
 def _hint(model: ModelProto, error: Exception) -> str | None:
-    """What to do about a kernel that a provider lacks, where that is because of a type which it has few kernels for."""
+    """Return a hint for a missing kernel if the model uses bfloat16, which has few kernels; otherwise None."""
     kinds = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     kinds.update(tensor.data_type for tensor in model.graph.initializer)
     if "NOT_IMPLEMENTED" not in str(error) or TensorProto.BFLOAT16 not in kinds:
         return None
-    return "on a processor onnxruntime has few kernels for bfloat16: export the model in float16 or float32"
+    return "onnxruntime has few CPU kernels for bfloat16: export the model in float16 or float32"
 
 
 def start_session(
@@ -190,24 +205,26 @@ def start_session(
     written: Path | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> onnxruntime.InferenceSession:
-    """A session on a model; what refuses the model is onnxruntime's own error.
+    """Open a session on a model. Errors of onnxruntime are raised unchanged.
 
     Args:
         model: the model.
-        path: where the model was read from; external data are relative to it.
-        provider: the execution provider, by its full name; the processor runs what the provider lacks.
-        threads: how many the processor uses; None is onnxruntime's choice.
-        alternating: whether another session runs next: then the threads of this one don't spin for more work, in the
-            way of the other.
-        beside: whether it runs twice at the same time: then its threads never spin.
-        optimized: the number of nodes beyond which onnxruntime does not optimize the model.
-        arena: whether the memory of a run is kept for the next one; runs of other sizes, or that fail, add to it.
-        file: a file that holds the model, which is opened as whoever has the file does.
-        written: where onnxruntime writes the model as it runs it.
-        sizes: symbol -> size, of which onnxruntime may make use.
+        path: the file the model was read from; external data are relative to it.
+        provider: the full name of the execution provider. The processor runs the operators that the provider lacks.
+        threads: the number of threads on the processor; None leaves the choice to onnxruntime.
+        alternating: True if another session runs next. Idle threads of this session then stop spinning after a run,
+            because that would slow the other session.
+        beside: True if two runs of the session may take place at the same time. Its idle threads then never spin.
+        optimized: the number of nodes above which onnxruntime does not optimize the model.
+        arena: True keeps the memory of a run for the next one. The kept memory grows if runs have different sizes or
+            fail.
+        file: a file that contains the model. It is opened instead of `model`, in the way in which a user of the file
+            would.
+        written: the file to which onnxruntime writes the optimized model.
+        sizes: symbol -> size. onnxruntime may optimize the model for these sizes.
 
     Raises:
-        Exception: onnxruntime refuses the model; its exceptions share no public base class.
+        Exception: onnxruntime refuses the model. Its exceptions share no public base class.
     """
     runtime = load_onnxruntime()
     options = runtime.SessionOptions()
@@ -222,19 +239,19 @@ def start_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if beside:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # by default what is multiplied with an integer weight is quantized too
+    # by default, factors of an integer weight are quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     _keep_quantizers(runtime, options, model)
     if any(tensor.data_type in TWO_BITS for tensor in model.graph.initializer):
         _at_most_basic(runtime, options)
-    if any(map(_on_integers, model.graph.node)):  # else it fails at weights that are dequantized alone
+    if any(map(_on_integers, model.graph.node)):  # it fails on models that only dequantize
         options.add_session_config_entry(EXACT_INTEGERS, "1")
     for symbol, size in (sizes or {}).items():
         options.add_free_dimension_override_by_name(symbol, size)
     if written is not None:
         options.optimized_model_filepath = os.fsencode(written)
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]
-    if provider != CPU:  # OpenVINO's has threads of its own
+    if provider != CPU:  # OpenVINO has its own threads
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
     source: bytes | _FileName
@@ -246,20 +263,44 @@ def start_session(
     else:
         source = _FileName(file)
     session = _opened(runtime, model, source, options, providers)
-    if provider not in session.get_providers():  # onnxruntime goes on without it, and says so in its log alone
-        raise RuntimeError(f"it can't load {provider}: a library that it needs is missing, or of another version")
+    if provider not in session.get_providers():  # onnxruntime only logs that it continues without
+        raise RuntimeError(
+            f"it can't load {provider}, because a library that it needs is missing or has another version"
+        )
     return session
+
+
+def ort_format(model: ModelProto) -> bytes:
+    """Return the bytes of a .ort file, optimized for processors. onnxruntime of about this release can open it.
+
+    Source: https://onnxruntime.ai/docs/performance/model-optimizations/ort-format-models.html.
+
+    Raises:
+        OnnxgradError: onnxruntime can't open the model.
+    """
+    runtime = load_onnxruntime()
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.ort")
+        options = runtime.SessionOptions()
+        options.log_severity_level = SILENT
+        options.optimized_model_filepath = os.fsencode(path)
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        try:
+            runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU], disabled_optimizers=PLATFORMS)
+        except Exception as error:  # onnxruntime's exceptions have no class in common
+            raise OnnxgradError(f"onnxruntime can't write the model as .ort: {error}") from None
+        return path.read_bytes()
 
 
 def as_run(
     model: ModelProto, path: Path | None = None, threads: int | None = None, sizes: Mapping[str, int] | None = None
 ) -> ModelProto:
-    """A model as onnxruntime runs it on the processor: what its optimizer has made of it, its nodes in their order.
+    """Return a model in the form in which onnxruntime runs it: optimized, and with its nodes in the order of execution.
 
     Args:
         model: the model.
-        sizes: symbol -> size; onnxruntime then computes in advance what follows from the sizes alone.
-        path: where the model was read from; external data are relative to it.
+        sizes: symbol -> size. Values that depend only on these sizes are then computed in advance.
+        path: the file the model was read from; external data are relative to it.
         threads: see `start_session`.
 
     Raises:
@@ -272,7 +313,7 @@ def as_run(
 
 
 class _FileName(os.PathLike[bytes]):
-    """A file by the bytes of its name, which need be no text; bytes alone onnxruntime takes for the model."""
+    """A file name as bytes, which may not be valid text. onnxruntime would take plain bytes for a model."""
 
     def __init__(self, file: Path) -> None:
         self._name = os.fsencode(file)
@@ -282,7 +323,7 @@ class _FileName(os.PathLike[bytes]):
 
 
 def _opened(runtime: Any, model: ModelProto, source: bytes | _FileName, options: Any, providers: list[Any]) -> Any:
-    """A session with exact integers, or with onnxruntime's own where it asks for kernels of types that have none."""
+    """Open a session with the setting `EXACT_INTEGERS`, or without it if onnxruntime lacks kernels for it."""
     open_session = partial(runtime.InferenceSession, source, options, providers=providers, enable_fallback=0)
     try:
         return open_session()
@@ -294,16 +335,17 @@ def _opened(runtime: Any, model: ModelProto, source: bytes | _FileName, options:
 
 
 def _on_integers(node: NodeProto) -> bool:
-    """Whether a node computes with what is quantized."""
+    """Return True if a node computes with quantized values."""
     kind = node.op_type.removeprefix("Dynamic")
     return (kind.startswith("Q") and node.op_type != "QuantizeLinear") or "Integer" in kind
 
 
 def _keep_quantizers(runtime: ModuleType, options: onnxruntime.SessionOptions, model: ModelProto) -> None:
-    """Let floats between quantizers be computed as the model says.
+    """Set options so that onnxruntime computes the float operators between quantizers as the model defines them.
 
-    onnxruntime's kernels of integers saturate where the processor lacks VNNI, and it makes some of 4 bits that it does
-    not have; of a Relu before a quantizer to fewer than 8 bits its optimizer believes that it can be left out.
+    By default onnxruntime replaces them by integer kernels, which saturate on processors without VNNI, and by nodes on
+    4-bit integers, for which it has no kernels. Its optimizer also removes a Relu before a quantizer to fewer than 8
+    bits, which is wrong.
     """
     quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
     if not quantizers:
@@ -314,14 +356,14 @@ def _keep_quantizers(runtime: ModuleType, options: onnxruntime.SessionOptions, m
 
 
 def _at_most_basic(runtime: ModuleType, options: onnxruntime.SessionOptions) -> None:
-    """Let onnxruntime's optimizer do what changes no number, and no more."""
+    """Restrict onnxruntime's optimizer to optimizations that don't change any result."""
     levels = runtime.GraphOptimizationLevel
     if options.graph_optimization_level != levels.ORT_DISABLE_ALL:
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
 
 
 def _made_by(quantizers: Sequence[NodeProto], model: ModelProto) -> Iterator[int]:
-    """The types of integers that quantizers make, as their attributes or stored zero points say."""
+    """Yield the integer types of the outputs of quantizers, from their attributes or stored zero points."""
     zeros = {node.input[2] for node in quantizers if len(node.input) > 2}
     yield from (attribute.i for node in quantizers for attribute in node.attribute if attribute.name == "output_dtype")
     yield from (tensor.data_type for tensor in model.graph.initializer if tensor.name in zeros)
@@ -330,10 +372,10 @@ def _made_by(quantizers: Sequence[NodeProto], model: ModelProto) -> Iterator[int
 
 
 def trim() -> None:
-    """Give back to the system what lies free in the memory of the process, where the C library can.
+    """Return free memory of the process to the operating system, if the C library can do so.
 
-    What was read of a file and copied from there lies free after that, as much as the file holds, and glibc keeps it.
-    Source: malloc_trim(3).
+    After a file is read and its values are copied, memory of the size of the file is free, but glibc keeps it. Source:
+    malloc_trim(3).
     """
     trim_all = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim_all is not None:
@@ -341,7 +383,7 @@ def trim() -> None:
 
 
 def array_run(session: onnxruntime.InferenceSession) -> Callable[..., Any]:
-    """Return the session's `run`, or one that also reads and writes bfloat16 arrays, which numpy has no name for."""
+    """Return the session's `run`, or a version of it for bfloat16 arrays if the model has such inputs or outputs."""
     types = [value.type for value in (*session.get_inputs(), *session.get_outputs())]
     tensors = all(kind.startswith("tensor(") and kind != "tensor(string)" for kind in types)
     return partial(_run_with_bfloat16, session) if tensors and "tensor(bfloat16)" in types else session.run
@@ -356,7 +398,7 @@ def _run_with_bfloat16(
 
 
 def _array_of(value: onnxruntime.OrtValue) -> np.ndarray:
-    """A tensor on the processor as an array, which is a copy where its type is bfloat16."""
+    """Return a tensor in the processor's memory as an array. An array of bfloat16 is a copy."""
     if value.element_type() != TensorProto.BFLOAT16:
         return value.numpy()
     size = value.tensor_size_in_bytes()
@@ -365,19 +407,19 @@ def _array_of(value: onnxruntime.OrtValue) -> np.ndarray:
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
-    """Let the runs of a binding read an input from an array; on the processor it is not copied.
+    """Bind an array to an input of a session's runs. Memory of the processor is not copied.
 
     Raises:
-        RuntimeError: the input is of another type.
+        RuntimeError: the input has another type.
     """
-    if array.dtype == BFLOAT16:  # which onnxruntime does not know by numpy's name
+    if array.dtype == BFLOAT16:  # onnxruntime does not take this numpy type
         binding.bind_ortvalue_input(name, Buffer(array).value)
     else:
         binding.bind_cpu_input(name, array)
 
 
 class Buffer:
-    """A tensor that runs read or write where it lies: on the processor in an array, which is `array`."""
+    """A tensor that runs read or write in place. If it is in the processor's memory, `array` shares this memory."""
 
     def __init__(self, array: np.ndarray, provider: str = CPU) -> None:
         self._device = DEVICES.get(provider, "cpu")
@@ -391,11 +433,11 @@ class Buffer:
         return ort_value.ortvalue_from_numpy(array, self._device, 0)
 
     def read(self) -> np.ndarray:
-        """A copy of what it holds."""
+        """Return a copy of the tensor's values."""
         return self.array.copy() if self._device == "cpu" else self.value.numpy()
 
     def write(self, array: np.ndarray) -> None:
-        """Let it hold other values, of its shape and type."""
+        """Replace the tensor's values by those of an array of the same shape and type."""
         if self._device == "cpu":
             self.array[...] = array
         else:
@@ -403,20 +445,18 @@ class Buffer:
 
 
 class BoundRuns:
-    """The runs of a session that read and write buffers where they lie."""
+    """Runs of a session whose weights and state are bound to buffers."""
 
     def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        read: Mapping[str, Buffer],
-        written: Mapping[str, Buffer],
+        self, session: onnxruntime.InferenceSession, read: Mapping[str, Buffer], written: Mapping[str, Buffer],
         provider: str = CPU,
-    ) -> None:
-        """Bind the buffers.
+    ) -> None:  # fmt: skip
+        """Bind the buffers to inputs and outputs.
 
         Args:
-            session: on the model.
-            read, written: the buffers of inputs and of outputs, by their names; the other inputs are fed to each run.
+            session: a session on the model.
+            read: input -> the buffer that each run reads. The other inputs are fed to each run.
+            written: output -> the buffer that each run writes.
             provider: the execution provider of the session.
         """
         self._session, self._read = session, read
@@ -427,7 +467,7 @@ class BoundRuns:
             self._binding.bind_ortvalue_output(name, buffer.value)
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Run on what else the model takes."""
+        """Run the session. `feeds` are the inputs that have no buffer."""
         for name, array in feeds.items():
             feed(self._binding, name, array)
         if self._elsewhere:
@@ -435,10 +475,42 @@ class BoundRuns:
         self._session.run_with_iobinding(self._binding)
 
     def _bind_read(self) -> None:
-        """Bind what is read: on a device before each run.
+        """Bind the buffers of inputs. For a provider with memory of its own, this is done before each run.
 
-        Where the processor runs a node that reads an input, onnxruntime copies the input there as it is bound, and
-        never again: it would compute with the weights of the first step for good.
+        If a node on the processor reads an input, onnxruntime copies the input to the processor only when the input is
+        bound. Without a new binding, all runs would compute with the weights of the first step.
         """
         for name, buffer in self._read.items():
             self._binding.bind_ortvalue_input(name, buffer.value)
+
+
+def attribute_defaults(op_type: str, domain: str) -> Mapping[str, Any]:
+    """Return attribute -> default value, by an operator's newest schema in the installed onnxruntime."""
+    return _all_defaults().get((plain_domain(domain), op_type), {})
+
+
+@cache
+def _all_defaults() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return (domain, operator) -> attribute -> default value, for all operators.
+
+    Reading the schemas takes 50 ms. They are sorted by version, because their order is undocumented.
+    """
+    load_onnxruntime()
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    defaults: dict[tuple[str, str], dict[str, Any]] = {}
+    for schema in sorted(get_all_operator_schema(), key=lambda schema: schema.since_version):
+        found = {name: _default(attribute._default_value) for name, attribute in schema.attributes.items()}
+        defaults[plain_domain(schema.domain), schema.name] = {k: v for k, v in found.items() if v is not None}
+    return defaults
+
+
+def _default(serialized: bytes) -> Any:
+    """Return the value of a serialized attribute; None if it is empty, as for an attribute without a default."""
+    attribute = onnx.AttributeProto()
+    try:
+        attribute.ParseFromString(serialized)
+    except DecodeError:  # an attribute without a default has a single newline here
+        return None
+    value = onnx.helper.get_attribute_value(attribute) if attribute.type else None
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Why a model says what it says: attributions of a score to what the model is fed, and inputs that fool it.
+"""Explain and attack models: attributions of a class score to the inputs, and adversarial inputs.
 
-One module a method. All work on a `Case`, the samples with their scores and the gradients of these.
+The methods in `attributions` work on a `Case`, which holds samples and computes their scores and gradients.
 """

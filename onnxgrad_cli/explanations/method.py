@@ -1,4 +1,4 @@
-"""Which method explains a score, and its settings."""
+"""The attribution method of an explanation, with its settings."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from typing import get_args
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Explanation
 from onnxgrad_cli.common.keywords import KnownKeywords
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import suggest, unknown_name
 
 
 @dataclass(frozen=True)
 class Method(KnownKeywords):
-    """How a score is explained.
+    """The attribution method and its settings.
 
     Attributes:
         name: 'saliency', 'smoothgrad', 'integrated-gradients', 'grad-cam' or 'occlusion'.
-        repeats, noise, seed: of smoothgrad: how many samples of noise, its deviation as a share of a
-            sample's range, and where its random numbers begin.
-        steps: of integrated-gradients: of the way from the baseline.
-        baseline: of integrated-gradients and occlusion: 'zero', 'mean' (of the data), or an .npy or .npz file.
-        layer: of grad-cam: a value, or a node; by default the last one with places.
-        window, stride: of occlusion: the size of what is hidden, and how far it moves, along each axis of places; by
-            default an eighth of the size, and half the window, or all of it in volumes.
+        repeats: for smoothgrad, the number of noisy copies of each sample.
+        noise: for smoothgrad, the standard deviation of the noise as a fraction of the range of values of a sample.
+        seed: for smoothgrad, the seed of the noise.
+        steps: for integrated-gradients, the number of steps between the baseline and the sample.
+        baseline: for integrated-gradients and occlusion: 'zero', 'mean' (of the data), or an .npy or .npz file.
+        layer: for grad-cam, the name of a value, or of the node that computes it. The default is the last layer with
+            spatial axes.
+        window: for occlusion, the size of the hidden window along each axis in which it moves. The default is an eighth
+            of the size of the axis.
+        stride: for occlusion, the distance between windows along each of these axes. The default is half the size of
+            the window, or its whole size for volumes.
 
     Raises:
-        UsageError: a word or a number does not fit.
+        UsageError: the method is unknown, or a number is out of range.
     """
 
     name: Explanation = "saliency"
@@ -43,8 +47,9 @@ class Method(KnownKeywords):
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Explanation):
-            raise UsageError(
-                f"there is no method '{self.name}'", suggest(str(self.name), get_args(Explanation), "methods")
+            raise unknown_name(
+                f"there is no method '{self.name}'",
+                suggest(str(self.name), get_args(Explanation), "methods"),
             )
         checks.at_least("repeats", self.repeats, 1, whole=True)
         checks.at_least("noise", self.noise, 0)

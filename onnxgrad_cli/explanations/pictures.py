@@ -1,4 +1,4 @@
-"""Attributions as a picture: beside each sample, the sample in grey under the colours of what speaks for the score."""
+"""Draw attributions as a picture: each sample, and next to it the sample in grey with its attributions in color."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ import numpy as np
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.errors import UsageError
 
-TILE, MOST, GAP = 128, 64, 4
-"""The least size of a sample in pixels, the most samples of a picture, and pixels between them."""
+TILE, MAX_SAMPLES, GAP = 128, 64, 4
+"""Smallest size of a sample in pixels; largest number of samples in a picture; pixels between samples."""
 
 RED, BLUE = np.array([214.0, 39, 40]), np.array([31.0, 119, 180])
-"""What speaks for a score, and against it."""
+"""Colors of positive and negative attributions."""
 
 
 def draw(pictures: np.ndarray, heat: np.ndarray, smooth: bool, said: str) -> bytes:
-    """Samples and their attributions, as a png.
+    """Return a PNG of samples and their attributions.
 
     Args:
-        pictures: the samples, (n, height, width) or (n, height, width, 3), of any range, which is stretched.
-        heat: attributions, (n, h, w): those of each sample are drawn up to its largest magnitude.
-        smooth: whether pixels of attributions run into each other where they are fewer.
-        said: stands in the file as its description.
+        pictures: the samples, (n, height, width) or (n, height, width, 3). The values of each sample are scaled to the
+            full range of brightness.
+        heat: the attributions, (n, h, w). In each sample, the largest magnitude gets the full color.
+        smooth: True to interpolate attributions that have fewer pixels than the sample.
+        said: a description that is stored in the file.
 
     Raises:
-        UsageError: pillow is missing, or there are too many samples.
+        UsageError: pillow is not installed, or there are more than `MAX_SAMPLES` samples.
     """
     load_package("PIL.Image", "a .png file", "write .npz")
     from PIL import Image, PngImagePlugin
 
-    if len(pictures) > MOST:
+    if len(pictures) > MAX_SAMPLES:
         raise UsageError(
-            f"a picture holds {MOST} samples, not {len(pictures)}", "choose some with `sample`, or write .npz"
+            f"a picture can show at most {MAX_SAMPLES} samples, not {len(pictures)}",
+            "choose fewer samples with `sample`, or write .npz",
         )
     tiles = [_tile(Image, *each, smooth) for each in zip(pictures, heat, strict=True)]
     height, width = tiles[0].shape[:2]
@@ -54,7 +56,7 @@ def draw(pictures: np.ndarray, heat: np.ndarray, smooth: bool, said: str) -> byt
 
 
 def _tile(image: Any, picture: np.ndarray, heat: np.ndarray, smooth: bool) -> np.ndarray:
-    """One sample, and to its right its attributions over it."""
+    """Return an image of a sample, with the sample in grey and its attributions in color to the right of it."""
     times = max(ceil(TILE / max(picture.shape[:2])), 1)
     size = picture.shape[1] * times, picture.shape[0] * times
     low, high = float(picture.min()), float(picture.max())

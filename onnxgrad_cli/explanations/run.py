@@ -1,4 +1,4 @@
-"""A method on the samples of data, batch by batch."""
+"""Run an attribution method on samples, batch by batch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.data import Data
+from onnxgrad_cli.data.pictures import layout_of
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.explanations.grad_cam import grad_cam
-from onnxgrad_cli.explanations.integrated_gradients import integrated_gradients
+from onnxgrad_cli.explanations.attributions import grad_cam, integrated_gradients, occlusion, saliency, smoothgrad
 from onnxgrad_cli.explanations.method import Method
-from onnxgrad_cli.explanations.occlusion import occlusion
-from onnxgrad_cli.explanations.saliency import saliency
 from onnxgrad_cli.explanations.samples import TOGETHER, Scored, batches, labels_of
 from onnxgrad_cli.explanations.scorer import Case, Scorer
-from onnxgrad_cli.explanations.smoothgrad import smoothgrad
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.training.data import Data
-from onnxgrad_cli.training.data.picture_layout import layout_of
 
 INCOMPLETE = 0.05
-"""The share by which attributions may be off from what they add up to, before that is a caution."""
+"""If the error of integrated gradients is larger than this, a caution is printed; see `integrated_gradients`."""
 
 
 class Attributions(NamedTuple):
-    """What a method has found of n samples; see `Explained`."""
+    """The attributions of n samples with their classes, scores and errors; see `Explained`."""
 
     values: np.ndarray
     classes: np.ndarray
@@ -37,16 +33,16 @@ class Attributions(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What all batches of an explanation share.
+    """The settings that all batches of an explanation share.
 
     Attributes:
-        method: how they are explained.
-        what, class_: the output and the class of it whose score is explained.
-        scorer: runs the model.
+        method: the attribution method.
+        what, class_: the output with the class scores, and the class whose score is explained.
+        scorer: the scorer that runs the model.
         data: the samples.
-        label: what the data call the labels; None where there are none.
-        baseline: what stands for nothing, which broadcasts to samples.
-        graph: the model, typed.
+        label: the name of the label array in the data; None if no labels are read.
+        graph: the model with types.
+        baseline: the baseline, in a shape that broadcasts to samples.
     """
 
     method: Method
@@ -59,35 +55,39 @@ class Run:
     baseline: np.ndarray = field(default_factory=lambda: np.zeros(()))
 
     def explain(self, rows: np.ndarray, tell: Tell) -> Attributions:
-        """The attributions of some samples.
+        """Return the attributions of some samples.
 
         Args:
-            rows: their numbers.
-            tell: takes what is narrated, such as that they are all zero.
+            rows: the numbers of the samples.
+            tell: function that prints progress and cautions, such as that all attributions are zero.
 
         Raises:
-            UsageError: a setting does not fit, or there is no such class.
-            OnnxgradError: they are not finite.
+            UsageError: a setting does not fit the samples, or the class doesn't exist.
+            OnnxgradError: the attributions are not finite.
         """
-        ragged = self.data.ragged  # then one by one: not every model is told what stands behind the end of a sample
+        # Samples of different lengths run one by one, because not every model has a mask for padding.
+        ragged = self.data.ragged
         parts: list[Attributions] = []
         for part in batches(rows, self.scorer, 1 if ragged else TOGETHER):
-            tell(f"explaining: {sum(len(each.values) for each in parts)} of {len(rows)} samples are done", 1)
+            tell(f"explained {sum(len(each.values) for each in parts)} of {len(rows)} samples", 1)
             parts.append(self._explained(part))
         if ragged:
             parts = _padded(parts)
         if len({part.values.shape[1:] for part in parts}) > 1:
-            raise UsageError("samples of different lengths can't be explained at once", "choose some with `sample`")
+            raise UsageError(
+                "samples of different lengths can't be explained together", "choose samples of one length with `sample`"
+            )
         values, classes, scores = (np.concatenate(each) for each in list(zip(*parts, strict=True))[:3])
         if not np.isfinite(values).all():
             raise OnnxgradError(
-                "the attributions are not all finite", "see with `onnxgrad doctor` where numbers overflow"
+                "some attributions are not finite", "look for infinite or very large values in data and weights"
             )
         if not values.any():
-            tell("caution: all attributions are zero: the score does not answer to what is explained", 0)
+            tell("caution: all attributions are zero: the score does not depend on the explained value", 0)
         gaps = [part.gaps for part in parts if part.gaps is not None]
         found = Attributions(values, classes, scores, np.concatenate(gaps) if gaps else None)
-        self._tell_gaps(found.gaps, tell)
+        if found.gaps is not None:
+            _warn_of_gaps(found.gaps, tell)
         return found
 
     def _explained(self, rows: np.ndarray) -> Attributions:
@@ -101,35 +101,29 @@ class Run:
         elif method.name == "occlusion":
             values = occlusion(case, self.baseline, *self.windows(case.x.shape))
         else:
-            found = integrated_gradients(case, self.baseline, method.steps)
-            values, gaps = found.values, found.gap()
+            values, gaps = integrated_gradients(case, self.baseline, method.steps)
         return Attributions(values.astype(np.float32), case.labels, case.scores(case.x), gaps)
 
-    def _tell_gaps(self, gaps: np.ndarray | None, tell: Tell) -> None:
-        off = 0 if gaps is None else int((gaps > INCOMPLETE).sum())
-        if gaps is not None and off:
-            tell(
-                f"caution: in {off} of {len(gaps)} samples attributions do not add up to the difference of the scores: "
-                f"they are off by up to {gaps.max():.3g} of it: take more `steps`",
-                0,
-            )
-
     def windows(self, shape: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """The axes of places, and along each the window and its stride, for samples of a shape.
+        """Return the axes along which windows move, the sizes of a window, and its strides, for a shape of samples.
 
         Raises:
-            UsageError: there are not as many sizes as axes.
+            UsageError: the number of sizes differs from the number of axes, or a window is too large.
         """
         axes = self.places(len(shape))
         window = self._each("window", self.method.window, [max(shape[axis] // 8, 1) for axis in axes])
         for axis, size in zip(axes, window, strict=True):
             if size > shape[axis]:
-                raise UsageError(f"`window={size}`: there are {shape[axis]} places along axis {axis}")
-        share = 2 if len(axes) < 3 else 1  # in volumes, windows that overlap by halves would be thousands
+                raise UsageError(f"`window={size}`: axis {axis} has only {shape[axis]} positions")
+        share = 2 if len(axes) < 3 else 1  # a volume would have thousands of windows that overlap by half
         return axes, window, self._each("stride", self.method.stride, [max(size // share, 1) for size in window])
 
     def places(self, rank: int) -> list[int]:
-        """The axes of what is explained that windows move along."""
+        """Return the axes of the explained value that windows move along.
+
+        These are all axes except the batch and the channels. For an inner value, such as embeddings of tokens, and for
+        a value with two axes, it is axis 1 alone.
+        """
         if self.scorer.subject.inner or rank < 3:
             return [1]
         layout = layout_of(self.graph.types[self.scorer.subject.name])
@@ -137,19 +131,19 @@ class Run:
         return [axis for axis in range(1, rank) if axis != channels]
 
     def channels(self, rank: int) -> int | None:
-        """The axis of what is explained that is no place, if there is one."""
+        """Return the axis of the channels in the explained value, or None if it has no channels."""
         places = self.places(rank)
         return next((axis for axis in range(1, rank) if axis not in places), None)
 
     def words(self) -> str:
-        """The method with its settings."""
+        """Return a text that describes the method and its settings."""
         method = self.method
         base = f"a baseline of {'zeros' if method.baseline == 'zero' else method.baseline}"
         if method.name == "smoothgrad":
             noise = f"{method.repeats} samples with noise of {method.noise:g} of their range (seed {method.seed})"
             return f"smoothgrad: the mean gradient at {noise}"
         if method.name == "occlusion":
-            sizes = [_sizes(each) for each in self.windows(self.case(np.arange(1)).x.shape)[1:]]
+            sizes = [" x ".join(map(str, each)) for each in self.windows(self.case(np.arange(1)).x.shape)[1:]]
             return f"occlusion by {base}, windows of {sizes[0]} every {sizes[1]}"
         return {
             "saliency": "saliency, the magnitude of the gradient",
@@ -158,7 +152,7 @@ class Run:
         }[method.name]
 
     def case(self, rows: np.ndarray) -> Case:
-        """Some samples, by their numbers, with the classes that are looked at."""
+        """Return the samples with these numbers as a batch, with the classes to explain."""
         feeds = self.data.batch(rows)
         given = feeds.pop(self.label) if self.label else None
         output, x = self.scorer.values(feeds)
@@ -166,19 +160,25 @@ class Run:
 
     def _each(self, name: str, asked: Sequence[int], default: list[int]) -> list[int]:
         if len(asked) not in (0, 1, len(default)):
-            raise UsageError(f"`{name}` has {len(asked)} sizes, and there are {len(default)} axes of places")
+            raise UsageError(f"`{name}` has {len(asked)} sizes, but there are {len(default)} axes of positions")
         return list(asked) * (len(default) if len(asked) == 1 else 1) if asked else default
 
 
+def _warn_of_gaps(gaps: np.ndarray, tell: Tell) -> None:
+    off = int((gaps > INCOMPLETE).sum())
+    if off:
+        text = (
+            f"caution: in {off} of {len(gaps)} samples, the attributions do not add up to the difference of the "
+            "scores. "
+        )
+        tell(f"{text}The largest gap is {gaps.max():.3g} of the difference: set more `steps`", 0)
+
+
 def _padded(parts: Sequence[Attributions]) -> list[Attributions]:
-    """The attributions of batches of tokens, with zeros behind the ends of those that are shorter."""
+    """Return attributions of tokens, padded with zeros to the length of the longest sample."""
     longest = max(part.values.shape[1] for part in parts)
 
     def padded(values: np.ndarray) -> np.ndarray:
         return np.pad(values, [(0, 0), (0, longest - values.shape[1]), *[(0, 0)] * (values.ndim - 2)])
 
     return [part._replace(values=padded(part.values)) for part in parts]
-
-
-def _sizes(sizes: Sequence[int]) -> str:
-    return " x ".join(map(str, sizes))

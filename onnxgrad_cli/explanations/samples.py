@@ -1,4 +1,4 @@
-"""Samples for a model that is explained or attacked: what it is fed, and the classes whose scores are looked at."""
+"""Open the samples of an explanation or attack, and choose the classes whose scores are differentiated."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.derivatives.scores import ClassChoice
-from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.explanations.scorer import Scorer
-from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
-from onnxgrad_cli.metadata import Term
-from onnxgrad_cli.training.class_names import class_names as names_in, names_for
-from onnxgrad_cli.training.data import (
+from onnxgrad_cli.data import (
     Data,
     Preprocessing,
     Range,
@@ -29,22 +22,29 @@ from onnxgrad_cli.training.data import (
     open_data,
     rows_of,
 )
-from onnxgrad_cli.training.data.pasts import with_sizes_of_pasts
-from onnxgrad_cli.training.data.states import outputs_batch_first, recurrent_values
+from onnxgrad_cli.data.classes import class_names as names_in, names_for
+from onnxgrad_cli.data.empty_kv_cache import with_sizes_of_pasts
+from onnxgrad_cli.data.states import outputs_batch_first, recurrent_values
+from onnxgrad_cli.derivatives.scores import ClassChoice
+from onnxgrad_cli.errors import UsageError, suggest, unknown_name
+from onnxgrad_cli.explanations.scorer import Scorer
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
+from onnxgrad_cli.metadata import Term
 
 TOGETHER = 32
-"""Samples that are fed together where they are independent."""
+"""If samples are independent, at most this many are fed at once."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The output that is looked at.
+    """The output with the class scores.
 
     Attributes:
-        output: its name.
-        axis: the axis of its classes, from the front.
-        classes: how many there are; None where that is known at run time alone.
-        places: its shape without them.
+        output: the name of the output.
+        axis: the axis of the classes, counted from the front.
+        classes: the number of classes, or None if it is known only at run time.
+        places: the shape of the output without the axis of the classes.
     """
 
     output: str
@@ -54,22 +54,22 @@ class Scored:
 
 
 def scored(graph: Graph, output: str | None, class_axis: int = 1) -> Scored:
-    """The output that is named, or the first one of floats.
+    """Return the output with the given name, or the first float output.
 
     Raises:
-        UsageError: there is none, or it has no such axis.
+        UsageError: the model has no such output, or the output doesn't have the axis of classes.
     """
     known = [name for name in graph.output_names if is_float(graph.types.get(name))]
     if output is not None and output not in known:
-        raise UsageError(f"`output`: the model has no '{output}' of floats", suggest(output, known, "outputs"))
+        raise unknown_name(f"`output`: the model has no float output '{output}'", suggest(output, known, "outputs"))
     if not known:
-        raise UsageError("the model has no output of floats", "a score is a float")
+        raise UsageError("the model has no float output", "export the model with a float output of scores")
     name = output or known[0]
     shape = shape_of(graph.types[name])
     if shape is None or len(shape) < 2 or not -len(shape) <= class_axis < len(shape) or class_axis % len(shape) == 0:
         raise UsageError(
-            f"'{name}' is {in_words(graph.types[name])}: it has no classes along axis {class_axis}",
-            "name an output [batch, classes] with `output`, or the axis with `class_axis`",
+            f"'{name}' is {in_words(graph.types[name])}, so it has no classes along axis {class_axis}",
+            "choose an output [batch, classes] with `output`, or set the axis with `class_axis`",
         )
     axis = class_axis % len(shape)
     size = shape[axis]
@@ -80,22 +80,23 @@ def open_samples(
     source: str | Path, model: ModelProto, graph: Graph, what: Scored, label: str, read: bool, prefix: str,
     how: SampleOptions, sequences: SequenceOptions, tell: Tell,
 ) -> Data:  # fmt: skip
-    """Open the data of a model, and of its labels if there are to be some.
+    """Open the data for the inputs of a model, and for labels if they are needed.
 
     Args:
-        source: see `open_data`.
-        model: the model, which may say how its data were prepared.
-        graph: it, typed.
-        what: the output that is looked at.
-        label: what the data call the labels.
-        read: whether they are wanted.
-        prefix: what names in the data have before the inputs' names.
-        how: how columns become inputs.
-        sequences: how text and lists of tokens become samples; data of tokens need no tokenizer.
-        tell: takes what is narrated.
+        source: the data; see `open_data`.
+        model: the model, whose metadata may describe the preprocessing of its data.
+        graph: the model with types.
+        what: the output with the scores.
+        label: the name of the label array in the data.
+        read: True to read the labels.
+        prefix: a prefix of the names in the data. Without it, they are the names of inputs.
+        how: options for turning columns into inputs.
+        sequences: options for turning text and lists of tokens into samples. Data that contain tokens need no
+            tokenizer.
+        tell: function that prints progress and cautions.
 
     Raises:
-        UsageError: they can't be read, or don't fit.
+        UsageError: the data can't be read, or don't fit the model.
     """
     fed = with_sizes_of_pasts({n: graph.types[n] for n in graph.input_names if n not in graph.initializers}, graph)
     inputs = dict(fed)
@@ -104,7 +105,10 @@ def open_samples(
     unread = [] if read or label in inputs else [label]
     if read:
         if label in inputs:
-            raise UsageError(f"`label`: '{label}' is an input of the model", "say what the data call the labels")
+            raise UsageError(
+                f"`label`: '{label}' is an input of the model, not an array of labels",
+                "give the name of the array of labels",
+            )
         inputs[label] = tensor_type(TensorProto.INT64, what.places)
         last = None if what.classes is None else what.classes - 1
         ranges[label] = Range(0, last, why=f"there are {what.classes} classes" if what.classes else "it is a class")
@@ -121,36 +125,36 @@ def open_samples(
 
 
 def check_batch_first(data: Data, model: ModelProto, subject: str, output: str) -> None:
-    """Refuse an input or an output whose batch is not its first axis.
+    """Check that axis 0 of the subject and of the output is the batch.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the batch is another axis.
     """
     for name in ({**data.axes, **outputs_batch_first(model, data.axes)}.keys()) & {subject, output}:
         raise UsageError(
-            f"'{name}' has its batch behind the first axis",
+            f"the batch of '{name}' is not on its first axis",
             "export the model with the batch first, such as batch_first=True in PyTorch",
         )
 
 
 def class_names(data: Data, model: ModelProto, what: Scored, label: str | None) -> Sequence[str]:
-    """What the classes are called; nothing where nobody says."""
+    """Return the names of the classes that the data or the model give, or an empty sequence."""
     said = names_in(model)
     stored = said.get(what.output, ()) if what.classes is None else names_for(said, what.classes, what.output)
     return data.names.get(label or "") or stored
 
 
 def labels_of(class_: int | str, what: Scored, output: np.ndarray, given: np.ndarray | None) -> np.ndarray:
-    """The classes that are looked at, int64 of the shape of the output without its axis of classes.
+    """Return the classes to explain, int64 in the shape of the output without its axis of classes.
 
     Args:
-        class_: a number, 'argmax' or 'label'; see `ClassChoice`.
-        what: the output.
-        output: its values.
-        given: the labels that the data have.
+        class_: the number of a class, 'argmax' or 'label'; see `ClassChoice`.
+        what: the output with the scores.
+        output: the values of the output.
+        given: the labels in the data. They are only used if `class_` is 'label'.
 
     Raises:
-        UsageError: there is no such class.
+        UsageError: the output has no class with this number.
     """
     pick = ClassChoice.of(class_, what.axis)
     assert pick is not None
@@ -163,24 +167,27 @@ def labels_of(class_: int | str, what: Scored, output: np.ndarray, given: np.nda
         found = np.full(output.shape[: what.axis] + output.shape[what.axis + 1 :], int(pick.which))
     classes = output.shape[what.axis]
     if found.size and not (found.min() >= 0 and found.max() < classes):
-        raise UsageError(f"'{what.output}' has the classes 0 to {classes - 1}, and no {found.max()}", "name another")
+        raise UsageError(
+            f"'{what.output}' has the classes 0 to {classes - 1}, but class {found.max()} was chosen",
+            "choose another class",
+        )
     return found.astype(np.int64)
 
 
 def chosen(data: Data, sample: Sequence[int]) -> np.ndarray:
-    """The numbers of the samples that are asked for; none is all.
+    """Return the numbers in `sample`, or the numbers of all samples if it is empty.
 
     Raises:
-        UsageError: there is no such sample.
+        UsageError: the data have no sample with such a number.
     """
     for each in sample:
         checks.at_least("sample", each, 0, whole=True)
         if each >= len(data):
-            raise UsageError(f"`sample={each}`: there are {len(data)} samples, and the first is 0")
+            raise UsageError(f"`sample={each}` is out of range: there are {len(data)} samples, and the first is 0")
     return np.array(sample, np.int64) if sample else np.arange(len(data))
 
 
 def batches(rows: np.ndarray, scorer: Scorer, most: int) -> list[np.ndarray]:
-    """Samples as they are fed together."""
+    """Split samples into batches of at most `most` samples, or of the size that the scorer requires."""
     size = scorer.size or most
     return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -1,4 +1,4 @@
-"""Operators that leave no gradient because they saturate, such as a Softmax of scores that are far apart."""
+"""Find operators that make gradients vanish because they saturate, such as a Softmax of scores that are far apart."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto
 
-from onnxgrad_cli.execution.session import of_samples, start_session
+from onnxgrad_cli.execution.session import of_samples, open_session
 from onnxgrad_cli.explanations.samples import Scored
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Arrays, is_float, shape_of
+from onnxgrad_cli.ir.weightless_copy import copied
 
 MIN_SLOPE = 1e-6
-"""An operator saturates where its derivative is less than this."""
+"""An element of an operator's result counts as saturated if its derivative is smaller than this."""
 
-MAX_MARGIN = 80.0
-"""Scores further apart than this leave cross-entropy no gradient in float32: exp(-87) is its least normal number."""
+MAX_MARGIN, MAX_MARGIN_OF_DOUBLES = 80.0, 700.0
+"""Differences of scores at which the gradient of cross-entropy vanishes, in float32 and in float64.
+
+The smallest normal number is about exp(-87) in float32 and exp(-708) in float64.
+"""
 
 MOSTLY = 0.95
-"""Share of its values that an operator inside the network saturates in, to be named if none saturates in all."""
+"""Smallest fraction of saturated elements at which an operator inside the network is reported.
+
+It is used only if no operator is completely saturated.
+"""
 
 SLOPES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "Atan": lambda x, y: 1 / (1 + x * x),
@@ -36,20 +43,22 @@ SLOPES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "Softsign": lambda x, y: 1 / (1 + np.abs(x)) ** 2,
     "Tanh": lambda x, y: 1 - y * y,
 }
-"""Operator -> its derivative, or a value that is zero where that is, by what it takes and gives."""
+"""Operator -> a function of its input and output: its derivative, or a value that is small if the derivative is."""
 
 KEEPS_ORDER = frozenset(SLOPES) - {"Relu"} | {"Cast", "Identity", "Log", "LogSoftmax"}
-"""Operators that leave the order of scores as it is, except where they saturate."""
+"""Operators that don't change the order of the scores of the classes, unless they saturate."""
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """Saturated operators.
+    """The reason why gradients vanish, and values that an attack can use instead.
 
     Attributes:
-        nodes: each as "Softmax 'name'", the last of the model first.
-        logits: the scores before all of them, of which a gradient is left; "" if there are none.
-        far: the scores that are attacked, if they are too far apart for a gradient; else "".
+        nodes: the saturated operators, each as "Softmax 'name'", the last one in the model first.
+        logits: the name of scores that are computed before all saturated operators, so that their gradient doesn't
+            vanish. "" if the model has no such scores.
+        far: the name of the scores (`logits`, or those that were attacked) if they are too far apart for cross-entropy,
+            otherwise "".
     """
 
     nodes: list[str]
@@ -57,65 +66,73 @@ class Saturation:
     far: str = ""
 
     def __str__(self) -> str:
-        parts = []
+        parts, options = [], []
         if self.nodes:
             *before, last = self.nodes
-            nodes = f"{', '.join(before)} and {last} saturate" if before else f"{last} saturates"
-            hint = f": attack the scores before with `output={self.logits!r}`" if self.logits else ""
-            parts.append(f"{nodes} there{hint}")
+            parts.append(f"{', '.join(before)} and {last} saturate" if before else f"{last} saturates")
+        if self.logits:
+            options.append(f"`output={self.logits!r}`")
         if self.far:
-            parts.append(
-                f"the scores '{self.far}' of a sample are further apart than {MAX_MARGIN:g} there, which leaves "
-                "cross-entropy no gradient in float32"
-            )
-        return "".join(f"; {part}" for part in parts)
+            parts.append(f"scores in '{self.far}' differ so much that the gradient of cross-entropy underflows")
+            options.append("`loss='margin'`")
+        fix = f"; attack with {' and '.join(options)}" if options else ""
+        return f": {'; '.join(parts)}{fix}" if parts else ""
 
 
 def with_outputs(model: ModelProto, graph: Graph, names: Iterable[str]) -> ModelProto:
-    """Return a model in which values in between are outputs too; the model itself if none of `names` is such a value.
+    """Return a copy of a model with inner values as outputs, or the model itself if no name is an inner value.
 
     Args:
         model: the model, which is not changed.
-        graph: it, typed.
-        names: values of floats; others are ignored.
+        graph: the model with types.
+        names: the names of inner values. Names of outputs, inputs and values that are not float are ignored.
     """
     made = {output for node in model.graph.node for output in node.output}.difference(graph.output_names)
     inner = [name for name in dict.fromkeys(names) if name in made and is_float(graph.types.get(name))]
     if not inner:
         return model
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     copy.graph.output.extend(onnx.helper.make_value_info(name, graph.types[name]) for name in inner)
     return copy
 
 
 def find_saturation(
-    model: ModelProto, path: Path | None, graph: Graph, what: Scored, feeds: Arrays, flat: np.ndarray
+    model: ModelProto,
+    path: Path | None,
+    graph: Graph,
+    what: Scored,
+    scores: str,
+    exponential: bool,
+    feeds: Arrays,
+    flat: np.ndarray,
 ) -> Saturation:
-    """Find the operators that saturate in samples without a gradient.
+    """Return the reason why the gradients of some samples vanish.
 
     Args:
-        model, path: the model, and where it was read from.
-        graph: it, typed.
-        what: the output of scores.
-        feeds: a batch.
-        flat: bool (n,), the samples of it that have no gradient.
+        model: the model.
+        path: the file that the model was read from.
+        graph: the model with types.
+        what: the output with the scores.
+        scores: the value that the loss is computed from; see `logits_of`.
+        exponential: True if the gradient of the loss decreases exponentially with the difference of the scores, as for
+            cross-entropy.
+        feeds: a batch of samples.
+        flat: bool (n,), True for the samples of the batch whose gradient vanishes.
     """
     makers = {output: node for node in model.graph.node for output in node.output}
-    needed = graph.ancestors([what.output])
-    tail = _tail(makers, what.output)
+    needed = graph.ancestors([scores])
+    tail = _tail(makers, scores)
     inner = [n for n in reversed(model.graph.node) if n.op_type in SLOPES and n.output[0] in needed and n not in tail]
     nodes = [node for node in [*tail, *inner] if is_standard(node.domain)]
-    scores = tail[0].input[0] if tail and tail[0].op_type == "Softmax" else what.output  # as they are attacked
     read = [scores, *(name for node in nodes for name in (node.input[0], node.output[0]))]
-    values = _values(model, path, graph, feeds, read)
+    values = run_values(model, path, graph, feeds, read)
     shares = [(node, _share(node, values, flat)) for node in nodes if node.op_type in SLOPES]
     ends = [node for node, share in shares if share == 1 and node in tail]
-    far = scores if scores in values and not _has_gradient(values[scores], flat) else ""
+    logits = tail[-1].input[0] if ends and _are_scores(graph, what, tail[-1].input[0]) else ""
+    base = logits or scores
+    far = base if exponential and base in values and _are_far(values[base][flat]) else ""
     if ends:
-        logits = tail[-1].input[0]
-        usable = logits != scores and _are_scores(graph, what, logits) and _has_gradient(values.get(logits), flat)
-        return Saturation(list(map(_label, ends)), logits if usable else "", far)
+        return Saturation(list(map(_label, ends)), logits, far)
     if far:
         return Saturation([], far=far)
     whole = [node for node, share in shares if share == 1] or [node for node, share in shares if share >= MOSTLY]
@@ -123,7 +140,7 @@ def find_saturation(
 
 
 def _tail(makers: Mapping[str, NodeProto], name: str) -> list[NodeProto]:
-    """The operators between scores and an output that only change their scale, the last one first."""
+    """Return the chain of operators in `KEEPS_ORDER` that ends in the value `name`, the last operator first."""
     found: list[NodeProto] = []
     while (node := makers.get(name)) is not None and node.op_type in KEEPS_ORDER:
         found.append(node)
@@ -131,9 +148,9 @@ def _tail(makers: Mapping[str, NodeProto], name: str) -> list[NodeProto]:
     return found
 
 
-def _values(model: ModelProto, path: Path | None, graph: Graph, feeds: Arrays, names: Collection[str]) -> Arrays:
-    """Run a model on a batch, and return values in between."""
-    session = start_session(with_outputs(model, graph, names), path)
+def run_values(model: ModelProto, path: Path | None, graph: Graph, feeds: Arrays, names: Collection[str]) -> Arrays:
+    """Run a model on a batch. Return name -> array, for its feeds and the values `names`, including inner values."""
+    session = open_session(with_outputs(model, graph, names), path)
     wanted = [value.name for value in session.get_outputs() if value.name in names]
     taken = {value.name for value in session.get_inputs()}
     with of_samples():
@@ -142,7 +159,7 @@ def _values(model: ModelProto, path: Path | None, graph: Graph, feeds: Arrays, n
 
 
 def _share(node: NodeProto, values: Arrays, flat: np.ndarray) -> float:
-    """The share of its values, in samples without a gradient, in which an operator saturates."""
+    """Return the fraction of saturated elements in an operator's result, over the samples whose gradient vanishes."""
     x, y = values.get(node.input[0]), values.get(node.output[0])
     if x is None or y is None or x.shape != y.shape or len(y) != len(flat):
         return 0.0
@@ -152,16 +169,15 @@ def _share(node: NodeProto, values: Arrays, flat: np.ndarray) -> float:
 
 
 def _are_scores(graph: Graph, what: Scored, name: str) -> bool:
-    """Return True if a value has one number for each class, as an attack takes them."""
+    """Return True if a value has the same shape as the output with the scores, so that an attack can use it instead."""
     return name in graph.types and shape_of(graph.types[name]) == shape_of(graph.types[what.output])
 
 
-def _has_gradient(scores: np.ndarray | None, flat: np.ndarray) -> bool:
-    """Return True if cross-entropy of scores has a gradient in a sample that had none."""
-    if scores is None:
-        return False
-    ordered = np.sort(scores[flat], axis=-1)
-    return bool((ordered[:, -1] - ordered[:, -2] < MAX_MARGIN).any())
+def _are_far(scores: np.ndarray) -> bool:
+    """Return True if in any sample the two largest scores [n, classes] are too far apart for cross-entropy."""
+    ordered = np.sort(scores.astype(np.float64), axis=-1)
+    most = MAX_MARGIN_OF_DOUBLES if scores.dtype == np.float64 else MAX_MARGIN
+    return bool((ordered[:, -1] - ordered[:, -2] >= most).any())
 
 
 def _label(node: NodeProto) -> str:

@@ -1,4 +1,4 @@
-"""The score of a class for each sample, and its gradient by what is explained: a model of derivatives, run on data."""
+"""Compute class scores of samples, and the gradients of the scores, with a model of derivatives."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Differentiated:
-    """A model of the gradient of a class's score by a subject.
+    """A model that computes the gradient of a class score with respect to a subject (an input or an inner value).
 
     Attributes:
-        model: it; the class is the input `said.label`, the score its last output.
-        said: what it says of itself.
-        independent: whether the samples of a batch are proven not to mix, so that they may be fed together.
+        model: the model. Its input `said.label` takes the class, and its last output is the score.
+        said: the description of the derivatives in the model's metadata.
+        independent: True if the samples of a batch are proven to be independent, so that they can be fed together.
     """
 
     model: ModelProto
@@ -35,11 +35,11 @@ class Differentiated:
 
 
 def differentiate_score(subject: Subject, output: str, class_axis: int, options: Options) -> Differentiated:
-    """Make the model of the gradient of the score of a class, for each sample, by a subject.
+    """Build a model that computes, for each sample, the gradient of a class score with respect to a subject.
 
     Raises:
         UnsupportedError: the model can't be differentiated.
-        UsageError: the output has no classes.
+        UsageError: the output doesn't have the axis of classes.
     """
 
     def made(per_sample: bool) -> ModelProto:
@@ -50,7 +50,7 @@ def differentiate_score(subject: Subject, output: str, class_axis: int, options:
 
     try:
         model, independent = made(True), True
-    except (UnsupportedError, UsageError):  # samples may mix; whatever else is wrong is so without, too
+    except (UnsupportedError, UsageError):  # samples may depend on each other; other errors are raised again below
         model, independent = made(False), False
     said = read_derived(model)
     assert said is not None
@@ -61,26 +61,26 @@ class Scorer:
     """Runs a model and its derivatives on samples.
 
     Attributes:
-        size: how many samples may be fed at once; 0 is any number.
+        size: the largest number of samples that can be fed at once; 0 means any number.
     """
 
     def __init__(self, subject: Subject, output: str, found: Differentiated, fixed: int | None) -> None:
         """Open the sessions.
 
         Args:
-            subject: what is explained.
-            output: what is scored.
-            found: the gradients.
-            fixed: how many samples the model takes at once; None is any number.
+            subject: the value to which scores are attributed.
+            output: the output with the scores.
+            found: the model that computes the gradients.
+            fixed: the batch size of the model if it is fixed; None for any size.
 
         Raises:
-            UnsupportedError: the model takes several samples at once, and they may mix.
-            OnnxgradError: onnxruntime refuses a model.
+            UnsupportedError: the fixed batch size is larger than 1, and the samples are not proven to be independent.
+            OnnxgradError: onnxruntime can't load a model.
         """
         if fixed not in (None, 1) and not found.independent:
             raise UnsupportedError(
-                f"the model takes {fixed} samples at once, and they are not proven to be independent",
-                hint="export it with a batch of any size, or of 1",
+                f"the model takes exactly {fixed} samples at once, and may mix them",
+                hint="export the model with a symbolic batch size, or a batch of 1",
             )
         self.subject, self.output, self._said = subject, output, found.said
         self.size = fixed or (0 if found.independent else 1)
@@ -91,31 +91,39 @@ class Scorer:
         self._derived = open_session(found.model, subject.path)
 
     def values(self, feeds: Feeds) -> tuple[np.ndarray, np.ndarray]:
-        """The output that is scored, and the subject, of samples as data have them."""
+        """Return the values of the output and of the subject for these feeds."""
         if not self.subject.inner:
             return self._run(self._plain, [self.output], feeds)[0], feeds[self.subject.name]
         output, value = self._run(self._plain, [self.output, self.subject.name], feeds)
         return output, value
 
     def scores(self, feeds: Feeds, moved: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The scores of samples, float64 (n,), where the subject is `moved`; see `_fed`."""
+        """Return the scores of samples, float64 (n,). `moved` is fed to `subject.fed`; see `_fed`."""
         return _summed(self._run(self._derived, [self._score], self._fed(feeds, moved, labels))[0])
 
     def gradients(self, feeds: Feeds, moved: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The scores of samples, float64 (n,), and their gradients by the subject, float64 of its shape."""
+        """Return the scores of samples, float64 (n,), and their gradients, float64 in the shape of the subject.
+
+        `moved` is fed to `subject.fed`; see `_fed`.
+        """
         names = [self._score, self._gradient]
         scores, found = self._run(self._derived, names, self._fed(feeds, moved, labels))
         return _summed(scores), found.astype(np.float64)
 
     def _fed(self, feeds: Feeds, moved: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """What the derivatives are fed: an input in place of itself, or what is added to a value in between."""
+        """Return the feeds of the derivative model.
+
+        `moved` replaces the subject if that is an input. If the subject is an inner value, `moved` is added to it.
+        """
         return {**feeds, self._said.label: labels, self.subject.fed: moved}
 
     def _run(self, session: Any, names: list[str], feeds: Feeds) -> list[np.ndarray]:
-        """The values of a session for n samples, of which one that takes more at once is fed copies of the last.
+        """Run a session on some samples, and return the outputs `names`.
+
+        If the model has a fixed batch size and there are fewer samples, copies of the last sample fill the batch.
 
         Raises:
-            OnnxgradError: onnxruntime fails on them.
+            OnnxgradError: onnxruntime fails.
         """
         wanted = {each.name for each in session.get_inputs()}
         fed = {name: array for name, array in feeds.items() if name in wanted}
@@ -129,19 +137,19 @@ class Scorer:
 
 
 def _summed(scores: np.ndarray) -> np.ndarray:
-    """The score of each sample, (n,): the sum of the scores of its places."""
+    """Return the score of each sample, (n,). If a sample has a score at several positions, the scores are added."""
     return scores.astype(np.float64).reshape(len(scores), -1).sum(1)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Some samples that are explained.
+    """A batch of samples to explain.
 
     Attributes:
-        scorer: runs the model.
-        feeds: the samples as data have them, input -> (n, ...).
-        x: the subject of these samples, (n, ...).
-        labels: the classes whose scores are explained, int64, of the shape of the output without its classes.
+        scorer: the scorer that runs the model.
+        feeds: input -> its values for the samples, (n, ...).
+        x: the values of the subject for these samples, (n, ...).
+        labels: the classes whose scores are explained, int64, in the shape of the output without its axis of classes.
     """
 
     scorer: Scorer
@@ -150,11 +158,11 @@ class Case:
     labels: np.ndarray
 
     def scores(self, x: np.ndarray) -> np.ndarray:
-        """The scores, float64 (n,), where the subject is `x`."""
+        """Return the scores, float64 (n,), if the subject has the values `x`."""
         return self.scorer.scores(self.feeds, self._moved(x), self.labels)
 
     def gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The scores, float64 (n,), and their gradients by the subject, float64 (n, ...), where the subject is `x`."""
+        """Return the scores, float64 (n,), and their gradients, float64 (n, ...), if the subject has the values `x`."""
         return self.scorer.gradients(self.feeds, self._moved(x), self.labels)
 
     def _moved(self, x: np.ndarray) -> np.ndarray:

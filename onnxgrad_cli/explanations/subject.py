@@ -1,7 +1,8 @@
-"""What a score is attributed to: an input of floats, or a value in between, which so becomes an input.
+"""Choose the subject of an explanation: the float input or inner value to which a score is attributed.
 
-A value in between, such as a layer of Grad-CAM or the embeddings of tokens, is moved by an input of zeros that is added
-to it. The gradient by that input is the one by the value, and whatever is added makes any other value of it.
+To an inner value, such as the layer of Grad-CAM or the embeddings of tokens, a new input is added. The gradient with
+respect to this input equals the gradient with respect to the inner value. To set the inner value to other values, the
+difference to them is fed.
 """
 
 from __future__ import annotations
@@ -14,37 +15,41 @@ import onnx
 from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.data.states import recurrent_values
 from onnxgrad_cli.derivatives.derivative_model import float_inputs, open_model
-from onnxgrad_cli.derivatives.values import choose
+from onnxgrad_cli.derivatives.named_values import choose
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of, tensor_type
+from onnxgrad_cli.ir.types import Shape, dtype_of, in_words, is_float, shape_of, tensor_type
+from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.training.data.states import recurrent_values
-from onnxgrad_cli.verification.freed_batch import free_asked
+from onnxgrad_cli.verification.checks.freed_batch import free_asked
 
 KINDS = "float inputs"
-"""What is attributed to, besides values in between: as errors call it."""
+"""The name in error messages for subjects that are not inner values."""
+
+WITHOUT_GRADIENT = "integers such as token ids have no gradient"
 
 POOLING = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool", "BatchNormalization", "InstanceNormalization"})
-"""Operators whose results have channels on axis 1, and places behind it."""
+"""Operators whose results have channels on axis 1, followed by spatial axes."""
 
 REARRANGE = frozenset({"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Gather", "Einsum"})
-"""Operators behind which an axis may be another one."""
+"""Operators that may move or merge the axes of a value."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a score is attributed to.
+    """The value to which a score is attributed.
 
     Attributes:
-        name: the value, as the model calls it.
-        fed: the input by which it is moved; itself where it is an input.
-        model: the model, in which `fed` is an input.
-        plain: the model as it is, in which a value in between is an output.
-        path: where the model was read from.
+        name: the name of the value in the model.
+        fed: the input that changes the value: the value itself if it is an input, otherwise the new input that is added
+            to the value.
+        model: the model in which `fed` is an input.
+        plain: the original model. If the subject is an inner value, it is also an output there.
+        path: the file that the model was read from.
     """
 
     name: str
@@ -55,15 +60,15 @@ class Subject:
 
     @property
     def inner(self) -> bool:
-        """Whether it is a value in between."""
+        """True if the subject is an inner value, and False if it is an input."""
         return self.fed != self.name
 
 
 def typed(model: ModelProto, path: Path | None, options: Options) -> Graph:
-    """A copy of a model as a graph, in which the type of every value is known that can be.
+    """Return a copy of a model as a graph that is prepared for differentiation and has inferred types.
 
     Raises:
-        UnsupportedError: its opset is newer than what is known.
+        UnsupportedError: the opset of the model is newer than the newest supported one.
     """
     graph = open_model(model, path, options)
     make_differentiable(graph, options, Training())
@@ -71,13 +76,13 @@ def typed(model: ModelProto, path: Path | None, options: Options) -> Graph:
 
 
 def in_mode(model: ModelProto, path: Path | None, options: Options, tell: Tell) -> ModelProto:
-    """The model as it is run: what it says of samples and what is differentiated are then in one mode.
+    """Return the model in the requested mode (training or inference), for its outputs and its derivatives alike.
 
-    The batch is free where `shapes` asks for that; the model is changed then.
+    If `shapes` frees the batch size, the given model is changed in place.
 
     Raises:
         UsageError: `shapes` contradicts the model.
-        UnsupportedError: its opset is newer than what is known, or its batch can't be freed.
+        UnsupportedError: the opset of the model is newer than the newest supported one, or its batch can't be freed.
     """
     for caution in free_asked(Graph(model, path), options):
         tell(str(caution), 0)
@@ -85,60 +90,75 @@ def in_mode(model: ModelProto, path: Path | None, options: Options, tell: Tell) 
 
 
 def the_input(model: ModelProto, path: Path | None, graph: Graph, wrt: str | None) -> Subject:
-    """The input that is named, or the only one of floats; for tokens their embeddings.
+    """Return the subject for an input or inner value. By default it is the only float input or the token embeddings.
 
-    Empty caches of keys and values and the initial states of recurrent layers must be named.
+    Empty caches of keys and values, and the initial states of recurrent layers, are never the default.
 
     Args:
         model: the model, which is not changed.
-        path: where it was read from.
-        graph: it, typed.
-        wrt: the name of an input or of a value in between; None is to be found out.
+        path: the file that the model was read from.
+        graph: the model with types.
+        wrt: the name of an input or of an inner value; None for the default.
 
     Raises:
-        UsageError: there is none such, or several.
+        UsageError: there is no such value, or the default is ambiguous.
     """
     inputs = float_inputs(graph)
+    if wrt in required_inputs(graph) and wrt not in inputs:
+        raise UsageError(
+            f"`wrt`: '{wrt}' is {in_words(graph.types.get(wrt))}, and {WITHOUT_GRADIENT}",
+            f"choose a float input with `wrt`: {', '.join(inputs)}" if inputs else _instead(model, graph),
+        )
     if wrt is None:
         states = recurrent_values(model.graph.node).states
         inputs = [name for name in inputs if 0 not in (shape_of(graph.types[name]) or ()) and name not in states]
         if not inputs:
             return _moved(model, path, graph, _embedding(model, graph))
         if len(inputs) > 1:
-            raise UsageError(f"the model has the inputs {', '.join(inputs)}", "say with `wrt` which one is explained")
+            raise UsageError(
+                f"the model has several inputs: {', '.join(inputs)}", "choose the input to explain with `wrt`"
+            )
         return Subject(inputs[0], inputs[0], model, model, path)
     name = _one(choose(wrt, inputs, Graph(model), "`wrt`", KINDS)[wrt], wrt, "wrt")
     return Subject(name, name, model, model, path) if name in inputs else _moved(model, path, graph, name)
 
 
 def the_layer(model: ModelProto, path: Path | None, graph: Graph, layer: str | None) -> Subject:
-    """The layer that is named, or the last one with places behind its channels.
+    """Return the subject for the layer with the given name, or for the last layer with spatial axes.
 
     Args:
         model, path, graph: see `the_input`.
-        layer: the name of a value of shape [batch, channels, *places], or of its node; None is to be found out.
+        layer: the name of a value of shape [batch, channels, *places], or of its node; None for the default.
 
     Raises:
-        UsageError: there is none such.
+        UsageError: there is no such layer.
     """
     if layer is None:
         name = _last_layer(model, graph)
     else:
-        name = _one(choose(layer, [], Graph(model), "`layer`", "values in betweens")[layer], layer, "layer")
+        name = _one(choose(layer, [], Graph(model), "`layer`", "values inside the model")[layer], layer, "layer")
     rank = len(shape_of(graph.types.get(name)) or ())
     if rank < 3:
-        raise UsageError(f"`layer`: '{name}' has no channels and places", "name a value [batch, channels, *places]")
+        raise UsageError(
+            f"`layer`: '{name}' must have channels and positions", "choose a value [batch, channels, *positions]"
+        )
     return _moved(model, path, graph, name)
 
 
 def _one(names: Sequence[str], pattern: str, option: str) -> str:
     if len(names) > 1:
-        raise UsageError(f"`{option}`: '{pattern}' matches {len(names)} values", f"name one, such as {names[0]}")
+        raise UsageError(
+            f"`{option}`: '{pattern}' matches {len(names)} values, but must match one",
+            f"choose one of them, such as {names[0]}",
+        )
     return names[0]
 
 
 def _last_layer(model: ModelProto, graph: Graph) -> str:
-    """The last value before pooling to one place or flattening: of channels on axis 1 and more than one place."""
+    """Return the name of the last value that has channels on axis 1, and spatial axes with more than one position.
+
+    It is the last such value before a flattening or a global pooling.
+    """
     rows: dict[str, int] = {}
     found = ""
     for node in model.graph.node:
@@ -154,19 +174,20 @@ def _last_layer(model: ModelProto, graph: Graph) -> str:
                 found = name
     if not found:
         raise UsageError(
-            "the model has no convolutions: which layer Grad-CAM is of is not known",
-            "name a value [batch, channels, *places] with `layer`, or take another method",
+            "the model has no convolutions, so it has no default layer for Grad-CAM",
+            "choose a value [batch, channels, *positions] with `layer`, or use another method",
         )
     if _goes_on(model, graph, found):
         raise UsageError(
-            f"the last layer of channels and places, '{found}', goes on as tokens: it is far from the scores",
-            "name a value [batch, channels, *places] with `layer`, or take another method",
+            f"the last layer with channels and positions, '{found}', is followed by layers of tokens, so it is "
+            "far from the scores",
+            "choose a value [batch, channels, *positions] with `layer`, or use another method",
         )
     return found
 
 
 def _goes_on(model: ModelProto, graph: Graph, layer: str) -> bool:
-    """Whether matrices are multiplied behind a layer at each place, as in a transformer."""
+    """Return True if a layer is followed by attention, or by matrix products of rank 3 or more, as in a transformer."""
     behind = {layer}
     for node in model.graph.node:
         if behind.isdisjoint(node.input):
@@ -178,9 +199,22 @@ def _goes_on(model: ModelProto, graph: Graph, layer: str) -> bool:
     return False
 
 
-def _embedding(model: ModelProto, graph: Graph) -> str:
-    """The rows of a table that an input of whole numbers chooses."""
-    found = [
+def required_inputs(graph: Graph) -> list[str]:
+    """Return the inputs that must be fed, in order."""
+    return [name for name in graph.input_names if name not in graph.initializers]
+
+
+def no_float_inputs(graph: Graph) -> str:
+    """Return the error message, with the reason, for a model without float inputs except states and empty caches."""
+    floats = float_inputs(graph)
+    others = [f"'{n}' is {in_words(graph.types.get(n))}" for n in required_inputs(graph) if n not in floats]
+    but = " except states and empty caches" if floats else ""
+    return f"the model has no float inputs{but}, and {WITHOUT_GRADIENT}: {', '.join(others)}"
+
+
+def embeddings(model: ModelProto, graph: Graph) -> list[str]:
+    """Return the embeddings: the results of Gather nodes that select rows of float weights by an integer input."""
+    return [
         node.output[0]
         for node in model.graph.node
         if node.op_type == "Gather"
@@ -188,27 +222,55 @@ def _embedding(model: ModelProto, graph: Graph) -> str:
         and node.input[0] in graph.initializers
         and is_float(graph.types.get(node.output[0]))
     ]
+
+
+def _embedding(model: ModelProto, graph: Graph) -> str:
+    """Return the name of the embeddings.
+
+    Raises:
+        UsageError: there are no embeddings, or several.
+    """
+    found = embeddings(model, graph)
     if len(found) != 1:
-        many = f"looks up {', '.join(found)}" if found else "has no input of floats, and looks none up in a table"
-        raise UsageError(f"the model {many}", "name what is explained with `wrt`: an input or a value in between")
+        raise UsageError(no_float_inputs(graph), _instead(model, graph))
     return found[0]
 
 
+def _instead(model: ModelProto, graph: Graph) -> str:
+    """Return a hint for a model whose inputs are integers. It names a float value that can be explained instead."""
+    found = embeddings(model, graph)
+    if len(found) == 1:
+        hint = "leave out `wrt` to explain the embeddings"
+        return hint
+    seen = set(required_inputs(graph))
+    for node in model.graph.node:
+        if not seen.isdisjoint(node.input):
+            seen.update(node.output)
+            found += [name for name in node.output if is_float(graph.types.get(name))]
+    hint = (
+        f"choose a float value inside the model, such as `wrt={found[0]!r}`"
+        if found
+        else "export the model with a float input"
+    )
+    return hint
+
+
 def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Subject:
-    """A copy of the model in which something is added to a value, which is an output too.
+    """Return the subject for an inner value, with a copy of the model in which a new input is added to the value.
 
     Raises:
-        UsageError: the value is not of floats, or of no known rank.
+        UsageError: the value is not float, its rank is unknown, or no node of the main graph computes it.
     """
     value_type = graph.types.get(name)
     shape = shape_of(value_type)
     if not is_float(value_type) or shape is None:
-        raise UsageError(f"'{name}' is of no known float type", "name another value, or fix shapes with `shapes`")
+        raise UsageError(
+            f"the type or the shape of '{name}' is not a known float type or shape",
+            "choose another value, or set shapes with `shapes`",
+        )
     names = Graph(model)
     fed, made = names.fresh(f"{name}_moved"), names.fresh(f"{name}_made")
-    moved, plain = ModelProto(), ModelProto()
-    moved.CopyFrom(model)
-    plain.CopyFrom(model)
+    moved, plain = copied(model), copied(model)
     for position, node in enumerate(moved.graph.node):
         if name in node.output:
             node.output[:] = [made if output == name else output for output in node.output]
@@ -216,7 +278,7 @@ def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Sub
             moved.graph.node.insert(position + 1, add)
             break
     else:
-        raise UsageError(f"'{name}' is not made by a node of the graph itself", "name another value")
+        raise UsageError(f"'{name}' is not computed by a node of the main graph", "choose another value")
     kind = tensor_type(dtype_of(value_type), _named(shape, graph))
     moved.graph.input.append(onnx.helper.make_value_info(fed, kind))
     if name not in (output.name for output in plain.graph.output):
@@ -225,6 +287,6 @@ def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Sub
 
 
 def _named(shape: Shape, graph: Graph) -> list[int | str]:
-    """A shape whose symbols are those of the inputs; others are not said."""
+    """Return a shape in which symbols that occur in no input are replaced by '?'."""
     known = {dim for name in graph.input_names for dim in shape_of(graph.types.get(name)) or ()}
     return [dim if isinstance(dim, int) or dim in known else "?" for dim in shape]

@@ -1,4 +1,4 @@
-"""External data: tensors that lie in files beside the model, referred to by location, offset and length."""
+"""External data: tensors in files beside the model, which refers to them by location, offset and length."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import stat
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -13,13 +14,16 @@ from typing import NamedTuple
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import OnnxgradError, missing_file, unreadable
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.types import is_external, packed_bytes
 
+CHECKED_BLOCK = 2**24
+"""Number of bytes that are read at once to compute the checksum of a file."""
+
 
 def tensors(model: ModelProto) -> list[TensorProto]:
-    """Every tensor of a model: initializers and attributes, of subgraphs, functions and training information too."""
+    """Return every tensor of a model, including those in attributes, subgraphs, functions and training information."""
     found = _graph_tensors(model.graph)
     for info in model.training_info:
         found += _graph_tensors(info.initialization)
@@ -41,7 +45,7 @@ def _graph_tensors(graph: GraphProto) -> list[TensorProto]:
 
 
 _NUMBERS = frozenset({AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS})
-"""What most attributes are."""
+"""The types of attributes that contain no tensors."""
 
 
 def _node_tensors(node: NodeProto) -> list[TensorProto]:
@@ -58,7 +62,7 @@ def _node_tensors(node: NodeProto) -> list[TensorProto]:
 
 
 class Reference(NamedTuple):
-    """Where an external tensor lies: file relative to the model's folder, first byte, number of bytes."""
+    """The location of an external tensor: file (relative to the model's folder), first byte and number of bytes."""
 
     tensor: str
     location: str
@@ -67,15 +71,16 @@ class Reference(NamedTuple):
 
 
 def external_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """The tensors of a model that lie in files beside it."""
+    """Return the tensors of a model that are stored in files beside it."""
     return filter(is_external, tensors(model))
 
 
 def references(model: ModelProto) -> Iterator[Reference]:
-    """The external tensors of a model.
+    """Return the location of each external tensor of a model.
 
     Raises:
-        OnnxgradError: a reference contradicts itself, or names a file by anything but a plain relative path.
+        OnnxgradError: the entries of a reference are contradictory or impossible, or its location is not a relative
+            path inside the model's folder.
     """
     return map(_reference, external_tensors(model))
 
@@ -84,15 +89,18 @@ def _reference(tensor: TensorProto) -> Reference:
     needed = packed_bytes(tensor)
     entries: dict[str, str] = {}
     for entry in tensor.external_data:
-        if entries.setdefault(entry.key, entry.value) != entry.value:  # onnx reads the last, onnxruntime not every file
-            raise OnnxgradError(f"the external data of tensor '{tensor.name}' have two {entry.key}s", "export it again")
+        # onnx reads the last entry; onnxruntime rejects some such files
+        if entries.setdefault(entry.key, entry.value) != entry.value:
+            raise unreadable(
+                f"the external data of tensor '{tensor.name}' have two {entry.key}s", "export the model again"
+            )
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", needed))
     except ValueError:
         offset = length = -1
     if not entries.get("location") or offset < 0 or length != needed:
-        raise OnnxgradError(
-            f"tensor '{tensor.name}' has {needed:,} bytes, its external data can't be right: {entries}",
+        raise unreadable(
+            f"tensor '{tensor.name}' has {needed:,} bytes, but its external data are described otherwise: {entries}",
             "export the model again",
         )
     return Reference(tensor.name, _plain(entries["location"], tensor.name), offset, length)
@@ -102,19 +110,20 @@ _DRIVE = re.compile("[A-Za-z]:")
 
 
 def _plain(location: str, tensor: str) -> str:
-    """A location as a relative path that means the same file on every system, inside the model's folder."""
+    """Return a location as a normalized path, after checking that it is inside the model's folder on every system."""
     path = PurePosixPath(location)
     outside = ".." in path.parts or path.is_absolute() or "\\" in location or _DRIVE.match(location)
     if outside or "\0" in location or not path.name:
-        raise OnnxgradError(
-            f"tensor '{tensor}' has its data outside the model's folder, or under no plain name: {location[:100]!r}",
-            "put the data file beside the model, and let the model know it by its name alone",
+        raise unreadable(
+            f"the external data of tensor '{tensor}' are outside the model's folder, or not a plain name: "
+            f"{location[:100]!r}",
+            "put the data file beside the model, and export the model with the file's name as the location",
         )
     return str(path)
 
 
 def restate_references(external: Iterable[TensorProto]) -> None:
-    """Write each reference anew, in place: location, offset and length, once each, in the form that every reader reads.
+    """Rewrite each reference in place in the form that every reader understands: one location, offset and length.
 
     Args:
         external: the external tensors of a model.
@@ -129,11 +138,11 @@ def restate_references(external: Iterable[TensorProto]) -> None:
 
 @contextmanager
 def relocated(external: Iterable[TensorProto], moved: Mapping[str, str]) -> Iterator[None]:
-    """External tensors whose references, for as long as the block runs, are to other places.
+    """In the block, the external tensors refer to other files. After it, their references are restored.
 
     Args:
         external: the tensors.
-        moved: location -> the other one.
+        moved: old location -> new location.
 
     Raises:
         OnnxgradError: see `references`.
@@ -150,16 +159,16 @@ def relocated(external: Iterable[TensorProto], moved: Mapping[str, str]) -> Iter
 
 @contextmanager
 def without_links(model: ModelProto, path: Path | None) -> Iterator[Path]:
-    """A model that, for as long as the block runs, finds its external data through no link out of its folder.
+    """In the block, a model's references avoid symbolic links. After it, the references are restored.
 
-    onnxruntime follows none, and caches of hubs consist of them.
+    onnxruntime rejects links that lead out of the model's folder, but model hubs use such links in their caches.
 
     Args:
         model: the model.
-        path: where it was read from.
+        path: the file that the model was read from.
 
     Yields:
-        The folder that its references are relative to: its own, or one that has all its data below it.
+        The folder that the references are relative to: the model's folder, or one that contains all its data files.
 
     Raises:
         OnnxgradError: see `check_external_data`.
@@ -177,7 +186,7 @@ def without_links(model: ModelProto, path: Path | None) -> Iterator[Path]:
 
 
 def refer(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Let a tensor lie in another file, where it is named by nothing but these entries."""
+    """Make a tensor external: it refers to bytes in the file `location`. Other entries of its reference are removed."""
     tensor.data_location = TensorProto.EXTERNAL
     tensor.ClearField("external_data")
     for key, value in (("location", location), ("offset", offset), ("length", length)):
@@ -185,19 +194,19 @@ def refer(tensor: TensorProto, location: str, offset: int, length: int) -> None:
 
 
 def check_external_data(model: ModelProto, path: Path | None) -> list[str]:
-    """Make sure that every external tensor lies complete in a file inside the model's folder.
+    """Check that every external tensor is stored completely in a file inside the model's folder.
 
     Returns:
-        The files, relative to that folder, in the order of their first use.
+        The data files, relative to the model's folder, in the order of their first use.
 
     Raises:
-        OnnxgradError: a file is missing, too short, or outside the folder.
+        OnnxgradError: a data file is missing, too short, or outside the folder.
     """
     return check_data(external_tensors(model), path)
 
 
 def check_data(external: Iterable[TensorProto], path: Path | None) -> list[str]:
-    """The same of some external tensors of a model."""
+    """Check the data files of some external tensors of a model; see `check_external_data`."""
     folder = path.parent if path else Path()
     sizes: dict[str, int] = {}
     for reference in map(_reference, external):
@@ -205,9 +214,9 @@ def check_data(external: Iterable[TensorProto], path: Path | None) -> list[str]:
             sizes[reference.location] = _data_size(reference, folder, path)
         size, end = sizes[reference.location], reference.offset + reference.length
         if end > size:
-            raise OnnxgradError(
-                f"external data file '{folder / reference.location}' is cut short: '{reference.tensor}' "
-                f"ends at byte {end:,}, the file has {size:,}",
+            raise unreadable(
+                f"external data file '{folder / reference.location}' is cut short: tensor '{reference.tensor}' "
+                f"ends at byte {end:,}, but the file has {size:,} bytes",
                 "copy or export it again",
             )
     return list(sizes)
@@ -215,28 +224,30 @@ def check_data(external: Iterable[TensorProto], path: Path | None) -> list[str]:
 
 def _data_size(reference: Reference, folder: Path, path: Path | None) -> int:
     file = folder / reference.location
-    homes = (folder, _real(path or file).parent)  # a model that is a link may have its data beside what it links to
+    # the data of a model that is a link may be beside the link or beside its target
+    homes = (folder, _real(path or file).parent)
     if not any(is_inside(file, home) for home in homes):
-        raise OnnxgradError(
-            f"tensor '{reference.tensor}' has its data outside the model's folder: '{reference.location}'",
-            "this is refused, as onnxruntime does; put the data file beside the model",
+        raise unreadable(
+            f"the external data of tensor '{reference.tensor}' are outside the model's folder: '{reference.location}'",
+            "put the data file beside the model; onnxruntime refuses other places too",
         )
     try:
         found = file.stat()
     except FileNotFoundError:
-        raise OnnxgradError(
-            f"external data file '{file}' is missing: tensor '{reference.tensor}' lies there",
-            "put it beside the model, under the name that the model knows",
+        raise missing_file(
+            f"external data file '{file}' is missing; it stores tensor '{reference.tensor}'",
+            "copy the file to this place",
         ) from None
     except OSError as error:
         raise _unreadable(reference, error.strerror) from None
     if not stat.S_ISREG(found.st_mode):
-        raise _unreadable(reference, "it is no regular file")
-    if found.st_nlink > 1:  # the other name may be anywhere: a stranger's archive can link to the user's own files
+        raise _unreadable(reference, "it is not a regular file")
+    # the other name may be anywhere: an attacker's archive can contain hard links to the user's own files
+    if found.st_nlink > 1:
         copied = shlex.quote(f"{file}.copy")
-        raise OnnxgradError(
+        raise unreadable(
             f"external data file '{file}' has {found.st_nlink} names (hard links), so it may come from outside the "
-            f"model's folder; tensor '{reference.tensor}' lies there",
+            f"model's folder; it stores tensor '{reference.tensor}'",
             f"if you trust the model, copy the file: cp {shlex.quote(str(file))} {copied} && "
             f"mv -f {copied} {shlex.quote(str(file))}",
         )
@@ -244,24 +255,50 @@ def _data_size(reference: Reference, folder: Path, path: Path | None) -> int:
 
 
 def is_inside(file: Path, folder: Path) -> bool:
-    """Whether a file lies in a folder, or in one below it, when all links are followed."""
+    """Return True if a file is in a folder or below it, after links in both paths are resolved."""
     return _real(file).is_relative_to(_real(folder))
 
 
 def _real(path: Path) -> Path:
-    """A path without links; of a loop of links as far as it goes, where `Path.resolve` may raise."""
+    """Return a path with its links resolved.
+
+    For a loop of links, the result is partial; `Path.resolve` may raise an error.
+    """
     return Path(os.path.realpath(path))
 
 
 def _unreadable(reference: Reference, why: str | None) -> OnnxgradError:
-    return OnnxgradError(
-        f"external data file '{reference.location[:100]}' can't be read: {why}; tensor '{reference.tensor}' lies there",
-        "put the data file beside the model, and let the model know it by its name alone",
+    return unreadable(
+        f"external data file '{reference.location[:100]}' can't be read: {why}; it stores tensor '{reference.tensor}'",
+        "put the data file beside the model, and export the model with the file's name as the location",
     )
 
 
+def data_checksum(tensor: TensorProto, path: Path | None, start: int = 0) -> int:
+    """Return the CRC-32 of the bytes of an external tensor. `start` is the CRC-32 to continue.
+
+    Args:
+        tensor: the tensor; see `check_external_data`.
+        path: the file of the tensor's model.
+        start: the checksum of the preceding data.
+
+    Raises:
+        OnnxgradError: the file can't be read.
+    """
+    reference, check = _reference(tensor), start
+    try:
+        with ((path.parent if path else Path()) / reference.location).open("rb") as file:
+            file.seek(reference.offset)
+            left = reference.length
+            while block := file.read(min(left, CHECKED_BLOCK)):
+                check, left = zlib.crc32(block, check), left - len(block)
+    except OSError as error:
+        raise _unreadable(reference, error.strerror) from None
+    return check
+
+
 def load_external_data(model: ModelProto, path: Path | None) -> None:
-    """Read a model's external data into it, for what must compute with them.
+    """Load external data into a model, for code that computes with the values.
 
     Raises:
         OnnxgradError: see `check_external_data`.

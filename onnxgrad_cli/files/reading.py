@@ -1,109 +1,120 @@
-"""Models from files, from stdin, from bytes: what is no model is told from what is a damaged one."""
+"""Read models from files, stdin, bytes or memory. Errors distinguish damaged models from files in other formats."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto
 
-from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.inputs import keep
-from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files.contents import check_contents
+from onnxgrad_cli.common import checks, strict_json
+from onnxgrad_cli.common.inputs import protect_inputs
+from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, unreadable
 from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references, tensors
-from onnxgrad_cli.files.genai_config import note_kind
-from onnxgrad_cli.files.switch import is_special
-from onnxgrad_cli.ir.dialects import complaint, drop_absent_ends, mend
+from onnxgrad_cli.files.outputs import is_special
+from onnxgrad_cli.files.tensor_integrity import check_contents
+from onnxgrad_cli.ir.dialects import checker_error, drop_absent_ends, repair
 from onnxgrad_cli.ir.functions import check_growth
-from onnxgrad_cli.ir.skeleton import copied, skeleton
+from onnxgrad_cli.ir.modules import GENAI, GENAI_KIND
 from onnxgrad_cli.ir.types import is_external
+from onnxgrad_cli.ir.weightless_copy import copied, skeleton
 
 ModelSource = str | Path | bytes | ModelProto
-"""Where a model may come from: a file, the bytes of one, or memory."""
+"""The source of a model: the path of a file, the bytes of a file, or a model in memory."""
 
 STREAM = "-"
-"""The name that stands for stdin and stdout."""
+"""The path that stands for stdin or stdout."""
 
 HEAD = 4096
-"""Bytes by which it is told what a file is."""
+"""Number of bytes at the start of a file that are read to recognize its format."""
 
 CHUNK = 2**24
-"""Bytes that are read at once of what is no file."""
+"""Number of bytes to read at once from a source that is not a regular file."""
 
-LARGEST = 2**31 - 1
-"""Bytes of a model without its external data: protobuf has no longer messages."""
+MAX_MODEL_BYTES = 2**31 - 1
+"""Maximum size in bytes of a model without its external data. protobuf can't store longer messages."""
+
+GENAI_CONFIG = "genai_config.json"
+MOST_CONFIG = 2**20
+"""Maximum size in bytes of the genai_config.json beside a model of onnxruntime-genai."""
 
 
 def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
-    """Read a model without its external data, and make sure that it is one.
+    """Read a model without its external data, and check that it is valid.
 
     Args:
         path: the file; '-' is stdin.
 
     Returns:
-        The model, and the file it came from: external data are relative to it. None for stdin and for a pipe by any
-        other name, such as a shell's <(...), which nobody reads again: there they are relative to the working
-        directory.
+        The model, and the file that it was read from. Paths of external data are relative to the folder of this file.
+        The file is None for stdin and for other pipes, such as a shell's <(...), because a pipe can be read only once.
+        Then paths are relative to the working directory.
 
     Raises:
         UsageError: the path is empty.
-        OnnxgradError: there is no such file, it is no valid ONNX model, or its external data are missing, too
-            short, or outside its folder.
+        OnnxgradError: the file doesn't exist or is not a valid ONNX model; or external data are missing, too short, or
+            outside the folder of the file.
     """
     if str(checks.path("model", path)) == STREAM:
         where, source, data = "stdin", None, _read_stdin()
     else:
         source = Path(path)
-        keep(source)
+        protect_inputs(source)
         where, data = f"'{path}'", _read(source)
         source = None if is_read_once(source) else source
-    model = _checked(_parse(data, where), where, source)
-    note_kind(model, source)
+    model = _checked(_parse(data, where, Path(path).name), where, source)
+    if model.producer_name == GENAI:
+        _note_kind(model, source)
     return model, source
 
 
 def is_read_once(model: ModelSource) -> bool:
-    """Whether a model comes through a pipe by another name than '-', so that it can't be read again."""
+    """Return True if a model is a pipe other than '-', so that it can be read only once."""
     return isinstance(model, (str, Path)) and is_special(Path(model))
 
 
 def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
-    """A model from wherever it is, not to be changed: of a ModelProto, returned as it is, the sizes are checked.
+    """Read a model from any source. The caller must not change the result, because a ModelProto is not copied.
 
     Args:
-        model: a file ('-' is stdin), the bytes of one, or the model itself.
-        path: where bytes or a model were read from.
+        model: a file ('-' is stdin), the bytes of a model, or the model itself.
+        path: the file that bytes or a ModelProto were read from.
 
     Returns:
-        The model, and the file that its external data are relative to; None is the working directory.
+        The model, and the file whose folder its external data are relative to; None for the working directory.
 
     Raises:
-        UsageError: it is of another type.
-        OnnxgradError: a file or the bytes are no valid model; see `load_model`. Or a ModelProto holds less than it
-            declares.
+        UsageError: `model` has another type.
+        OnnxgradError: the file or the bytes are not a valid model (see `load_model`), or a tensor of a ModelProto does
+            not store as much data as its sizes require.
     """
     if isinstance(model, ModelProto):
         with _text(model, "the model"):
             check_contents(model, "the model")
-            check_growth(model.functions, model.graph.node)
+            if model.functions:
+                check_growth(model.functions, model.graph.node)
         return model, path
     if isinstance(model, (str, Path)):
         return load_model(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
         found = _checked(_parse(bytes(model), "the model"), "the model", path)
         return found, path
-    raise UsageError(f"a path, a ModelProto or the bytes of one is wanted, not {type(model).__name__}")
+    raise UsageError(f"expected a path, a ModelProto or its bytes, got {type(model).__name__}")
 
 
 def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
-    """A model from wherever it is, to be changed: of a ModelProto a copy; see `read_model`."""
+    """Read a model from any source. The caller may change the result, because a ModelProto is copied.
+
+    See `read_model`.
+    """
     found, source = read_model(model, path)
     if found is model:
         found = copied(found)
@@ -116,7 +127,8 @@ def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
     with _text(model, where):
         check_contents(model, where)
         check_structure(model, where)
-        check_growth(model.functions, model.graph.node)
+        if model.functions:
+            check_growth(model.functions, model.graph.node)
         drop_absent_ends(model)
         restate_references(external_tensors(model))
         check_external_data(model, source)
@@ -125,18 +137,18 @@ def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
 
 @contextmanager
 def _text(model: ModelProto, where: str) -> Iterator[None]:
-    """Tell a name that is no text, which whoever meets it stumbles over."""
+    """If the block fails because a text in the model is not UTF-8, raise an error that names the text."""
     try:
         yield
-    except (TypeError, UnicodeDecodeError):  # protobuf gives out as bytes what it can't decode
+    except (TypeError, UnicodeDecodeError):  # protobuf returns bytes where it can't decode a text
         found = not_text(model)
         if not found:
             raise
-        raise OnnxgradError(f"{where} is no valid ONNX model: {found}", "export it again") from None
+        raise unreadable(f"{where} is not a valid ONNX model: {found}", "export it again") from None
 
 
 def not_text(message: Message) -> str:
-    """Which text in a message, as a name in a model, is not UTF-8; "" for none."""
+    """Return a description of the first text in a protobuf message that is not UTF-8, such as a name; "" if none is."""
     for field, value in message.ListFields():
         for each in value if field.is_repeated else (value,):
             if isinstance(each, Message):
@@ -149,14 +161,14 @@ def not_text(message: Message) -> str:
 
 
 _kept: tuple[BinaryIO | None, bytes] = (None, b"")
-"""The stdin that was read, and what was in it."""
+"""A pair: the stdin stream that was read, or None if none was read, and its content."""
 
 
 def _read_stdin() -> bytes:
-    """What stdin holds, which can be read but once: it is kept for whoever judges the model again."""
+    """Read stdin, and keep the content: a job may read the same model again, but stdin can be read only once."""
     global _kept
     if sys.stdin.isatty():
-        raise UsageError("a model is expected on stdin, which is a terminal", "pipe it in, or name a file")
+        raise UsageError("a model is expected on stdin, but stdin is a terminal", "pipe a model in, or name a file")
     stream = sys.stdin.buffer
     if _kept[0] is not stream:
         _kept = stream, _read_stream(stream, "stdin")
@@ -168,49 +180,74 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as stream:
             return _read_stream(stream, f"'{path}'")
     except FileNotFoundError:
-        raise OnnxgradError(f"no such file: '{path}'", _neighbours(path)) from None
+        raise _missing(path) from None
     except IsADirectoryError:
-        hint = _export(path) if _holds_weights(path) else _neighbours(path / "model.onnx")
-        raise OnnxgradError(f"'{path}' is a directory", hint) from None
+        kind, hint = _kind_of(path)
+        raise unreadable(f"'{path}' {kind}", hint) from None
     except OSError as error:
-        raise OnnxgradError(f"'{path}' can't be read: {error.strerror}", "check its permissions") from None
+        raise unreadable(f"'{path}' can't be read: {error.strerror}", "check its permissions") from None
+
+
+def _missing(path: Path) -> OnnxgradError:
+    return missing_file(f"no such file: '{path}'", _neighbours(path))
+
+
+def check_exists(model: ModelSource) -> None:
+    """Raise an error if a model is a path without a file, before anything takes time.
+
+    Raises:
+        OnnxgradError: there is no such file.
+    """
+    if isinstance(model, (str, Path)) and str(model) != STREAM:
+        with suppress(OSError, ValueError):  # such as a name that is too long: reading explains it
+            if not Path(model).exists():
+                raise _missing(Path(model))
+
+
+def _kind_of(folder: Path) -> tuple[str, str | None]:
+    """Return a description of the contents of a folder, and a hint on how to get a model from it."""
+    if (folder / "saved_model.pb").is_file():
+        return SAVED_MODEL[0], SAVED_MODEL[1].replace("FOLDER", shlex.quote(str(folder)))
+    if folder.suffix == ".mlpackage":
+        return CORE_ML
+    return "is a directory", _export(folder) if _holds_weights(folder) else _neighbours(folder / "model.onnx")
 
 
 def _holds_weights(folder: Path) -> bool:
-    """Whether a folder is one of a training, or of adapters, whose weights want a model."""
+    """Return True if a folder contains safetensors files, as the folders of a training run or of adapters do."""
     return any(file.suffix == ".safetensors" for file in folder.iterdir())
 
 
 def _export(weights: Path | str) -> str:
-    return f"it holds weights, and no graph: `onnxgrad export {weights} --model MODEL` writes a model with them"
+    return f"it contains weights, but no graph: `onnxgrad export {weights} --model MODEL` writes a model with them"
 
 
 def _read_stream(stream: BinaryIO, where: str) -> bytes:
-    """What a stream holds: of one without an end, or of what is no model, no more than is needed to tell.
+    """Read a stream. Stop as soon as it can't be a model, so that an endless stream is not read forever.
 
     Raises:
-        OnnxgradError: it can't be a model, by its beginning or by its length.
+        OnnxgradError: the first bytes show another format, or the stream is longer than a model can be.
     """
     parts = [stream.read(HEAD)]
     _refuse_others(parts[0], where)
     found = os.fstat(stream.fileno())
-    if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
+    if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_MODEL_BYTES:
         stream.seek(0)
-        return stream.read()  # at once: to join parts takes as long as to read them
+        return stream.read()  # one read: joining chunks would take as long as reading them
     length = max(found.st_size, HEAD)
-    while length <= LARGEST and (part := stream.read(CHUNK)):
+    while length <= MAX_MODEL_BYTES and (part := stream.read(CHUNK)):
         parts.append(part)
         length += len(part)
-    if length > LARGEST:
-        raise OnnxgradError(
-            f"{where} is longer than 2 GB, which no ONNX model is",
-            "a larger model keeps its weights in a file beside it: export it with external data",
+    if length > MAX_MODEL_BYTES:
+        raise unreadable(
+            f"{where} is larger than 2 GB, the maximum size of an ONNX model",
+            "export the model with external data, which stores the weights in a file beside it",
         )
     return b"".join(parts)
 
 
 def _neighbours(path: Path) -> str | None:
-    """A hint with the models that lie where `path` was looked for, the most alike first."""
+    """Return a hint for a missing file: models in its folder with similar names, or otherwise all models there."""
     import difflib
 
     try:
@@ -224,49 +261,75 @@ def _neighbours(path: Path) -> str | None:
 
 
 def _refuse_others(head: bytes, where: str) -> None:
-    """Refuse what is no model by its first bytes."""
+    """Raise an error if the first bytes of a file show that it is not an ONNX model."""
     if not head:
-        raise OnnxgradError(f"{where} is empty", "its export or copy was interrupted")
+        raise unreadable(f"{where} is empty", "its export or copy was interrupted: do it again")
     foreign = _what_else(head)
     if foreign:
-        raise OnnxgradError(f"{where} {foreign[0]}", foreign[1])
+        raise unreadable(f"{where} {foreign[0]}", foreign[1])
 
 
-def _parse(data: bytes, where: str) -> ModelProto:
+def _parse(data: bytes, where: str, name: str = "") -> ModelProto:
     _refuse_others(data[:HEAD], where)
     model = ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError:
-        raise OnnxgradError(
-            f"{where} is no complete ONNX model: it can't be decoded after {len(data):,} bytes",
+        _refuse_by_name(where, name)
+        raise unreadable(
+            f"{where} is not a complete ONNX model: its {len(data):,} bytes can't be decoded",
             "it is cut short or damaged; copy or export it again",
         ) from None
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
-        raise OnnxgradError(f"{where} is no ONNX model, or one without a graph", "export it again")
+        _refuse_by_name(where, name)
+        raise unreadable(f"{where} is not an ONNX model, or has no graph", "export it again")
     return model
 
 
-_MAGIC = (
-    (b"version https://git-lfs", "is a Git LFS pointer, not the model", "fetch it with 'git lfs pull'"),
-    (b"PK\x03\x04", "is a zip archive, no ONNX model", "export a PyTorch checkpoint with torch.onnx"),
-    (b"\x1f\x8b", "is compressed with gzip", "unpack it first: gunzip -c FILE | onnxgrad build - ..."),
-    (b"ORTM", "is in onnxruntime's own format", "use the .onnx file it was made from"),
-)
+TF2ONNX = "convert it: pip install tf2onnx && python -m tf2onnx.convert"
+
+FORMATS = (
+    (0, b"version https://git-lfs", "is a Git LFS pointer, not the model", "fetch it with 'git lfs pull'"),
+    (0, b"PK\x03\x04", "is a zip archive, not an ONNX model",
+     "export a PyTorch checkpoint with torch.onnx, a .keras file with model.export(FILE, format='onnx')"),
+    (0, b"\x80", "is a Python pickle, not an ONNX model", "export a PyTorch checkpoint with torch.onnx"),
+    (0, b"\x89HDF", "is an HDF5 file, such as Keras writes, not an ONNX model",
+     f"{TF2ONNX} --keras FILE --output model.onnx"),
+    (0, b"GGUF", "is a GGUF file of llama.cpp, not an ONNX model",
+     "export the checkpoint that it was made from, with torch.onnx or the model builder of onnxruntime-genai"),
+    (0, b"\x1f\x8b", "is compressed with gzip", "unpack it first: gunzip -c FILE | onnxgrad build - ..."),
+    (0, b"ORTM", "is in onnxruntime's own format", "use the .onnx file it was made from"),
+    (4, b"ORTM", "is in onnxruntime's own format", "use the .onnx file it was made from"),
+    (4, b"TFL3", "is a TensorFlow Lite file, not an ONNX model", f"{TF2ONNX} --tflite FILE --output model.onnx"),
+)  # fmt: skip
+"""The formats that are recognized: (offset of the magic bytes, magic bytes, description, how to get an ONNX model)."""
+
+CORE_ML = ("is a Core ML model, not an ONNX model", "export the model that it was made from")
+
+SAVED_MODEL = ("is a TensorFlow SavedModel, not an ONNX model", f"{TF2ONNX} --saved-model FOLDER --output model.onnx")
 
 
 def _what_else(head: bytes) -> tuple[str, str] | None:
-    """What a file is that is no protobuf, and what to do about it."""
-    for magic, what, hint in _MAGIC:
-        if head.startswith(magic) or (magic == b"ORTM" and head[4:8] == magic):
+    """Return a description of the format of a file, and a hint. Return None if the file may be an ONNX model."""
+    for place, magic, what, hint in FORMATS:
+        if head[place:].startswith(magic):
             return what, hint
-    if head[5:9] == b"\0\0\0{":  # the length of its header, and that
-        return "is a safetensors file, no ONNX model", _export("FILE")
+    # the high bytes of the length of a safetensors header, and the first byte of that header
+    if head[5:9] == b"\0\0\0{":
+        return "is a safetensors file, not an ONNX model", _export("FILE")
     if _is_text(head):
-        return "is a text file, not an ONNX model", "a model is binary; the text form is read by onnx.parser"
-    if head[0] < 1 << 3 or head[0] & 7 not in (0, 2):  # a field has a number, and those of a model are of two kinds
-        return "does not begin as an ONNX model does", "its copy was interrupted, or it is something else"
+        return "is a text file, not an ONNX model", "models are binary; convert the text form with onnx.parser"
+    # field numbers start at 1, and the fields of a model have wire type 0 or 2
+    if head[0] < 1 << 3 or head[0] & 7 not in (0, 2):
+        return "does not begin like an ONNX model", "its copy was interrupted, or it has another format"
     return None
+
+
+def _refuse_by_name(where: str, name: str) -> None:
+    """Raise an error that names the format of a file, if the file's name shows it."""
+    found = SAVED_MODEL if name == "saved_model.pb" else CORE_ML if name.endswith(".mlmodel") else None
+    if found:
+        raise unreadable(f"{where} {found[0]}", found[1]) from None
 
 
 def _is_text(head: bytes) -> bool:
@@ -278,18 +341,48 @@ def _is_text(head: bytes) -> bool:
 
 
 def check_structure(model: ModelProto, where: str = "the model") -> None:
-    """Check a model by onnx.checker, without its weights; what onnxruntime reads all the same passes (`ir.dialects`).
+    """Check a model with onnx.checker, without its weights.
+
+    Faults that onnxruntime accepts are ignored (see `ir.dialects`).
 
     Raises:
         OnnxgradError: the model breaks the ONNX specification.
     """
     bare = skeleton(model)
     for tensor in tensors(bare):
-        if is_external(tensor):  # in a node's attribute: the checker would look for the file
+        if is_external(tensor):  # in a node's attribute, where the checker would look for the file
             tensor.ClearField("data_location")
             tensor.ClearField("external_data")
             tensor.dims[:] = [0]
-    mend(bare)
-    fault = complaint(bare)
+    repair(bare)
+    fault = checker_error(bare)
     if fault:
-        raise OnnxgradError(f"{where} is no valid ONNX model: {fault}", "export it again")
+        raise unreadable(f"{where} is not a valid ONNX model: {fault}", "export it again")
+
+
+def _note_kind(model: ModelProto, path: Path | None) -> None:
+    """Store the model type from the genai_config.json beside a model in its metadata.
+
+    The metadata entry stays with the model if it is written to another folder.
+
+    Args:
+        model: a model, which is changed if it has no such entry and there is a genai_config.json beside it, as the
+            model builder of onnxruntime-genai writes.
+        path: the file that the model was read from.
+    """
+    if path is None or any(entry.key == GENAI_KIND for entry in model.metadata_props):
+        return
+    if kind := _kind(path.parent / GENAI_CONFIG):
+        model.metadata_props.add(key=GENAI_KIND, value=kind)
+
+
+def _kind(path: Path) -> str:
+    """Return the model type in a genai_config.json, such as 'phi3'; "" if there is none."""
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_CONFIG:
+            return ""
+        kind = strict_json.loads(path.read_bytes())["model"]["type"]
+    # a broken config file is no reason to reject the model
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return ""
+    return kind if isinstance(kind, str) and re.fullmatch(r"[\w.-]{1,64}", kind) else ""

@@ -1,4 +1,4 @@
-"""Read and check the header of a safetensors file before the library parses the file.
+"""Read and check the header of a safetensors file, before the safetensors library parses the file.
 
 Source of the format: https://github.com/huggingface/safetensors#format.
 """
@@ -10,27 +10,27 @@ from typing import Any, BinaryIO
 from onnxgrad_cli.common import strict_json
 
 MAX_BYTES = 25_000_000
-"""Bytes of a header: the bound of Hugging Face's reader in JavaScript. 10,000 tensors take one million."""
+"""Maximum size of a header in bytes, as in Hugging Face's JavaScript reader. For 10,000 tensors, it takes 1 MB."""
 
 
 def read_header(file: BinaryIO) -> dict[str, Any]:
-    """Return the header: the description of each tensor by name, and metadata as '__metadata__'.
+    """Return the header: name of a tensor -> its description, and '__metadata__' -> the metadata.
 
-    The library takes the last of two tensors with one name, and any bytes that a header claims.
+    The safetensors library would use the last of two tensors with the same name, and accept a header of any size.
 
     Args:
         file: the file, at its start.
 
     Raises:
-        ValueError: the header is too long, cut off, no JSON object, or names two tensors alike.
+        ValueError: the header is too long, cut off or not a JSON object, or two tensors have the same name.
     """
     size = int.from_bytes(file.read(8), "little")
     if size > MAX_BYTES:
-        raise ValueError(f"its header has {size:,} bytes, and at most {MAX_BYTES:,} are read")
+        raise ValueError(f"its header has {size:,} bytes, but at most {MAX_BYTES:,} are read")
     text = file.read(size)
     if len(text) < size:
         raise ValueError("it ends within its header")
     header = strict_json.loads(text)
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     return header

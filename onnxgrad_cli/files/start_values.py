@@ -1,9 +1,10 @@
-"""The values of a training model whose weights are inputs, beside it: bytes, and a JSON that says what they are.
+"""Write and read the initial values of a training model whose weights are inputs, as a .bin and a .json file.
 
-JavaScript can't feed an initializer, so that there weights and state must be inputs without stored values. What they
-hold before the first step it reads without a parser: each input has its offset in the bytes, its shape, and the name of
-the typed array that its elements make. What is zero before the first step stands last and is left out of the file:
-who reads it makes `bytes` zeros and copies the file over their beginning. A file of trained values is whole.
+JavaScript can't feed an initializer, so a model for JavaScript has weights and state as inputs without stored values.
+JavaScript reads their initial values from the two files, and needs no parser for them. For each input, the JSON gives
+its offset in the .bin file, its shape, and the name of the typed array for its elements. Arrays of zeros have the last
+offsets, and are not stored: a reader allocates `bytes` zeros, and copies the .bin file to their beginning. A .bin file
+of trained values is complete.
 """
 
 from __future__ import annotations
@@ -21,40 +22,41 @@ from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.typed_json import decoded
-from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files.switch import Switch
-from onnxgrad_cli.files.writing import check_target, is_ours
-from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, unreadable
+from onnxgrad_cli.files.outputs import check_target, is_ours
+from onnxgrad_cli.files.transaction import AtomicWriteGroup
 from onnxgrad_cli.ir.types import Arrays, dtype_of, shape_of
-from onnxgrad_cli.metadata import Adapter, Quantized, Roles, describe, tool_version
+from onnxgrad_cli.ir.weightless_copy import copied
+from onnxgrad_cli.metadata import Adapter, Quantized, Roles, describe
 
 KEPT = frozenset({"weight", "state"})
-"""The roles of inputs whose values lie beside the model."""
+"""The roles of inputs whose values are stored beside the model."""
 
 ROLES, VALUES = ".json", ".bin"
-"""What the names of the two files end with, in place of the model's suffix."""
+"""The suffixes of the two files. Their names are otherwise the model's."""
 
 ALIGNMENT = 8
-"""Bytes. Each array starts at a multiple: a typed array in JavaScript starts at one of its element's size."""
+"""Alignment of arrays in bytes. A typed array in JavaScript must start at a multiple of its element size."""
 
 TYPED_ARRAYS = {
     "float32": "Float32Array", "float64": "Float64Array", "float16": "Uint16Array", "bfloat16": "Uint16Array",
     "int8": "Int8Array", "int16": "Int16Array", "int32": "Int32Array", "int64": "BigInt64Array", "bool": "Uint8Array",
     "uint8": "Uint8Array", "uint16": "Uint16Array", "uint32": "Uint32Array", "uint64": "BigUint64Array",
 }  # fmt: skip
-"""Element type -> the array of JavaScript that holds such elements; the types are called as its runtimes call them."""
+"""Element type -> the JavaScript typed array that holds its elements."""
 
 
 @dataclass(frozen=True)
 class HeldValues:
-    """What files of values hold.
+    """Trained or initial values that were read from a file.
 
     Attributes:
-        values: weights and state, by name.
-        weights: the names of what is trained.
+        values: name -> array, for weights and state.
+        weights: the names of the trained tensors.
         adapters: the low-rank adapters among the weights.
-        averages: weight -> the state with its moving average.
-        quantized: what the inference model stores as integers.
+        averages: weight -> the name of the state with its moving average.
+        quantized: the weights that the inference model stores as integers.
     """
 
     values: Arrays
@@ -68,42 +70,46 @@ class HeldValues:
 
 
 def places(model: Path) -> tuple[Path, Path]:
-    """The JSON and the bytes that belong to a training model's file."""
+    """Return the paths of the JSON file and the .bin file that belong to the file of a training model."""
     return model.with_suffix(ROLES), model.with_suffix(VALUES)
 
 
 def check_places(model: Path, force: bool = False) -> None:
-    """Make sure that the files beside a model may be written.
+    """Check that the JSON file and the .bin file beside a model may be written.
 
-    Bytes have no head that says who wrote them: they are ours where a JSON of ours stands beside.
+    A .bin file has no header that shows which program wrote it. It may be replaced if onnxgrad wrote the JSON file
+    beside it.
 
     Raises:
-        UsageError: one is the model itself, or a file that onnxgrad did not write.
-        OnnxgradError: one can't be written.
+        UsageError: a file is the model itself, or was not written by onnxgrad.
+        OnnxgradError: a file can't be written.
     """
     roles, values = places(model)
     if model in (roles, values):
-        raise UsageError(f"'{model}' is what its values or their description would be called", "end it in .onnx")
+        raise UsageError(
+            f"the file of the weights beside the model would also be called '{model}'",
+            "choose a name that ends in .onnx",
+        )
     check_target(roles, force=force)
     check_target(values, force=force or (roles.is_file() and is_ours(roles)))
 
 
 def stage_values(
-    switch: Switch, model: ModelProto, values: Mapping[str, np.ndarray], path: Path, opened: str = ""
+    switch: AtomicWriteGroup, model: ModelProto, values: Mapping[str, np.ndarray], path: Path, opened: str = ""
 ) -> list[Path]:
-    """Write the values of a training model's inputs and what they are; both files take their names with the model.
+    """Stage the JSON file and the .bin file with the initial values of a training model.
 
     Args:
-        switch: lets the files take their names; its head is the model, to which they are bound.
+        switch: the group of files that is replaced atomically. The model is its head.
         model: the training model.
-        values: weights and state before the first step, by name.
-        path: where the model goes.
-        opened: the name of the file that JavaScript opens, if it is another form of the model.
+        values: name -> initial value, for weights and state.
+        path: the final path of the model.
+        opened: the name of the file that JavaScript opens, if it is not `path` but the model in another format.
 
     Returns:
-        The files: the JSON, then the bytes.
+        The paths of the JSON file and of the .bin file.
     """
-    ordered = sorted(values, key=lambda name: not values[name].any())  # what is zero comes last
+    ordered = sorted(values, key=lambda name: not values[name].any())  # zeros come last
     offsets, stored, end = {}, 0, 0
     for name in ordered:
         offsets[name] = -(-end // ALIGNMENT) * ALIGNMENT
@@ -123,7 +129,7 @@ def stage_values(
 
 
 def little_endian(array: np.ndarray) -> bytes:
-    """The elements in row-major order, the low byte of each first."""
+    """Return the elements of an array in row-major order, in little-endian byte order."""
     kind = array.dtype
     return array.astype(kind.newbyteorder("<")).tobytes() if kind != ml_dtypes.bfloat16 else array.tobytes()
 
@@ -160,7 +166,10 @@ def _said(model: ModelProto, offsets: Mapping[str, int], files: Mapping[str, Any
 
 
 def _typed(value: ValueInfoProto) -> dict[str, Any]:
-    """The element type, the typed array of JavaScript and the sizes; a size without a name is null."""
+    """Return the description of an input or output: element type, typed array and sizes.
+
+    A size without a name is null.
+    """
     kind = helper.tensor_dtype_to_np_dtype(dtype_of(value.type)).name if dtype_of(value.type) else "unknown"
     kind = "string" if kind.startswith(("object", "str")) else kind
     dims = [None if dim == "?" else dim for dim in shape_of(value.type) or ()]
@@ -170,7 +179,7 @@ def _typed(value: ValueInfoProto) -> dict[str, Any]:
 
 
 def _lines(said: Mapping[str, Any]) -> str:
-    """JSON with each entry, and each input and output, on a line of its own."""
+    """Format a description as JSON, with a line for each entry, and for each input and output."""
     entries = []
     for key, value in said.items():
         text = strict_json.dumps(value)
@@ -185,25 +194,25 @@ def _lines(said: Mapping[str, Any]) -> str:
 
 
 def is_values(path: Path) -> bool:
-    """Whether a file is called as one of values, or as their description."""
+    """Return True if a path has the suffix of one of the two files."""
     return path.suffix in (ROLES, VALUES)
 
 
 def read_values(path: Path, roles: Path | None = None) -> HeldValues:
-    """The values in a file of a training, or of its start.
+    """Read trained or initial values from a .bin file and the JSON file that describes it.
 
     Args:
-        path: the bytes; or the JSON beside a training model, which names those of the start.
-        roles: the JSON that says what the bytes are; by default the one of the same name beside them.
+        path: the .bin file; or the JSON file beside a training model, for the initial values.
+        roles: the JSON file that describes the .bin file; by default the one with the same name beside it.
 
     Raises:
-        UsageError: there is no such JSON.
-        OnnxgradError: a file can't be read, is damaged, or is not of the length that the JSON says.
+        OnnxgradError: a file is missing, can't be read or is damaged, or the .bin file has another length than the JSON
+            file says.
     """
     described = roles or path.with_suffix(ROLES)
     if not described.is_file():
-        hint = "name the one that `onnxgrad build --weights inputs` has written beside the training model with `roles`"
-        raise UsageError(f"there is no '{described}' that says what '{path}' holds", hint)
+        hint = "name the file that `onnxgrad build --weights inputs` wrote beside the training model with `roles`"
+        raise missing_file(f"'{described}' is missing, which describes the bytes of '{path}'", hint)
     said = _json(described)
     try:
         values = described.with_name(Path(said["values"]).name) if path.suffix == ROLES else path
@@ -218,7 +227,7 @@ def read_values(path: Path, roles: Path | None = None) -> HeldValues:
         )
         return HeldValues(arrays, weights, adapters, averages, decoded(Quantized, said["quantized"], "quantized"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        hint = "take it anew from the folder of the training model"
+        hint = "copy it again from the folder of the training model"
         raise OnnxgradError(
             f"'{described}' does not describe the values of a training model: {error!r}", hint
         ) from None
@@ -228,37 +237,41 @@ def _json(path: Path) -> Any:
     try:
         return strict_json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise OnnxgradError(f"'{path}' is no JSON: {error}") from None
+        raise OnnxgradError(f"'{path}' is not JSON: {error}") from None
     except OSError as error:
-        raise OnnxgradError(f"'{path}' can't be read: {error.strerror}") from None
+        raise unreadable(f"'{path}' can't be read: {error.strerror}") from None
 
 
 def _stored(path: Path, said: Mapping[str, Any], start: bool) -> bytes:
-    """The bytes of all values; a file of the start leaves out what is zero behind the last one that is not."""
+    """Read the bytes of a .bin file. With `start`, they must be the initial values, which the checksum shows."""
     if path.exists() and not path.is_file():
-        raise OnnxgradError(f"'{path}' is no file of values: it is a folder or a device", "name the file")
+        raise OnnxgradError(f"'{path}' is not a file of values, but a folder or a device", "name the file")
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise OnnxgradError(f"'{path}' can't be read: {error.strerror}") from None
+        raise unreadable(f"'{path}' can't be read: {error.strerror}") from None
     if len(data) == said["stored"] and hashlib.sha256(data).hexdigest() == said["sha256"]:
         return data
     if start:
-        hint = "`onnxgrad export` takes trained values by the name of their own file, the .bin"
-        raise OnnxgradError(f"'{path}' does not hold the values of the start: its checksum is another", hint)
+        hint = "to read trained values with `onnxgrad export`, name their .bin file"
+        raise OnnxgradError(f"'{path}' does not contain the initial values: its checksum differs", hint)
     if len(data) != said["bytes"]:
-        hint = "it was cut off, or is of another training model"
-        raise OnnxgradError(f"'{path}' has {len(data)} bytes, and the values of the model {said['bytes']}", hint)
+        hint = "it was cut off, or belongs to another training model"
+        raise OnnxgradError(f"'{path}' has {len(data)} bytes, but the values of the model have {said['bytes']}", hint)
     return data
 
 
 def _array(data: bytes, entry: Mapping[str, Any], end: int) -> np.ndarray:
-    """An array at its place; one behind all that is stored is zero, and takes no memory, whatever its sizes claim."""
+    """Return the array that an entry of the JSON file describes.
+
+    An array beyond the end of `data` is zero. It takes no memory, so that a wrong JSON file with huge sizes does no
+    harm.
+    """
     dtype = np.dtype(ml_dtypes.bfloat16 if entry["type"] == "bfloat16" else entry["type"])
     if TYPED_ARRAYS.get(dtype.name) is None or any(size < 0 for size in entry["dims"]) or entry["offset"] < 0:
         raise ValueError(dict(entry))
     if entry["offset"] + math.prod(entry["dims"]) * dtype.itemsize > end:
-        raise ValueError(f"{dict(entry)} lies behind the {end} bytes that there are")
+        raise ValueError(f"{dict(entry)} is beyond the end of the data, {end} bytes")
     if entry["offset"] >= len(data) or not math.prod(entry["dims"]):
         return np.broadcast_to(np.zeros((), dtype), entry["dims"])
     stored = dtype if dtype == ml_dtypes.bfloat16 else dtype.newbyteorder("<")
@@ -267,36 +280,40 @@ def _array(data: bytes, entry: Mapping[str, Any], end: int) -> np.ndarray:
 
 
 def lacking(model: ModelProto, roles: Roles) -> list[str]:
-    """The weights and state of a training model that have no value, neither a stored nor a described one."""
+    """Return the weights and state of a training model that have neither a stored nor a described initial value."""
     stored = {tensor.name for tensor in model.graph.initializer} | roles.slots.keys()
     return [name for name, role in roles.inputs.items() if role in KEPT and name not in stored]
 
 
 def values_beside(path: Path | None, names: Iterable[str]) -> Arrays:
-    """The values of weights and state that lie beside a training model.
+    """Read the values of weights and state from the files beside a training model.
 
     Args:
         path: the model's file.
-        names: the inputs that have no value in it.
+        names: the inputs that have no value in the model.
 
     Raises:
-        UsageError: there are none, or not all of these.
-        OnnxgradError: they can't be read.
+        UsageError: the model was not read from a file, or the values belong to another model.
+        OnnxgradError: a file is missing or can't be read.
     """
     names = list(names)
-    hint = "keep what `onnxgrad build --weights inputs` writes together, and name the model's file"
-    if path is None or not places(path)[0].is_file():
-        where = f"there is no '{places(path)[0]}' with their values" if path else "their values lie beside its file"
-        raise UsageError(f"the weights of the training model, such as '{names[0]}', are inputs, and {where}", hint)
+    hint = "keep the files of `onnxgrad build --weights inputs` in one folder, and name the model's file"
+    weights = f"the weights of the training model, such as '{names[0]}', are inputs"
+    if path is None:
+        raise UsageError(
+            f"{weights}, and their values are in files beside the model, which was not read from a file", hint
+        )
+    if not places(path)[0].is_file():
+        raise missing_file(f"{weights}, but '{places(path)[0]}' with their values is missing", hint)
     found = read_values(places(path)[0]).values
     for name in names:
         if name not in found:
-            raise UsageError(f"'{places(path)[0]}' is of another training model: it has no '{name}'", hint)
+            raise UsageError(f"'{places(path)[0]}' belongs to another training model: it has no '{name}'", hint)
     return found
 
 
 def with_values(model: ModelProto, values: Mapping[str, np.ndarray]) -> ModelProto:
-    """A copy of a training model, with values stored for those of its inputs that have none."""
+    """Return a copy of a training model in which inputs without a stored value get the one in `values`."""
     copy = copied(model)
     stored = {tensor.name for tensor in model.graph.initializer}
     copy.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in values.items() if name not in stored)

@@ -1,43 +1,39 @@
-"""Files are written whole or not at all, and only over what onnxgrad has written before."""
+"""Write models and other files atomically. Only files that onnxgrad wrote are replaced."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxgrad_cli.common.inputs import check_is_no_input, is_in_input
-from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files.external_data import (
-    check_data,
-    is_inside,
-    refer,
-    references,
-    relocated,
-    tensors,
-)
-from onnxgrad_cli.files.outputs import check_is_file
-from onnxgrad_cli.files.reading import HEAD, STREAM
-from onnxgrad_cli.files.switch import ANOTHER, Switch, is_model, mentions, told
-from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
-from onnxgrad_cli.metadata import VERSION, tool_version
+from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.files.external_data import check_data, is_inside, refer, relocated, tensors
+from onnxgrad_cli.files.outputs import check_target
+from onnxgrad_cli.files.reading import STREAM
+from onnxgrad_cli.files.transaction import AtomicWriteGroup
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, is_external, nbytes
+from onnxgrad_cli.metadata import VERSION
 
 PROTOBUF_LIMIT = 2**31 - 2**26
-"""Bytes of inline weights above which a model goes out with external data: protobuf ends at 2 GB."""
+"""Size in bytes of a model's inline weights above which they become external data. protobuf's limit is 2 GB."""
 
 ALIGNMENT = 4096
-"""Bytes. Tensors in a data file start at multiples of a page, so that a runtime can map them."""
+"""Alignment of tensors in a data file, in bytes. It is the size of a page, so that runtimes can memory-map tensors."""
 
 
-UNMARKED = frozenset({".csv", ".jsonl", ".parquet"})
-"""Suffixes of forms in which nothing says who has written a file: whether onnxgrad has is not known."""
+OURS = b"written by onnxgrad"
+"""The comment in a zip archive that marks it as written by onnxgrad, so that it may be replaced."""
 
 Check = Callable[[Path], object]
-"""What looks at a file that was written and has not its name yet; an error from it leaves nothing written."""
+"""A function that checks a written file before it gets its final name. If it raises an error, nothing is written."""
 
 
 def save_model(
@@ -48,25 +44,25 @@ def save_model(
     copy_data: bool = True,
     check: Check | None = None,
 ) -> list[Path]:
-    """Write a model, whole or not at all.
+    """Write a model atomically.
 
-    External data stay references where `out` lies in the folder of `source`; else the data files are copied
-    beside it. Inline weights too large for protobuf are moved to a file of their own, in `model` too. Both go by names
-    that begin as that of `out` and say their content: `<out>.<12 digits>.data`.
+    If `out` is in the folder of `source`, external data stay references. Otherwise the data files are copied to the
+    folder of `out`. Inline weights that are too large for protobuf are moved to a data file; this also changes `model`.
+    Copied and new data files are called `<out>.<12 digits>.data`, with digits of a digest of their content.
 
     Args:
-        out: the file; '-' is stdout, where external data stay references.
-        source: the file the model was read from; it is never overwritten, nor are its data.
+        out: the file; '-' is stdout. On stdout, external data stay references.
+        source: the file that the model was read from. This file and its data files are never overwritten.
         force: replace files that onnxgrad did not write.
-        copy_data: whether external data are copied to another folder.
-        check: called with the file that was written, before it takes its name.
+        copy_data: True to copy external data to another folder.
+        check: called with the written file before it is renamed.
 
     Returns:
-        The files written, the model first, then those that hold its data beside it.
+        The files written, the model first, then its data files.
 
     Raises:
-        UsageError: `out` is an input, or a file that onnxgrad did not write.
-        OnnxgradError: it can't be written, or another process writes it.
+        UsageError: `out` is an input, or exists, was not written by onnxgrad, and `force` is False.
+        OnnxgradError: the file can't be written, or another process writes it.
     """
     if str(out) == STREAM:
         mark(model)
@@ -74,21 +70,21 @@ def save_model(
         return []
     out = Path(out)
     check_target(out, model, source, force)
-    with Switch(out) as switch:
+    with AtomicWriteGroup(out) as switch:
         files = stage_model(switch, model, out, source, copy_data, check)
         switch.commit()
     return files
 
 
 def stage_model(
-    switch: Switch,
+    switch: AtomicWriteGroup,
     model: ModelProto,
     out: Path,
     source: Path | None = None,
     copy_data: bool = True,
     check: Check | None = None,
 ) -> list[Path]:
-    """Write a model that takes its name with other files, over whatever is there; see `save_model`."""
+    """Add a model to a group of files. Whether an existing file may be replaced is not checked. See `save_model`."""
     mark(model)
     stored = tensors(model)
     moved = _copy_data(switch, filter(is_external, stored), source, out.parent) if copy_data else {}
@@ -101,19 +97,43 @@ def stage_model(
 
 
 def save_bytes(data: bytes, out: Path, durable: bool = False) -> None:
-    """Write a file, whole or not at all.
+    """Write a file atomically.
 
     Args:
-        data: what is in it.
+        data: the content.
         out: the file.
         durable: see `Switch.stage`.
 
     Raises:
-        OnnxgradError: it can't be written, or another process writes it.
+        OnnxgradError: the file can't be written, or another process writes it.
     """
-    with Switch(out) as switch:
+    with AtomicWriteGroup(out) as switch:
         switch.stage(out, lambda file: file.write(data), durable)
         switch.commit()
+
+
+def write_npz(arrays: Mapping[str, np.ndarray], stream: BinaryIO) -> None:
+    """Write arrays as numpy.savez does, but with any names.
+
+    Args:
+        arrays: name -> array.
+        stream: the stream to write to.
+
+    Raises:
+        ValueError: an array holds Python objects.
+    """
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.comment = OURS
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
+def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return the content of an .npz file with arrays; see `write_npz`."""
+    stream = BytesIO()
+    write_npz(arrays, stream)
+    return stream.getvalue()
 
 
 def write_stdout(data: bytes) -> None:
@@ -123,69 +143,25 @@ def write_stdout(data: bytes) -> None:
         UsageError: stdout is a terminal.
     """
     if sys.stdout.isatty():
-        raise UsageError("a model is not written to a terminal", "redirect stdout, or name a file with -o")
+        raise UsageError("a model can't be written to a terminal", "redirect stdout, or name a file with -o")
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def mark(model: ModelProto) -> None:
-    """Say in the model's metadata that onnxgrad wrote it."""
+    """Add metadata to a model that mark it as written by onnxgrad."""
     if not any(entry.key == VERSION for entry in model.metadata_props):
         model.metadata_props.add(key=VERSION, value=tool_version())
 
 
-def check_target(out: Path, model: ModelProto | None = None, source: Path | None = None, force: bool = False) -> None:
-    """Make sure that `out` may be written, before any work is done for it.
-
-    Args:
-        model, source: the model that is read: neither it nor its external data are ever overwritten, nor is what else
-            is read (`common.inputs`).
-        force: replace a file that onnxgrad did not write, or of which that is not known.
-
-    Raises:
-        UsageError: `out` is an input, a file that onnxgrad did not write, or a device or a pipe.
-        OnnxgradError: it can't be written.
-    """
-    with told(out):  # a name may be too long
-        there = out.exists()
-    if there and source is not None:
-        data = [source.parent / reference.location for reference in references(model)] if model else []
-        check_is_no_input(out, (source, *dict.fromkeys(data)))
-    check_is_no_input(out)
-    check_is_file(out)
-    if out.is_dir():
-        raise OnnxgradError(f"'{out}' is a directory", f"name a file in it: {out / 'model.train.onnx'}")
-    if not out.parent.is_dir():
-        raise OnnxgradError(f"there is no folder '{out.parent}' to write '{out.name}' to", "make it first")
-    if not os.access(out.parent, os.W_OK):
-        raise OnnxgradError(f"'{out}' can't be written: {_why_not(out.parent)}", ANOTHER)
-    if out.is_file() and not is_ours(out):
-        if is_in_input(out):
-            raise UsageError(f"'{out}' lies in a folder that is an input, which is never overwritten", "name another")
-        if not force:
-            whose = "" if out.suffix.lower() in UNMARKED else ", and onnxgrad did not write it"
-            raise UsageError(f"'{out}' exists{whose}", "replace it with `force=True`")
-
-
-def is_ours(path: Path) -> bool:
-    """Whether onnxgrad wrote a file: a report says so in its head, or at its end; an adapter at its end.
-
-    A model says so in its metadata, which stand near its end but for training information and functions.
-    """
-    if is_model(path):
-        return mentions(path, VERSION.encode())
-    with path.open("rb") as file:
-        head = file.read(HEAD)
-        file.seek(max(path.stat().st_size - HEAD, 0))
-        return not head or b"onnxgrad" in head or b"onnxgrad" in file.read(HEAD)
-
-
-def _copy_data(switch: Switch, external: Iterable[TensorProto], source: Path | None, folder: Path) -> dict[str, Path]:
-    """Copy the data of a model's external tensors, if it is written where it could not refer to them.
+def _copy_data(
+    switch: AtomicWriteGroup, external: Iterable[TensorProto], source: Path | None, folder: Path
+) -> dict[str, Path]:
+    """Copy the data files of external tensors to a new folder, unless the references already work from there.
 
     Returns:
-        Location -> the copy.
+        Location of a file that was copied -> the copy.
     """
     origin, moved = source.parent if source else Path(), {}
     for location in check_data(external, source):
@@ -195,8 +171,11 @@ def _copy_data(switch: Switch, external: Iterable[TensorProto], source: Path | N
     return moved
 
 
-def _move_weights(switch: Switch, stored: Iterable[TensorProto]) -> list[Path]:
-    """Move the inline tensors of a model to a data file where they are too large for protobuf."""
+def _move_weights(switch: AtomicWriteGroup, stored: Iterable[TensorProto]) -> list[Path]:
+    """Move the inline tensors of a model to a data file, if they are too large for protobuf.
+
+    Return the data file, if any.
+    """
     inline = [t for t in stored if not is_external(t) and t.data_type != TensorProto.STRING]
     if sum(nbytes(tensor) for tensor in inline) <= PROTOBUF_LIMIT:
         return []
@@ -204,7 +183,7 @@ def _move_weights(switch: Switch, stored: Iterable[TensorProto]) -> list[Path]:
 
     def write(file: BinaryIO) -> None:
         for tensor in inline:
-            if nbytes(tensor) > SMALL:
+            if nbytes(tensor) > MAX_SHAPE_BYTES:
                 offset = file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
                 raw = tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
                 places.append((tensor, offset, file.write(raw)))
@@ -215,37 +194,3 @@ def _move_weights(switch: Switch, stored: Iterable[TensorProto]) -> list[Path]:
             tensor.ClearField(field)
         refer(tensor, data.name, offset, length)
     return [data]
-
-
-def check_folder(folder: Path, option: str) -> None:
-    """Make sure that files may be written to a folder, which need not be there, before any work is done for them.
-
-    Raises:
-        UsageError: it is a file, or would lie in one; the message names the option that asked for it.
-        OnnxgradError: it can't be made or written to.
-    """
-    place = folder.absolute()
-    there = next(each for each in (place, *place.parents) if each.exists())
-    if not there.is_dir():
-        raise UsageError(f"{option}: '{folder}' is no folder: '{there}' is a file", "name another folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        what = "written to" if there == place else "made"
-        raise OnnxgradError(f"{option}: '{folder}' can't be {what}: {_why_not(there)}", "name another folder")
-
-
-def _why_not(folder: Path) -> str:
-    """Why nothing may be written in a folder."""
-    only_read = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
-    return "its file system is only read" if only_read else "permission denied"
-
-
-def make_folder(folder: Path, option: str) -> None:
-    """Make a folder, if it is not there.
-
-    Raises:
-        OnnxgradError: it can't be made; the message names the option that asked for it.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OnnxgradError(f"{option}: '{folder}' can't be made: {error.strerror}") from None

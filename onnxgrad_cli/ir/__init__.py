@@ -1,1 +1,1 @@
-"""The model under work: a mutable graph over the protobuf, the types of its values, and what is read off its nodes."""
+"""The model in memory: a mutable graph over the protobuf message, the types of its values, and functions on nodes."""

@@ -1,7 +1,8 @@
-"""What onnxruntime reads beyond the standard: operators of its own in the standard's domain, files not quite in form.
+"""Accept models that onnxruntime loads although they break the ONNX standard.
 
-`mend` brings a model into the form that the standard asks for, with the meaning that it has for onnxruntime, and
-`complaint` is what onnx's checker then still has against it.
+Such models use operators that onnxruntime adds to the standard's domain, or deviate from the required form. `repair`
+brings a model into the required form and keeps the meaning that onnxruntime gives it. `checker_error` returns the error
+that onnx's checker still raises afterwards.
 """
 
 from __future__ import annotations
@@ -23,55 +24,59 @@ from onnxgrad_cli.ir.onnx_inference import infer_shapes
 
 NEVER = 1 << 30
 OF_ONNXRUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEVER, "ThresholdedRelu": 10}
-"""Operators that onnxruntime has in the standard's domain at every opset, in the form of today, and the opset from
-which the standard has them. Its optimizer writes the first two, as do onnxruntime.transformers and onnxruntime-genai.
+"""Operator -> the opset in which the standard added it, for operators that onnxruntime accepts at every opset.
+
+At older opsets onnxruntime gives the operator the newest definition. Its optimizer writes the first two, as do
+onnxruntime.transformers and onnxruntime-genai.
 """
 
 STASHING = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
-"""Those of them that have an attribute stash_type, the type in which they compute."""
+"""Operators of `OF_ONNXRUNTIME` that have the attribute stash_type: the element type in which they compute."""
 
 FIRST_WITHOUT = 10
 GIVEN_UP = frozenset({"Affine", "Crop", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"})
-"""Operators that the standard tried out and gave up at opset 10; onnxruntime runs them in older models."""
+"""Experimental operators that the standard removed in opset 10. onnxruntime still runs them in older models."""
 
 UNIMPORTED = {"ai.onnx.ml": 5, "com.microsoft": 1, "com.microsoft.nchwc": 1}
-"""The versions at which onnxruntime takes domains that a model uses and does not import."""
+"""Domain -> the version that onnxruntime assumes if a model uses the domain and does not import it."""
 
 
 def is_of_onnxruntime(op_type: str, opset: int) -> bool:
-    """Whether an operator in the standard's domain is onnxruntime's own at an opset, and unknown to the standard."""
+    """Return True if an operator of the standard's domain is defined, at this opset, only by onnxruntime."""
     return opset < OF_ONNXRUNTIME.get(op_type, FIRST_WITHOUT if op_type in GIVEN_UP else 0)
 
 
 # -- a model in the standard's form ---------------------------------------------------------------------------------
 
 
-def mend(model: ModelProto) -> list[Caution]:
-    """Bring a model, in place, into the form that the standard asks for, with the meaning that onnxruntime gives it.
+def repair(model: ModelProto) -> list[Caution]:
+    """Bring a model, in place, into the form that the standard requires, and keep the meaning onnxruntime gives it.
 
-    Of what stands twice the last counts, opset imports and initializers alike; nodes that are not in the order in which
-    they run are put into it; a domain that is used and not imported is imported; the standard's domain has one name.
+    - If an opset import or an initializer appears twice, the last one stays.
+    - Nodes are sorted so that each follows the nodes that it reads from.
+    - A domain that is used but not imported is imported.
+    - The standard's domain gets its short name.
 
     Returns:
-        What was mended that a reader should know of.
+        Notes for the user about the changes that may matter.
     """
     cautions = [*_use_one_domain(model), *_import_domains(model), *_order(model.graph)]
     model.graph.name = model.graph.name or "graph"
     for position in reversed(range(len(model.graph.initializer))):
-        if not model.graph.initializer[position].name:  # nothing can read it
+        if not model.graph.initializer[position].name:  # no node can read it
             del model.graph.initializer[position]
     twice = _keep_last(model.graph.initializer)
     if twice:
-        text = f"the model stores {_listed(twice)} twice: what stands last counts, as for onnxruntime"
+        text = f"the model stores {_listed(twice)} twice; onnxgrad uses the last one, as onnxruntime does"
         cautions.append(_note("initializers", text))
     return cautions
 
 
 def drop_absent_ends(model: ModelProto) -> None:
-    """Leave out, in place, what nodes of the standard name as absent at the end of their inputs, which means the same.
+    """Remove, in place, omitted inputs (empty names) at the end of the inputs of standard nodes.
 
-    On an absent axis of DFT, and an absent bias of LayerNormalization, onnxruntime ends the process. Of operators that
-    take as many inputs as there are, none may be absent: see `fatal_node`.
+    This does not change their meaning, but onnxruntime crashes if the axis of DFT or the bias of LayerNormalization is
+    an empty name. Operators with a variable number of inputs are skipped: see `fatal_node`.
     """
     for node in _all_nodes(model):
         names = node.input
@@ -90,14 +95,14 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _all_nodes(model: ModelProto) -> Iterator[Node]:
-    """The nodes of a model, of its bodies and of its functions."""
+    """Yield the nodes of a model, including those in bodies and functions."""
     yield from with_bodies(model.graph.node)
     for function in model.functions:
         yield from with_bodies(function.node)
 
 
 def _use_one_domain(model: ModelProto) -> Iterator[Caution]:
-    """Call the standard's domain by its short name, and import each domain once."""
+    """Give the standard's domain its short name, and import each domain only once."""
     for entry in model.opset_import:
         if entry.domain == STANDARD:
             entry.domain = ""
@@ -112,25 +117,24 @@ def _use_one_domain(model: ModelProto) -> Iterator[Caution]:
         if len(versions[entry.domain]) > 1:
             all_of_them = " and ".join(str(version) for version in sorted(versions[entry.domain]))
             text = (
-                f"the model imports '{entry.domain or STANDARD}' at {all_of_them}: {entry.version}, "
-                "which stands last, counts, as for onnxruntime"
+                f"the model imports '{entry.domain or STANDARD}' at versions {all_of_them}; onnxgrad uses the "
+                f"last one, {entry.version}, as onnxruntime does"
             )
             yield _note("opset_import", text)
 
 
 def _keep_last(entries: Any) -> list[str]:
-    """Leave of protobuf entries with the same name, or domain, the last; returns the names that stood twice."""
+    """Keep only the last of the protobuf entries with the same name or domain. Return the names that were repeated."""
 
     def key(entry: TensorProto | OperatorSetIdProto) -> str:
         return entry.domain if isinstance(entry, OperatorSetIdProto) else entry.name
 
     last = {key(entry): position for position, entry in enumerate(entries)}
-    twice = {key(entry): position for position, entry in enumerate(entries) if last[key(entry)] != position}
-    if twice:
-        for position in reversed(range(len(entries))):
-            if last[key(entries[position])] != position:
-                del entries[position]
-    return list(twice)
+    earlier = [position for position, entry in enumerate(entries) if last[key(entry)] != position]
+    twice = list(dict.fromkeys(key(entries[position]) for position in earlier))
+    for position in reversed(earlier):
+        del entries[position]
+    return twice
 
 
 def _import_domains(model: ModelProto) -> Iterator[Caution]:
@@ -140,12 +144,18 @@ def _import_domains(model: ModelProto) -> Iterator[Caution]:
         if domain in UNIMPORTED:
             version = UNIMPORTED[domain]
             model.opset_import.add(domain=domain, version=version)
-            text = f"the model imports no version of '{domain}', which it uses: {version} is taken, as by onnxruntime"
+            text = (
+                f"the model uses '{domain}' without importing a version of it; onnxgrad uses version {version}, as "
+                "onnxruntime does"
+            )
             yield _note("opset_import", text)
 
 
 def _order(graph: GraphProto) -> Iterator[Caution]:
-    """Put the nodes into an order in which each comes after those that it reads from, where there is one."""
+    """Sort the nodes so that each follows the nodes that it reads from, and yield a note if their order changes.
+
+    If there is a cycle, the nodes stay as they are.
+    """
     if _is_in_order(graph):
         return
     makers = {name: position for position, node in enumerate(graph.node) for name in node.output if name}
@@ -160,14 +170,14 @@ def _order(graph: GraphProto) -> Iterator[Caution]:
     nodes = GraphProto(node=[graph.node[position] for position in order]).node
     first = graph.node[early[0]]
     name = first.name or first.output[0]
-    text = f"node '{name}' stood before one that it reads from: the nodes are put in the order in which they run"
+    text = f"node '{name}' was stored before a node that it reads from, so the nodes were sorted"
     del graph.node[:]
     graph.node.extend(nodes)
     yield _note("nodes", text)
 
 
 def _is_in_order(graph: GraphProto) -> bool:
-    """Whether each node comes after those that it reads from."""
+    """Return True if each node follows the nodes that it reads from."""
     made, waited_for = set[str](), set[str]()
     for node in graph.node:
         waited_for.update(itertools.filterfalse(made.__contains__, reads(node)))
@@ -178,18 +188,18 @@ def _is_in_order(graph: GraphProto) -> bool:
     return True
 
 
-# -- what is still wrong with it ------------------------------------------------------------------------------------
+# -- faults that remain ---------------------------------------------------------------------------------------------
 
 
-def complaint(bare: ModelProto, full: bool = False) -> str:
-    """What onnx's checker has against a model, "" for nothing: onnxruntime's own operators count as known.
+def checker_error(bare: ModelProto, full: bool = False) -> str:
+    """Return the error that onnx's checker raises for a model, or "" if it raises none.
 
-    Nor does an input or output lack anything that has no declared type or shape: onnxruntime infers those of outputs,
-    and takes inputs of any rank.
+    The operators that onnxruntime adds to the standard's domain count as known. Inputs and outputs need no declared
+    type or shape, because onnxruntime infers the types of outputs and accepts inputs of any rank.
 
     Args:
-        bare: the model without its weights (see `skeleton`), mended; it is changed.
-        full: whether types and shapes are inferred and compared with what is declared.
+        bare: the model without its weights (see `skeleton`), after `repair`; it is changed.
+        full: True to also infer types and shapes and compare them with the declared ones.
     """
     if found := _unlike_any_dialect(bare):
         return found
@@ -205,7 +215,7 @@ def complaint(bare: ModelProto, full: bool = False) -> str:
 
 
 def _unlike_any_dialect(model: ModelProto) -> str:
-    """What no runtime takes, though the checker may; "" for nothing."""
+    """Return a description of an error that every runtime rejects, although onnx's checker may accept it, or ""."""
     used = {plain_domain(node.domain) for node in with_bodies(model.graph.node)} | {""}
     for entry in model.opset_import:
         if not 0 <= entry.version <= NEVER or (not entry.version and plain_domain(entry.domain) in used):
@@ -213,12 +223,12 @@ def _unlike_any_dialect(model: ModelProto) -> str:
     if found := unknown_operators(model) or _unbound_attribute(model) or _fatal(model):
         return found
     if not _opset(model) and any(not node.domain for node in model.graph.node):
-        return "it imports no opset of the standard, and each runtime takes another one then"
+        return "it does not import an opset of the standard, and runtimes then assume different ones"
     return ""
 
 
 def _in_domains(model: ModelProto) -> None:
-    """Put onnxruntime's operators that stand in the standard's domain in its own, and import that."""
+    """Move onnxruntime's operators from the standard's domain to com.microsoft, and import that domain if needed."""
     opset = _opset(model)
     for node in _all_nodes(model):
         if not node.domain and is_of_onnxruntime(node.op_type, opset):
@@ -229,7 +239,7 @@ def _in_domains(model: ModelProto) -> None:
 
 
 def _give_shapes(model: ModelProto) -> None:
-    """Give inputs and outputs that have none a type and a shape, which the checker asks for."""
+    """Declare a type and a shape for inputs and outputs that lack them, because the checker requires both."""
     for value in (*model.graph.input, *model.graph.output):
         tensor = value.type.tensor_type
         if value.type.WhichOneof("value") in (None, "tensor_type") and not tensor.HasField("shape"):
@@ -238,14 +248,14 @@ def _give_shapes(model: ModelProto) -> None:
 
 
 def fatal_node(nodes: Iterable[Node], opset: int) -> str:
-    """What is wrong with a node, or one in a body, that onnx's checker lets pass and that libraries fall over.
+    """Describe the first node that onnx's checker accepts although it makes libraries crash or hang.
 
     Args:
-        nodes: the nodes, those of the standard's domain under its short name.
+        nodes: the nodes, which are searched with their bodies; the standard's domain has its short name.
         opset: the version of the standard's operators.
 
     Returns:
-        A sentence, "" where there is no such node.
+        A sentence, or "" if there is no such node.
     """
     for node in with_bodies(nodes):
         fault = _absent_of_many(node, opset) or _odd_equation(node) or _short_body(node)
@@ -255,16 +265,16 @@ def fatal_node(nodes: Iterable[Node], opset: int) -> str:
 
 
 def _fatal(model: ModelProto) -> str:
-    """The same of a model and its functions."""
+    """Return the result of `fatal_node` for a model or its functions, or of `_unset_precision` for a function."""
     parts = ((part.node, _opset(owner)) for part, owner in ((model.graph, model), *((f, f) for f in model.functions)))
     precisions = (_unset_precision(model, function) for function in model.functions)
     return next(filter(None, itertools.chain(itertools.starmap(fatal_node, parts), precisions)), "")
 
 
 def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
-    """A normalization of onnxruntime's own in a function, without a stash_type: onnxruntime ends the process on it.
+    """Describe a node in a function that lacks stash_type although onnxruntime needs it there and would crash.
 
-    In a graph it takes the default.
+    The nodes are normalizations that onnxruntime defines. Outside of functions, onnxruntime uses the default instead.
     """
     for node in with_bodies(function.node):
         if node.domain or node.op_type not in STASHING or not is_of_onnxruntime(node.op_type, _opset(function)):
@@ -277,7 +287,7 @@ def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
 
 
 def _always_given(model: ModelProto, function: FunctionProto, attribute: str) -> bool:
-    """Whether an attribute of a function has a value at each call."""
+    """Return True if an attribute of a function has a default, or every call gives it a value."""
     key = (function.domain, function.name)
     calls = (node for node in _all_nodes(model) if (node.domain, node.op_type) == key)
     has_default = any(a.name == attribute for a in function.attribute_proto)
@@ -285,18 +295,18 @@ def _always_given(model: ModelProto, function: FunctionProto, attribute: str) ->
 
 
 def _absent_of_many(node: Node, opset: int) -> str:
-    """An absent input among as many as there are, as of Min: onnxruntime ends the process as it runs the node."""
+    """Describe an omitted input among variadic inputs, as of Min. onnxruntime crashes when it runs such a node."""
     if "" not in node.input or node.domain or is_of_onnxruntime(node.op_type, opset):
         return ""
     if not _takes_many(node, opset):
         return ""
     first = len(onnx.defs.get_schema(node.op_type, opset).inputs) - 1
     absent = [at for at, name in enumerate(node.input) if not name and at >= first]
-    return f"lacks its input {absent[0]}" if absent else ""
+    return f"has no input {absent[0]}" if absent else ""
 
 
 def _takes_many(node: Node, opset: int) -> bool:
-    """Whether an operator of the standard's domain takes any number of inputs."""
+    """Return True if an operator of the standard's domain has variadic inputs."""
     if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
         return False
     inputs = onnx.defs.get_schema(node.op_type, opset).inputs
@@ -304,44 +314,53 @@ def _takes_many(node: Node, opset: int) -> bool:
 
 
 def _odd_equation(node: Node) -> str:
-    """An equation of Einsum that is none: onnx's inference of shapes, in onnxruntime too, never ends for some."""
+    """Describe an invalid equation of Einsum.
+
+    For some of them, the shape inference of onnx, which onnxruntime uses too, never returns.
+    """
     if node.op_type != "Einsum" or node.domain:
         return ""
     given = (a.s.decode(errors="backslashreplace") for a in node.attribute if a.name == "equation" and a.s)
-    return next((f"has the equation '{text}', which is none" for text in given if not is_equation(text)), "")
+    return next((f"has the equation '{text}', which is not valid" for text in given if not is_equation(text)), "")
 
 
 def _short_body(node: Node) -> str:
-    """A body of If, Loop or Scan that hands out too little: of none at all onnx's inference does not tell."""
+    """Describe a body of If, Loop or Scan that has too few outputs.
+
+    The shape inference of onnx does not report a body without any outputs.
+    """
     if node.domain or node.op_type not in CONTROL_FLOW:
         return ""
-    wanted = len(node.output) + (node.op_type == "Loop")  # whether it goes on
+    wanted = len(node.output) + (node.op_type == "Loop")  # the condition of a Loop
     found = (len(body.output) for body in subgraphs(node))
-    return next((f"has a body with {count} outputs, and needs {wanted} of it" for count in found if count < wanted), "")
+    return next((f"has a body with {count} outputs, but needs {wanted}" for count in found if count < wanted), "")
 
 
 def _unbound_attribute(model: ModelProto) -> str:
-    """An attribute that refers to one of a function, and stands in none, which the checker lets pass; "" for none."""
+    """Describe an attribute outside of functions that refers to an attribute of a function. The checker accepts it."""
     for node in with_bodies(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 label = node.name or next(iter(node.output), node.op_type)
                 what = f"attribute '{attribute.name}' of node '{label}' ({node.op_type})"
-                return f"{what} refers to '{attribute.ref_attr_name}' of a function, and stands in none"
+                return f"{what} refers to '{attribute.ref_attr_name}' of a function, but is not in a function"
     return ""
 
 
 def unknown_operators(model: ModelProto) -> str:
-    """The operators that neither the standard nor onnxruntime has at the model's opset, or of domains not imported.
+    """Describe operators that are not defined at the model's opset, or whose domain is not imported.
+
+    An operator of the standard's domain counts as defined if the standard or onnxruntime defines it.
 
     Returns:
-        What is wrong, "" for nothing; of operators in the domains of others it is not known what these have.
+        The description, or "" if there are no such operators. Operators in other imported domains are not checked,
+        because their definitions are unknown.
     """
     imported = {plain_domain(entry.domain) for entry in model.opset_import}
     nodes = _calls(model)
     foreign = next((key for key in nodes if key[0] and key[0] not in imported), None)
     if foreign:
-        return f"it imports no version of '{foreign[0]}', and uses its {foreign[1]} ('{nodes[foreign]}')"
+        return f"it uses {foreign[1]} ('{nodes[foreign]}') of '{foreign[0]}', but imports no version of '{foreign[0]}'"
     opset = _opset(model)
     found = [op_type for domain, op_type in nodes if opset and not domain and not _is_known(op_type, opset)]
     if not found:
@@ -352,7 +371,7 @@ def unknown_operators(model: ModelProto) -> str:
 
 
 def _calls(model: ModelProto) -> dict[tuple[str, str], str]:
-    """The operators that are none of the model's own functions, (domain, name) -> the first node of each."""
+    """Return (domain, operator) -> the name of the first node, for operators that no function of the model defines."""
     made = {(plain_domain(function.domain), function.name) for function in model.functions}
     nodes: dict[tuple[str, str], str] = {}
     for node in with_bodies(model.graph.node):
@@ -365,20 +384,20 @@ def _is_known(op_type: str, opset: int) -> bool:
         return True
     if not onnx.defs.has(op_type, max_inclusive_version=opset):
         return False
-    # GroupNormalization is deprecated from 18 on and has been mended at 21; Upsample is for ever gone at 10
+    # GroupNormalization is deprecated at 18 and has a new definition at 21. Upsample is deprecated for good at 10.
     return not (onnx.defs.get_schema(op_type, opset).deprecated and onnx.defs.get_schema(op_type).deprecated)
 
 
 def _when(op_type: str, opset: int) -> str:
-    """At which opsets the standard has an operator that it has not at this one."""
+    """Describe the opsets at which the standard defines an operator that is missing at this opset."""
     schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == op_type and not s.domain]
     first = min((schema.since_version for schema in schemas), default=0)
     if first > opset:
         return f", of opset {first} and newer"
     gone = [schema.since_version for schema in schemas if schema.deprecated]
-    return f", given up at opset {min(gone)}" if gone else ""
+    return f", removed at opset {min(gone)}" if gone else ""
 
 
 def _opset(model: ModelProto | FunctionProto) -> int:
-    """The opset of the standard's domain, 0 where a model or a function imports none."""
+    """Return the opset of the standard's domain, or 0 if a model or function does not import it."""
     return next((entry.version for entry in model.opset_import if not plain_domain(entry.domain)), 0)

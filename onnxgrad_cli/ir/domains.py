@@ -7,20 +7,20 @@ STANDARD = "ai.onnx"
 
 
 def is_standard(domain: str) -> bool:
-    """Whether a domain is that of the standard's operators, by either name."""
+    """Return True if a domain is the standard's, by either name."""
     return domain in ("", STANDARD)
 
 
 def plain_domain(domain: str) -> str:
-    """The domain, the standard's by its short name ""."""
+    """Return the domain, with the short name "" for the standard's domain."""
     return "" if domain == STANDARD else domain
 
 
 def short_name(op_type: str, domain: str) -> str:
-    """An operator with its domain, if that is not the standard's: 'Relu', 'com.microsoft::Gelu'."""
+    """Return an operator's name, with its domain unless that is the standard's: 'Relu', 'com.microsoft::Gelu'."""
     return op_type if is_standard(domain) else f"{domain}::{op_type}"
 
 
 def full_name(op_type: str, domain: str) -> str:
-    """An operator with its domain, as 'ai.onnx::Relu'."""
+    """Return an operator's name with its domain, as 'ai.onnx::Relu'."""
     return f"{domain or STANDARD}::{op_type}"

@@ -1,4 +1,4 @@
-"""The notation of Einsum: which axis of which operand bears which label, and the shape that follows.
+"""Parse equations of Einsum into the labels of each operand's axes, and compute the shape of the result.
 
 Source: https://onnx.ai/onnx/operators/onnx__Einsum.html
 """
@@ -18,29 +18,35 @@ WELL_FORMED = re.compile(rf"{TERM}(,{TERM})*(->{TERM})?")
 
 
 class Operand(Protocol):
-    """A value that has a name and a known rank."""
+    """An operand of an Einsum: a value with a name and a known rank."""
 
     @property
     def name(self) -> str:
-        """What the value is called."""
+        """The name of the value."""
 
     @property
     def shape(self) -> Shape:
-        """The dimensions, symbols as strings."""
+        """The dimensions of the value, with symbols as strings."""
 
 
 def is_equation(text: str) -> bool:
-    """Whether a text is one: terms of letters and at most one ellipsis, between commas, the output's after an arrow."""
+    """Return True if a text is an equation of Einsum.
+
+    An equation has terms between commas, and optionally the term of the output after an arrow. A term consists of
+    letters and at most one ellipsis.
+    """
     return WELL_FORMED.fullmatch(text.replace(" ", "")) is not None
 
 
 def parse_equation(equation: str, operands: Sequence[Operand]) -> tuple[list[str], str]:
-    """The labels of the operands and of the output, where an ellipsis is labels that are free.
+    """Return the labels of the axes of each operand, and those of the output. Unused letters stand for ellipses.
 
-    An implicit output has the axes of the ellipsis, then in order the labels that stand once.
+    If the equation has no output term, the output has the axes of the ellipsis and then the labels that appear once, in
+    alphabetical order.
 
     Raises:
-        Unknown: an operand has another rank than its subscripts say, or the ellipses have more axes than letters.
+        Unknown: the rank of an operand differs from its subscripts, or the ellipses have more axes than there are
+            unused letters.
     """
     equation = equation.replace(" ", "")
     left, arrow, output = equation.partition("->")
@@ -48,23 +54,25 @@ def parse_equation(equation: str, operands: Sequence[Operand]) -> tuple[list[str
     hidden = [len(x.shape) - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True)]
     for term, x, count in zip(terms, operands, hidden, strict=True):
         if count < 0 or (count and "..." not in term):
-            raise Unknown(f"'{x.name}' has {len(x.shape)} axes, its subscripts '{term}' say otherwise")
+            raise Unknown(f"'{x.name}' has {len(x.shape)} axes, but its subscripts are '{term}'")
     if not arrow:
         labels = re.findall("[A-Za-z]", left)
         output = ("..." if "..." in left else "") + "".join(sorted(x for x in set(labels) if labels.count(x) == 1))
     most = max(hidden)
     free = "".join(label for label in ascii_letters if label not in equation)[:most]
     if len(free) < most:
-        raise Unknown(f"the equation '{equation}' leaves too few letters free for the axes of its ellipses")
+        raise Unknown(f"the equation '{equation}' uses so many letters that none are left for the axes of its ellipses")
     terms = [term.replace("...", free[most - count :]) for term, count in zip(terms, hidden, strict=True)]
     return terms, output.replace("...", free)
 
 
 def einsum_shape(equation: str, operands: Sequence[Operand]) -> list[Dim | None]:
-    """The output's dimensions, None where they are unknown; onnx takes each from the first operand that has it.
+    """Return the output's dimensions, with None for unknown ones.
+
+    The size of a label is taken from all operands that have the label. onnx takes it from the first of them only.
 
     Raises:
-        Unknown: as of `parse_equation`.
+        Unknown: the equation does not fit the operands; see `parse_equation`.
     """
     terms, output = parse_equation(equation, operands)
     pairs = [pair for term, x in zip(terms, operands, strict=True) for pair in zip(term, x.shape, strict=True)]

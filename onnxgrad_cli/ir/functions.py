@@ -1,4 +1,4 @@
-"""The functions of a model: who calls which, and how many nodes they are where all of them are written out."""
+"""The functions of a model: their keys, and the number of nodes that inlining them would create."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import with_bodies
 
 Key = tuple[str, str, str]
-"""The domain, the name and the overload of a function."""
+"""Key of a function: its domain, name and overload."""
 
 MOST_NODES, GROWTH = 10_000, 100
-"""Nodes that any functions may become, which take seconds, and how many for each node that is stored: of 23 functions
-that each call the one before twice, 16 KB, eight million would come, here and in onnxruntime, which writes them out as
-it loads."""
+"""Inlining may create at most so many nodes, or so many per node that the file stores, whichever is more.
+
+10,000 nodes take seconds. Without a limit, a file of 16 KB with 23 functions, each of which calls the one before twice,
+would become eight million nodes. onnxruntime would inline them too when it loads the model.
+"""
 
 DEEPEST = 100
-"""Calls in one another, as onnx's checker has it."""
+"""Largest depth of nested function calls. It is also the limit of onnx's checker."""
 
 
 def key_of(function: FunctionProto) -> Key:
-    """What a function is called by."""
+    """Return the key of a function."""
     return plain_domain(function.domain), function.name, function.overload
 
 
 def called_by(node: Node) -> Key:
-    """The function that a node calls, if the model has it."""
+    """Return the key of the function that a node would call. The model need not contain this function."""
     return plain_domain(node.domain), node.op_type, node.overload
 
 
 def name_of(key: Key) -> str:
-    """A function in words, as 'domain::name'."""
+    """Return a function's name for messages, as 'domain::name'."""
     return "::".join(part for part in key if part)
 
 
 def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> None:
-    """Refuse functions that call each other so often that their nodes would fill the memory.
+    """Raise an error if inlining the functions would create so many nodes that they fill the memory.
 
     Raises:
-        OnnxgradError: so they do, or one calls itself.
+        OnnxgradError: there would be too many nodes, a function calls itself, or calls are nested too deep.
     """
     known = {key_of(function): function for function in functions}
-    if not known:
-        return
     nodes = list(with_bodies(nodes))
     stored = len(nodes) + sum(len(function.node) for function in known.values())
     sizes: dict[Key, int] = {}
@@ -55,16 +55,16 @@ def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> N
     if found > most:
         key = max(sizes, key=lambda each: sizes[each])
         raise OnnxgradError(
-            f"the functions of the model, written out, are {found:,} nodes, of which a call of '{name_of(key)}' is "
-            f"{sizes[key]:,}; at most {most:,} are written out",
-            "where that is meant, write them out before, by onnx.inliner",
+            f"the model would have {found:,} nodes after its functions are inlined, of which one call of "
+            f"'{name_of(key)}' has {sizes[key]:,}; onnxgrad inlines at most {most:,} nodes",
+            "if this size is intended, inline the functions first with onnx.inliner",
         )
 
 
 def _written_out(
     nodes: Iterable[Node], known: dict[Key, FunctionProto], callers: tuple[Key, ...], sizes: dict[Key, int]
 ) -> int:
-    """How many nodes there are where no function is called any more; `sizes` gets those of each function."""
+    """Return the number of nodes after inlining all functions, and store the number for each function in `sizes`."""
     total = 0
     for node in with_bodies(nodes):
         key = called_by(node)
@@ -72,8 +72,8 @@ def _written_out(
             total += 1
             continue
         if key in callers or len(callers) > DEEPEST:
-            what = "calls itself" if key in callers else f"is called {DEEPEST} functions deep"
-            raise OnnxgradError(f"function '{name_of(key)}' {what}", "it is not a valid ONNX model")
+            what = "calls itself" if key in callers else f"is nested in {DEEPEST} calls of functions"
+            raise OnnxgradError(f"function '{name_of(key)}' {what}", "correct the model: it is not a valid ONNX model")
         if key not in sizes:
             sizes[key] = _written_out(known[key].node, known, (*callers, key), sizes)
         total += sizes[key]

@@ -1,7 +1,7 @@
-"""The one mutable view of a model that every pass works on: nodes as a list, values by name, types beside them.
+"""The mutable view of a model that every pass works on: a list of nodes, values by name, and their types.
 
-It is a thin layer over the protobuf, which stays the base, so that whatever this tool does not understand goes
-out as it came in. Weights are never touched: inline ones stay where they are, external ones stay references.
+The view is a thin layer over the protobuf. Fields that onnxgrad does not know are therefore written unchanged. Weights
+are not copied: inline weights stay in the protobuf, and external weights stay references.
 """
 
 from __future__ import annotations
@@ -22,48 +22,55 @@ from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, write
 from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
-from onnxgrad_cli.ir.skeleton import skeleton
-from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, shape_of, tensor_type
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, is_external, nbytes, shape_of, tensor_type
+from onnxgrad_cli.ir.weightless_copy import skeleton
 
 GENERATED = "onnxgrad_const"
-"""Prefix of the names of constants that onnxgrad generates. It marks them in files: later commands never train them."""
+"""Prefix of the names of constants that onnxgrad generates. Later commands never train constants with this prefix."""
 
 
 def is_generated(name: str) -> bool:
-    """Return True if the name of a constant says that onnxgrad generated it."""
+    """Return True if a name marks a constant that onnxgrad generated."""
     return name.startswith(GENERATED)
 
 
 class Graph:
-    """A model under work.
+    """The model that all passes read and change.
 
     Attributes:
         proto: the model; its `graph.node` is stale until `commit()`.
         types: the type of every value whose type is known.
         initializers: every initializer by name (views into `proto`; values may be external).
-        path: where the model was read from, if it was a file: external data are relative to it.
-        unexpanded: the name of each node that could not be replaced by its definition -> why.
-        declared_shapes: values whose shape a rule or a pass has declared: inference alone may not find it again.
-        hints: what the model stores of values though it could be inferred; see `passes.prepare.declarations`.
-        assumed: values whose shape, or part of it, is known from `hints` alone.
-        confirmed: those of `assumed` that a run of the model has confirmed.
-        follows_shapes: whether onnx is to follow the integers that make shapes: not where they fill the memory.
-        observed: types that were read off a run of the model; their sizes have no names.
-        run_for_ranks: why no run has shown the ranks that are unknown, "forbidden", "too large" or "failed"; or "".
-        ranks: values that have other ranks at other sizes -> which, in words.
-        branches: Ifs that were replaced by one branch because the other one can't run -> the branch.
-        multiples: symbols that we have made for a multiple of another one, as (factor, symbol).
-        original_names: every name of a value or node that the model had before anything was done to it.
-        computed: values that nodes computed of constants when onnxgrad wrote the file, and that a tool may have stored.
-        derived: True if onnxgrad added derivatives to the model that the file holds.
-        changed: the first tensor that another tool changed after onnxgrad added derivatives, in words; "" if none.
-        provenance: what the file says of where its tensors come from; nothing before `prepare` has asked it.
-        settings: values that hold a setting of an operator that a definition may replace -> which.
-        not_constant: values that may change at run time though they look constant, such as trained weights.
-        held: values that count as constants in derivatives, whatever they depend on.
-        runs_bfloat16: whether the installed onnxruntime has kernels for the model as it was read, which has bfloat16.
-        kernels: values that a definition has written -> the node with a kernel of its own that gives them, or products
-            with them.
+        path: the file that the model was read from, if any; paths of external data are relative to it.
+        unexpanded: node that could not be replaced by its definition -> the reason.
+        declared_shapes: values whose shape a rule or a pass determined, because shape inference alone may not find it.
+        hints: inner value -> the type that the model declares, which is used only if inference finds none; see
+            `passes.prepare.declarations`.
+        assumed: value whose shape is known only from `hints`, at least in part -> its type.
+        confirmed: values of `assumed` whose shape a run of the model confirmed.
+        follows_shapes: True if shape inference uses onnx's data propagation: it tracks the integers from which shapes
+            are computed. False if these integers would fill the memory.
+        observed: value -> its type as seen in a run of the model, with unnamed sizes.
+        run_for_ranks: the reason why no run of the model could show unknown ranks: "forbidden", "too large" or
+            "failed"; otherwise "".
+        ranks: value whose rank depends on sizes -> a description of its ranks.
+        branches: If node that was replaced by one of its branches, because the other can't run -> that branch, 'then'
+            or 'else'.
+        multiples: symbol that onnxgrad generated for a multiple of another symbol -> (factor, other symbol).
+        original_names: every name of a value or node in the model before any change.
+        computed: values that were computed from constants only when onnxgrad wrote the file. Another tool may have
+            folded them since.
+        derived: True if the file already contains derivatives that onnxgrad added.
+        changed: a description of the first tensor that another tool changed after onnxgrad added derivatives, or "".
+        provenance: the origin of the tensors according to the file; empty until `prepare` reads it.
+        settings: value that is no data but only a setting of an operator, such as the scales of Resize -> a text that
+            names the setting. A definition may later replace the operator.
+        not_constant: values that look constant but may change at run time, such as trained weights.
+        held: values that derivatives treat as constants, whatever they depend on.
+        runs_bfloat16: True if the model as read has bfloat16 values and the installed onnxruntime has kernels for all
+            of it.
+        kernels: value computed by the nodes that replace a node by its definition -> the replaced node, whose own
+            kernel computes the value or a product with it.
     """
 
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
@@ -105,7 +112,7 @@ class Graph:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes in topological order, read when they are first asked for."""
+        """The nodes in topological order, which are read from the protobuf at the first access."""
         if self._nodes is None:
             self._nodes = list(map(Node.read, self.proto.graph.node))
         return self._nodes
@@ -115,19 +122,19 @@ class Graph:
         self._nodes = nodes
 
     def read_again(self) -> None:
-        """Take nodes and initializers as they stand in the model, which was changed there."""
+        """Read nodes and initializers again after code outside this class changed the protobuf."""
         self._nodes = None
         self.initializers = {tensor.name: tensor for tensor in self.proto.graph.initializer}
 
     def opset(self, domain: str = "") -> int | None:
-        """The version of `domain` that the model imports; None when it does not."""
+        """Return the version of `domain` that the model imports, or None if it does not import the domain."""
         for entry in self.proto.opset_import:
             if plain_domain(entry.domain) == plain_domain(domain):
                 return int(entry.version)
         return None
 
     def fresh(self, stem: str) -> str:
-        """A name that nothing in the model bears: `stem`, or `stem_1`, `stem_2`, ... where it is taken."""
+        """Return a name that is unused in the model: `stem`, or `stem_1`, `stem_2`, ... if it is taken."""
         name = stem
         while name in self._names:
             self._counters[stem] += 1
@@ -136,49 +143,49 @@ class Graph:
         return name
 
     def fresh_symbol(self) -> str:
-        """A symbol that no dimension bears."""
+        """Return a symbol that no dimension uses."""
         return f"_d{next(self._symbols)}"
 
     def share_names(self, other: Graph) -> None:
-        """Draw fresh names and symbols from the same stock as `other`, so that both can be parts of one model."""
+        """Share the sets of used names and symbols with `other`, so that both graphs can be parts of one model."""
         self._names, self._counters, self._symbols = other._names, other._counters, other._symbols
         self.multiples, self.branches = other.multiples, other.branches
         self._outer = other
 
     @property
     def is_part(self) -> bool:
-        """Whether this is part of another graph, with which it shares names."""
+        """True if this graph is a part of another graph, with which it shares names."""
         return self._outer is not None
 
     def use_domain(self, domain: str) -> None:
-        """Import a domain, at version 1 where the model does not import it yet."""
+        """Import a domain at version 1, unless the model imports it already."""
         if self.opset(domain) is None:
             self.proto.opset_import.add(domain=domain, version=1)
         if self._outer is not None:
             self._outer.use_domain(domain)
 
     def taken(self, name: str) -> bool:
-        """Whether a value or a node bears `name`."""
+        """Return True if a value or a node is called `name`."""
         return name in self._names
 
     @property
     def input_names(self) -> list[str]:
-        """The graph's inputs in order, overridable initializers included."""
+        """The graph's inputs in order, including overridable initializers."""
         return [value.name for value in self.proto.graph.input]
 
     @property
     def output_names(self) -> list[str]:
-        """The graph's outputs in order, each once: nothing forbids to name one twice."""
+        """The graph's outputs in order, without repetitions. A model may list an output twice."""
         return list(dict.fromkeys(value.name for value in self.proto.graph.output))
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Replace the nodes by others, whose names may be new."""
+        """Replace the nodes by others, and register their names."""
         self.nodes = [node if isinstance(node, Node) else Node.read(node) for node in nodes]
         for node in self.nodes:
             self._names.update((node.name, *node.output))
 
     def rank_hint(self) -> str:
-        """Return what to do about an unknown rank or size, without asking again for what was given."""
+        """Return a hint for an unknown rank or size. It suggests no option that the user already gave."""
         if self._outer is not None:
             return self._outer.rank_hint()
         shapes = {value.name: shape_of(value.type) for value in self.proto.graph.input}
@@ -187,26 +194,27 @@ class Graph:
         open_ = [name for name, shape in shapes.items() if shape and any(isinstance(size, str) for size in shape)]
         if unknown:
             return (
-                f"give the input its shape with `shapes={unknown[0]}:DIM,DIM,...`, such as {unknown[0]}:batch,3,224,224"
+                f"set the shape of the input with `shapes={unknown[0]}:DIM,DIM,...`, such as "
+                f"{unknown[0]}:batch,3,224,224"
             )
         if open_:
-            return f"fix the shape of {listed(open_)} with `dims` or `shapes`"
+            return f"set the shape of {listed(open_)} with `dims` or `shapes`"
         if self.run_for_ranks in ("forbidden", "too large"):
-            return "allow a run of the model, which shows the ranks, with `infer_by_run=True`"
+            return "allow a run of the model with `infer_by_run=True`, which shows the ranks"
         if self.run_for_ranks == "failed":
-            return "give data that the model runs on with `test_data`"
+            return "pass data on which the model runs with `test_data`"
         return "export the model with shapes that do not depend on the values of its inputs"
 
     def made(self) -> Iterator[str]:
-        """Every value that a node makes."""
+        """Return the names of all outputs of nodes."""
         return itertools.chain.from_iterable(node.output for node in self.nodes)
 
     def producers(self) -> dict[str, Node]:
-        """The node that makes each value."""
+        """Return value -> the node that computes it."""
         return {name: node for node in self.nodes for name in node.output if name}
 
     def ancestors(self, names: Iterable[str], stop: Collection[str] = ()) -> set[str]:
-        """Every value that `names` are computed from, and they themselves; nothing behind what is in `stop`."""
+        """Return `names` and all values that they are computed from. The search does not go beyond values in `stop`."""
         needed = set(names)
         for node in reversed(self.nodes):
             if any(name in needed and name not in stop for name in node.output):
@@ -214,11 +222,11 @@ class Graph:
         return needed
 
     def distinct_types(self) -> list[TypeProto]:
-        """The types of all values, each once as far as values share it: they are few."""
+        """Return all different type objects of the values. Values share type objects, so there are few."""
         return list({id(value_type): value_type for value_type in self.types.values()}.values())
 
     def uses(self) -> dict[str, list[tuple[Node, int]]]:
-        """Where each value is read: (node, input position), position -1 for a capture by a subgraph."""
+        """Return value -> its readers as (node, input position), with position -1 for a capture by a subgraph."""
         uses: dict[str, list[tuple[Node, int]]] = defaultdict(list)
         for node in self.nodes:
             for position, name in enumerate(node.input):
@@ -229,22 +237,22 @@ class Graph:
         return uses
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The values of `name` where they are small and can't be overridden at run time; else None."""
+        """Return the array of a small initializer, or None if it is large, external or can change at run time."""
         if name in self.not_constant:
             return None
         if name not in self._constants:
             tensor = self.initializers.get(name)
-            known = tensor is not None and not is_external(tensor) and nbytes(tensor) <= SMALL
+            known = tensor is not None and not is_external(tensor) and nbytes(tensor) <= MAX_SHAPE_BYTES
             fixed = tensor if known and name not in self._fed else None
             self._constants[name] = None if fixed is None else numpy_helper.to_array(fixed)
         return self._constants[name]
 
     def vary(self, names: Iterable[str]) -> None:
-        """Declare values that may change at run time (trained weights): `constant` never gives them out."""
+        """Declare that values may change at run time, such as trained weights, so that `constant` returns None."""
         self.not_constant.update(names)
 
     def add_initializer(self, name: str, array: np.ndarray) -> None:
-        """Add a constant called `name`, which no node makes; `commit` writes it if anybody reads it."""
+        """Add a constant called `name`, which no node may compute. `commit` writes it if a node or output reads it."""
         tensor = numpy_helper.from_array(np.asarray(array), name)
         self.initializers[name] = tensor
         self._constants.pop(name, None)
@@ -253,24 +261,24 @@ class Graph:
         self._pooled.add(name)
 
     def fresh_constant(self, stem: str = "") -> str:
-        """Return an unused name for a generated constant; the prefix marks it as no parameter, in files too."""
+        """Return an unused name for a generated constant. Its prefix marks the constant in files as not trainable."""
         return self.fresh(f"{GENERATED}_{stem}" if stem else GENERATED)
 
     def add_constant(self, array: np.ndarray, stem: str = "") -> str:
-        """Add a generated constant under a marked name, and return the name."""
+        """Add a generated constant, and return its name, which has the prefix `GENERATED`."""
         name = self.fresh_constant(stem)
         self.add_initializer(name, array)
         return name
 
     def store(self, name: str, array: np.ndarray) -> None:
-        """Add an initializer as one of the model's own; no node makes a value called `name` any more."""
+        """Add an initializer to the model itself. The caller has removed any node that computed `name`."""
         self.add_initializer(name, array)
         self._pooled.discard(name)
         self.proto.graph.initializer.append(self.initializers[name])
         self.initializers[name] = self.proto.graph.initializer[-1]
 
     def copy_initializer(self, name: str, copy: str) -> None:
-        """Add another initializer with the values of one, external data too; no node makes `copy` any more."""
+        """Add a copy of an initializer, even an external one. The caller has removed any node that computed `copy`."""
         tensor = self.proto.graph.initializer.add()
         tensor.CopyFrom(self.initializers[name])
         tensor.name = copy
@@ -280,7 +288,7 @@ class Graph:
         self._names.add(copy)
 
     def remove_initializer(self, name: str) -> None:
-        """Remove one of the model's own initializers; a node may make a value of that name then."""
+        """Remove an initializer of the model itself. Afterwards a node may compute a value called `name`."""
         stored = self.proto.graph.initializer
         del stored[next(i for i, tensor in enumerate(stored) if tensor.name == name)]
         self.initializers = {tensor.name: tensor for tensor in stored} | {n: self.initializers[n] for n in self._pooled}
@@ -291,7 +299,7 @@ class Graph:
         return name in self._pooled or name in self.computed or is_generated(name)
 
     def hand_constants_to(self, outer: Graph) -> None:
-        """Give the constants that were added to the graph around this one, where all can read them."""
+        """Move the added constants to the graph that contains this one, where all its parts can read them."""
         for name in self._pooled:
             tensor = self.initializers[name]
             outer.initializers[name] = tensor
@@ -300,7 +308,7 @@ class Graph:
         self._pooled.clear()
 
     def unlist_initializers(self) -> None:
-        """Take the initializers out of the inputs, so that they are constants; trained ones come back as inputs."""
+        """Remove the initializers from the inputs, so that they are constants. Trained ones become inputs again."""
         own = [value for value in self.proto.graph.input if value.name not in self.initializers]
         del self.proto.graph.input[:]
         self.proto.graph.input.extend(own)
@@ -308,7 +316,7 @@ class Graph:
         self._constants.clear()
 
     def drop_unread(self, names: Iterable[str]) -> None:
-        """Remove those initializers of `names` that no node or kernel reads and nobody can feed or fetch."""
+        """Remove the initializers among `names` that no node or kernel reads and that are not inputs or outputs."""
         kept = {*read_by(self.nodes), *read_by(self.kernels.values()), *self._fed, *self.output_names}
         gone = {name for name in names if name in self.initializers and name not in kept}
         for position in reversed(range(len(self.proto.graph.initializer))):
@@ -319,7 +327,7 @@ class Graph:
             self._pooled.discard(name)
 
     def add_input(self, name: str, value_type: TypeProto) -> None:
-        """Declare a graph input; a weight declared so becomes an overridable initializer."""
+        """Declare a graph input. If `name` is an initializer, it becomes overridable."""
         self.proto.graph.input.append(onnx.helper.make_value_info(name, value_type))
         self.types[name] = value_type
         self._names.add(name)
@@ -332,7 +340,7 @@ class Graph:
         self.proto.graph.output.append(onnx.helper.make_value_info(name, value_type))
 
     def commit(self) -> ModelProto:
-        """Write nodes and pooled constants back into the protobuf and return it."""
+        """Write the nodes and the used ones of the added constants back into the protobuf, and return it."""
         graph = self.proto.graph
         if self._pooled:
             live = self._pooled.intersection(read_by(self.nodes)).union(self.output_names)
@@ -347,13 +355,14 @@ class Graph:
         return self.proto
 
     def skeleton(self) -> ModelProto:
-        """The model without its weights; see `skeleton`."""
+        """Return the model without its weights; see `weightless_copy.skeleton`."""
         return skeleton(self.proto, self.nodes, self.initializers)
 
     def adopt(self, rewritten: ModelProto) -> None:
-        """Take the nodes, opsets and new constants of a rewritten skeleton; the weights stay as they are.
+        """Take over the nodes, opsets and new constants of a rewritten copy of the skeleton, and keep the weights.
 
-        Nodes in place of one, which end with that which makes its output, are of its module.
+        If several nodes replace one node, they get its module. These are the nodes up to the one that computes the
+        output of the replaced node.
         """
         before = {output: node for node in self.nodes for output in node.output if output}
         nodes, written = list(map(Node.read, rewritten.graph.node)), list[Node]()
@@ -375,13 +384,20 @@ class Graph:
                 self.initializers[tensor.name] = self.proto.graph.initializer[-1]
 
     def shared(self, value_type: TypeProto) -> TypeProto:
-        """The one object for all types equal to this one: a large graph has few, and what is the same is soon seen."""
+        """Return one object for all equal types. A graph has few of them, and identical objects compare fast."""
         return self._shared.setdefault(value_type.SerializeToString(), value_type)
 
     def named(self, value_type: TypeProto, symbols: dict[str, str] | None = None) -> TypeProto:
-        """The type itself, after each unnamed dimension got a symbol of its own: it equals itself, if nothing else.
+        """Give each unnamed dimension of a type a new symbol, in place. No other dimension then counts as equal to it.
 
-        With `symbols`, the others are onnx's, which starts to count anew at each inference: they get ours for good.
+        Args:
+            value_type: the type, which is changed.
+            symbols: map from a symbol of onnx to a symbol of the graph, which replaces it in the type, because onnx
+                numbers its symbols from the start at each inference. Missing symbols are added to the map. If it is
+                None, existing symbols are kept.
+
+        Returns:
+            The type.
         """
         for dim in value_type.tensor_type.shape.dim:
             if not dim.HasField("dim_value"):
@@ -394,7 +410,7 @@ class Graph:
         return value_type
 
     def remove_unused(self, keep: Iterable[str] = ()) -> int:
-        """Drop every node whose results nobody reads, and every constant only they read; returns how many nodes."""
+        """Remove every node on which no output and no value in `keep` depends. Return the number of removed nodes."""
         needed = set(self.output_names) | set(keep)
         kept = []
         for node in reversed(self.nodes):

@@ -1,4 +1,4 @@
-"""How often a Loop runs, and the types of its states from one iteration to the next."""
+"""The number of iterations of a Loop, and the types of its loop-carried states."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from onnxgrad_cli.ir.types import Dim, dtype_of, element_type, shape_of, tensor_
 
 
 def fixed_trips(graph: Graph, node: Node, inner: Graph) -> int | None:
-    """How often a Loop with the typed body `inner` runs, where that is known at build time."""
+    """Return the number of iterations of a Loop with the typed body `inner`, or None if only the run determines it."""
     limit, start = (graph.constant(name) if name else None for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))
     return int(limit.item()) if limit is not None and starts and keeps_going(inner) else None
 
 
 def keeps_going(inner: Graph) -> bool:
-    """Whether the condition that a body returns is always true, given that it was before."""
+    """Return True if the condition that a Loop body returns can't become false once it was true."""
     made = inner.producers()
     name = inner.output_names[0]
     while name in made and made[name].op_type == "Identity":
@@ -30,7 +30,11 @@ def keeps_going(inner: Graph) -> bool:
 
 
 def first_elements(graph: Graph, loop: Node, body: GraphProto) -> list[str | None]:
-    """For each state of a Loop: what an iteration inserts in it where it is an empty sequence before; else None."""
+    """Return, for each state of a Loop, the value that an iteration inserts if the state starts as an empty sequence.
+
+    Returns:
+        One entry per state; None for a state that does not start empty or into which nothing is inserted.
+    """
     empty = {name for made in graph.nodes if made.op_type == "SequenceEmpty" for name in made.output}
     inserted = {made.input[0]: made.input[1] for made in body.node if made.op_type == "SequenceInsert"}
     pairs = zip(loop.input[2:], body.input[2:], strict=True)
@@ -38,11 +42,18 @@ def first_elements(graph: Graph, loop: Node, body: GraphProto) -> list[str | Non
 
 
 def meet(graph: Graph, before: TypeProto, after: TypeProto, varying: set[str]) -> TypeProto:
-    """The type that a state has before and after an iteration."""
-    if before.HasField("optional_type") and after.HasField("sequence_type"):  # an optional that is never empty again
+    """Return a type that fits a state both before and after an iteration.
+
+    Args:
+        graph: the graph that provides new symbols.
+        before: the type before the iteration.
+        after: the type after the iteration.
+        varying: symbols of sizes that may change in an iteration. New ones are added.
+    """
+    if before.HasField("optional_type") and after.HasField("sequence_type"):  # the optional is filled and stays filled
         return onnx.helper.make_optional_type_proto(of_any_element(after))
     if not before.HasField("tensor_type"):
-        return of_any_element(after)  # onnx has met the types of the elements
+        return of_any_element(after)  # onnx has already merged the types of the elements
     old, new = shape_of(before), shape_of(after)
     if old is None or new is None or len(old) != len(new):
         return tensor_type(dtype_of(before), None)
@@ -56,7 +67,7 @@ def meet(graph: Graph, before: TypeProto, after: TypeProto, varying: set[str]) -
 
 
 def of_any_element(value_type: TypeProto) -> TypeProto:
-    """The type of a sequence whose elements may differ in every size that is not a number."""
+    """Return a sequence type in which all symbolic sizes of the elements are unnamed, so that they may differ."""
     element = element_type(value_type)
     shape = shape_of(element)
     if element is None or shape is None:
@@ -66,7 +77,7 @@ def of_any_element(value_type: TypeProto) -> TypeProto:
 
 
 def with_fresh(graph: Graph, value_type: TypeProto, varying: set[str]) -> TypeProto:
-    """The type of a state after the last iteration."""
+    """Return the type of a state after the last iteration. Each size in `varying` gets a new symbol."""
     shape = shape_of(value_type)
     if shape is None:
         return value_type
@@ -74,6 +85,6 @@ def with_fresh(graph: Graph, value_type: TypeProto, varying: set[str]) -> TypePr
 
 
 def stacked(value_type: TypeProto, length: Dim) -> TypeProto:
-    """The type of `length` tensors of a type along a new first axis."""
+    """Return the type of `length` tensors that are stacked along a new first axis."""
     shape = shape_of(value_type)
     return tensor_type(dtype_of(value_type), None if shape is None else [length, *shape])

@@ -1,7 +1,8 @@
-"""The two modes of BatchNormalization and Dropout: which of them a node is in, and the node for inference.
+"""Detect the mode of BatchNormalization and Dropout, and convert them to inference mode.
 
-In training BatchNormalization uses the statistics of its batch, so that what it says of a sample depends on the others,
-and Dropout drops. A model that is used is in inference mode: running statistics, and Dropout passes everything on.
+In training mode, BatchNormalization uses the statistics of its batch, so its result for one sample depends on the
+others, and Dropout sets random elements to zero. In inference mode, BatchNormalization uses running statistics, and
+Dropout returns its input.
 """
 
 from __future__ import annotations
@@ -17,46 +18,46 @@ from onnxgrad_cli.ir.node import Node, copied, make_node, messages
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 
 BY_ATTRIBUTE = 14
-"""The opset from which on an attribute says how BatchNormalization behaves; before, outputs besides the first did."""
+"""The opset that added the attribute training_mode. Before it, having more than one output means training mode."""
 
 INITIALIZERS_ALONE = 4
-"""The version of the format from which on an initializer need not be an input."""
+"""The first IR version in which an initializer need not be listed as an input."""
 
 
 def is_batch_normalization(node: Node) -> bool:
-    """Whether a node is the standard's BatchNormalization."""
+    """Return True if a node is the standard's BatchNormalization."""
     return node.op_type == "BatchNormalization" and is_standard(node.domain)
 
 
 def is_dropout(node: Node) -> bool:
-    """Whether a node is the standard's Dropout."""
+    """Return True if a node is the standard's Dropout."""
     return node.op_type == "Dropout" and is_standard(node.domain)
 
 
 def uses_batch(node: Node, opset: int) -> bool:
-    """Whether a BatchNormalization uses the statistics of its batch."""
+    """Return True if a BatchNormalization uses the statistics of its batch, as in training mode."""
     asked = any(a.name == "training_mode" and a.i for a in node.attribute)
     return asked or (opset < BY_ATTRIBUTE and any(node.output[1:]))
 
 
 def own_statistics(node: Node) -> dict[int, str]:
-    """What the running mean and variance of a BatchNormalization are called where it has none: input -> name.
+    """Return input position -> name, for separate running statistics (mean and variance) of a BatchNormalization.
 
-    Exporters write equal tensors once, so that fresh layers share their zeros and ones; what training finds is not
-    the same for all of them. A layer may also compute its statistics of its own batch, and store none.
+    Exporters store equal tensors once, so untrained layers share their zeros and ones. But training gives each layer
+    different statistics. A layer may also compute its statistics from its batch and store none.
     """
     return {3: f"{node.output[0]}/running_mean", 4: f"{node.output[0]}/running_var"}
 
 
 def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
-    """Give BatchNormalizations the running statistics of their own that are among `names`.
+    """Give BatchNormalizations separate running statistics under the given names.
 
-    They are copies of shared ones, or fresh ones in place of those that are computed.
+    A shared statistic is copied. A computed statistic is replaced by its initial value.
 
     Args:
-        model: its nodes and initializers are changed, and in old files its inputs, for initializers are inputs there.
-            Shared tensors and nodes whose result nobody reads any more are removed.
-        names: as `own_statistics` has them; others are ignored.
+        model: its nodes and initializers are changed. In old files its inputs are changed too, because initializers are
+            inputs there. Tensors and nodes that become unused are removed.
+        names: names from `own_statistics`; other names are ignored.
     """
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -79,13 +80,18 @@ def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
 
 
 def fresh_statistic(scale: TensorProto, position: int) -> TensorProto:
-    """The running mean or variance of a BatchNormalization that has learned nothing yet, by its scale."""
+    """Return the initial running mean (0) or variance (1) of a BatchNormalization.
+
+    Args:
+        scale: its scale, which has the same shape and type.
+        position: the input position of the statistic: 3 for the mean, 4 for the variance.
+    """
     array = np.full(scale.dims, position - 3, helper.tensor_dtype_to_np_dtype(scale.data_type))
     return numpy_helper.from_array(array)
 
 
 def _remove_unread(graph: GraphProto, names: Collection[str], stored: Mapping[str, TensorProto]) -> None:
-    """Remove the initializers among `names` that nobody reads, and the nodes that only compute such values."""
+    """Remove the initializers in `names` that no node reads, and nodes that only compute unused values in `names`."""
     read = Counter(name for node in with_bodies(graph.node) for name in node.input)
     read.update(value.name for value in (*graph.input, *graph.output))
     unread = set(names)
@@ -100,7 +106,7 @@ def _remove_unread(graph: GraphProto, names: Collection[str], stored: Mapping[st
 
 
 def is_for_inference(node: Node) -> bool:
-    """Whether a node can't be in training mode, whatever it is fed."""
+    """Return True if a node is certainly in inference mode, whatever its inputs are."""
     if is_batch_normalization(node):
         asked = any(a.name == "training_mode" and (a.i or a.ref_attr_name) for a in node.attribute)
         return len(node.output) < 2 and not asked
@@ -108,18 +114,19 @@ def is_for_inference(node: Node) -> bool:
 
 
 def for_inference(node: Node, read: Collection[str] | None = None) -> list[Node]:
-    """What stands in place of a BatchNormalization or Dropout in a model for inference.
+    """Return nodes that replace a BatchNormalization or Dropout in a model for inference.
 
     Args:
-        node: it is not changed.
-        read: the values that are read anywhere; None is all.
+        node: the node; not changed.
+        read: the values that are used anywhere in the model, or None for all.
 
     Returns:
-        A copy, and an Identity for each running statistic that it gave and that is read: they stay what they are.
+        A copy in inference mode, and an Identity for each used output of running statistics, because inference does not
+        change them.
     """
     copy = copied(node)
     if is_dropout(node):
-        del copy.input[2:]  # the switch
+        del copy.input[2:]  # the input training_mode
         return [copy]
     del copy.output[1:]
     kept = [a for a in node.attribute if a.name != "training_mode"]
@@ -131,11 +138,11 @@ def for_inference(node: Node, read: Collection[str] | None = None) -> list[Node]
 
 
 def put_in_inference(model: ModelProto) -> None:
-    """Put every BatchNormalization and Dropout of a model in inference mode, in bodies and functions too.
+    """Put every BatchNormalization and Dropout of a model in inference mode, including bodies and functions.
 
     Args:
-        model: its nodes are changed; a switch of Dropout that nobody reads any more is removed. One that is fed stays:
-            who runs the model says by it how it is meant.
+        model: its nodes are changed. A stored training_mode of Dropout that becomes unused is removed. A Dropout whose
+            training_mode is a model input stays unchanged, because the caller chooses its mode.
     """
     nodes = list(with_bodies([*model.graph.node, *(node for function in model.functions for node in function.node)]))
     shown = _shown(model, nodes)
@@ -151,7 +158,7 @@ def put_in_inference(model: ModelProto) -> None:
 
 
 def _shown(model: ModelProto, nodes: Iterable[Node]) -> set[str]:
-    """What the graphs of a model take and return, those of bodies among them, and what its functions return."""
+    """Return the inputs and outputs of the model's graphs, including bodies, and the outputs of its functions."""
     graphs = [model.graph, *(body for node in nodes for body in subgraphs(node))]
     shown = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
     return shown.union(*(function.output for function in model.functions))

@@ -1,4 +1,4 @@
-"""Modules: the parts of the program that a model was exported from, as far as its nodes still say."""
+"""Find the modules of the exported program that a node belongs to, from metadata and names."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from itertools import accumulate
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""The metadata in which PyTorch's newer exporter keeps the modules around a node, and the node's own name."""
+"""The metadata key under which PyTorch's newer exporter lists the modules around a node, and last the node's name."""
 
 GENAI, GENAI_KIND = "onnxruntime-genai", "onnxruntime-genai.type"
-"""The producer that calls modules otherwise than transformers does, and the metadata with what kind of model it is."""
+"""A producer whose module names differ from those of transformers, and its metadata key for the model type."""
 
 VIEWS = frozenset({"Cast", "CastLike", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators whose result is a weight still."""
+"""Operators that only change the shape or type of a weight, so their result still counts as that weight."""
 
 HANDED_ON = VIEWS | {"DequantizeLinear", "Expand", "QuantizeLinear"}
-"""Operators whose result stands for the weight that is their first input, for whoever reads it."""
+"""Operators whose result still stands for the weight in their first input when readers of a weight are searched."""
 
 
 def modules_around(node: Node) -> tuple[str, ...]:
-    """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
+    """Return the full paths of the modules around a node, outermost first, from its metadata or else its name."""
     return _noted(node) or folders(node.name)
 
 
 def module_finder(nodes: Collection[Node], weights: Collection[str]) -> Callable[[Node], tuple[str, ...]]:
-    """What tells the modules around a graph's nodes, asked of one after the other: their own, if most nodes have one.
+    """Return a function that finds the modules around a node. It must be called for the nodes in graph order.
 
-    Else a node without a path is of the module of the weight that it reads, or of the node before it.
+    If most nodes have modules in their metadata or name, the function is `modules_around`. Otherwise a node without
+    modules gets the modules of the weight that it reads, or of the node before it.
 
     Args:
-        nodes: those of the forward part.
+        nodes: the nodes of the forward part.
         weights: the graph's initializers.
     """
     if 2 * sum(map(bool, map(modules_around, nodes))) > len(nodes):
@@ -50,7 +51,7 @@ def module_finder(nodes: Collection[Node], weights: Collection[str]) -> Callable
 
 
 def _weight_module(node: Node, weights: Collection[str]) -> tuple[str, ...]:
-    """The modules of the first weight that a node reads, by the weight's name: `layers.0.fc.weight`."""
+    """Return the modules in the name of the first weight that a node reads, such as `layers.0.fc.weight`."""
     for name in node.input:
         if "." in name and name in weights:
             return tuple(accumulate(name.split(".")[:-1], "{}.{}".format))
@@ -58,20 +59,20 @@ def _weight_module(node: Node, weights: Collection[str]) -> tuple[str, ...]:
 
 
 def _noted(node: Node) -> tuple[str, ...]:
-    """The modules that an exporter has noted in a node's metadata."""
+    """Return the modules that an exporter listed in a node's metadata."""
     text = metadata_of(node, SCOPES)
     if not text:
         return ()
     try:
         scopes = list(map(str, ast.literal_eval(text)))
-    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):  # not as PyTorch writes it
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):  # not the format that PyTorch writes
         scopes = []
     named = [scope for scope in scopes[:-1] if scope and not scope.startswith("_empty_nn_module")]
     return tuple(dict.fromkeys(named))
 
 
 def folders(name: str) -> tuple[str, ...]:
-    """The folders of a name with slashes, outermost first, each with its whole path."""
+    """Return the full path of each folder in a name with slashes, outermost first."""
     if "/" not in name:
         return ()
     parts = [part for part in name.split("/")[:-1] if part]
@@ -79,25 +80,25 @@ def folders(name: str) -> tuple[str, ...]:
 
 
 def module_path(node: Node) -> str:
-    """The path of the innermost module around a node, as 'encoder.layers.0.linear1'; "" where nothing tells.
+    """Return the path of the innermost module around a node, such as 'encoder.layers.0.linear1'; "" if it is unknown.
 
-    Of a node that stands for a part of one of the file, it is that of the latter.
+    A node that replaces a node of the file has the path of the replaced node.
     """
     name = metadata_of(node, FORWARD) or node.name
     return next(reversed(_noted(node)), "") or _dotted(name.split("/")[:-1])
 
 
 def origin(node: Node) -> dict[str, str]:
-    """Metadata of nodes that stand for one of the file: its name, and the modules that the exporter has noted."""
+    """Return metadata for nodes that replace a node of the file: its name, and the modules that the exporter listed."""
     scopes = metadata_of(node, SCOPES)
     return {FORWARD: metadata_of(node, FORWARD) or node.name, **({SCOPES: scopes} if scopes else {})}
 
 
 def _dotted(parts: Iterable[str]) -> str:
-    """The path that the folders of a name come to.
+    """Return the module path, with dots, for the folders in a node's name.
 
-    PyTorch's older exporter writes the children of a container that is called, a Sequential, with its own name before
-    theirs, and the container too: '/layers.0/mlp/mlp.0/MatMul' lies in layers.0.mlp.0.
+    PyTorch's older exporter repeats the name of a container, such as a Sequential, in the folders of its children. So
+    the node '/layers.0/mlp/mlp.0/MatMul' is in the module layers.0.mlp.0.
     """
     found: list[str] = []
     for part in filter(None, parts):
@@ -108,7 +109,7 @@ def _dotted(parts: Iterable[str]) -> str:
 
 
 def readers(nodes: Iterable[Node], names: Iterable[str]) -> dict[str, list[Node]]:
-    """The nodes that read each of some initializers, be it through views or quantizers of them; these too."""
+    """Return initializer -> the nodes that read it, directly or through views and quantizers. These are listed too."""
     found: dict[str, list[Node]] = {name: [] for name in names}
     weight_of = {name: name for name in found}
     for node in nodes:
@@ -121,10 +122,11 @@ def readers(nodes: Iterable[Node], names: Iterable[str]) -> dict[str, list[Node]
 
 
 def known_as(nodes: Iterable[Node], names: Iterable[str]) -> Mapping[str, frozenset[str]]:
-    """What initializers are called besides their names: by the nodes and the modules that read them.
+    """Return initializer -> further names under which it is known, from the nodes that read it and their modules.
 
-    An exporter that folds or merges weights leaves them names such as 'val_20'; the module that reads one, and its
-    place there, 'encoder.layers.0.linear1.val_20', stay. Of a node that stands for one of the file, the latter counts.
+    An exporter that folds or merges weights gives them names such as 'val_20'. But the module that reads the weight
+    identifies it: 'encoder.layers.0.linear1' and 'encoder.layers.0.linear1.val_20' are further names. If a node
+    replaces a node of the file, the name of the replaced node is added too.
     """
     found: dict[str, frozenset[str]] = {}
     for name, nodes_of in readers(nodes, names).items():

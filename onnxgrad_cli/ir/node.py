@@ -1,32 +1,32 @@
-"""`Node`: a node of a graph under work, as lists and words of Python's own.
+"""`Node`: a node of a graph, stored in Python lists and strings.
 
-A build walks over its nodes dozens of times. Each look into a protobuf makes its words anew, which takes longer than
-what a walk does with them; here they are there already, and equal names are mostly one object. What is read from a
-file keeps the message it was read from: that is brought up to date where the node is written, so that fields which
-nobody here knows go out as they came in.
+A build walks over its nodes dozens of times. Each access to a protobuf field creates new strings, which takes longer
+than the work of the walk. A `Node` stores its strings, and equal names are mostly one object. A node that was read from
+a file keeps its protobuf message. The message is updated when the node is written, so unknown fields are preserved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from copy import deepcopy
 from typing import Any
 
 import onnx
 from onnx import AttributeProto, NodeProto, StringStringEntryProto
 
 ROLE, FORWARD = "onnxgrad.role", "onnxgrad.forward"
-"""Keys in a node's metadata: the part of the training model it belongs to, and the forward node it differentiates."""
+"""Keys in the metadata of a node: its part of the training model, and the name of the node that it differentiates."""
 
 
 class Node:
-    """A node; its fields are called as those of NodeProto are, and what only reads nodes need not tell them apart.
+    """A node. Its fields are named as in NodeProto, so functions that only read nodes accept both.
 
     Attributes:
         op_type, domain: the operator.
-        name: of the node.
-        input, output: names of values; "" is one that is left out.
-        attribute: the attributes, which no other node shares: they are changed where they are.
-        metadata: keys and words about the node; it is replaced, never changed, for nodes share it.
+        name: the name of the node.
+        input, output: names of values; "" is an omitted value.
+        attribute: the attributes. No other node shares them, so they may be changed in place.
+        metadata: key -> text about the node. Nodes share this map, so it is replaced and never changed in place.
     """
 
     __slots__ = ("_message", "attribute", "domain", "input", "metadata", "name", "op_type", "output")
@@ -52,7 +52,7 @@ class Node:
 
     @classmethod
     def read(cls, message: NodeProto) -> Node:
-        """The node in a message, of which it becomes the owner: attributes are changed where they are."""
+        """Return a node for a message. The node owns the message from now on, and changes its attributes in place."""
         node = cls.__new__(cls)
         node.op_type = message.op_type
         node.domain = message.domain
@@ -66,11 +66,11 @@ class Node:
 
     @property
     def overload(self) -> str:
-        """Which of several functions of one name a node calls."""
+        """The overload of the called function. It distinguishes functions with the same name."""
         return "" if self._message is None else str(self._message.overload)
 
     def message(self) -> NodeProto:
-        """The node as a message: the one that it was read from, brought up to date, or a new one."""
+        """Return the node as a message: the one that it was read from, updated, or a new one."""
         message = self._message
         if message is None:
             return NodeProto(
@@ -98,29 +98,27 @@ class Node:
 
 
 def make_node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], *args: Any, **attributes: Any) -> Node:
-    """A node as `onnx.helper.make_node` makes it."""
+    """Return a new node; the arguments are those of `onnx.helper.make_node`."""
     return Node.read(onnx.helper.make_node(op_type, inputs, outputs, *args, **attributes))
 
 
 def copied(node: Node | NodeProto) -> Node:
-    """A copy of a node, which shares nothing with it."""
-    message = NodeProto()
-    message.CopyFrom(as_message(node))
-    return Node.read(message)
+    """Return a deep copy of a node."""
+    return Node.read(deepcopy(as_message(node)))
 
 
 def as_message(node: Node | NodeProto) -> NodeProto:
-    """A node as a message, for what takes no others."""
+    """Return a node as a protobuf message, for functions of onnx."""
     return node.message() if isinstance(node, Node) else node
 
 
 def messages(nodes: Iterable[Node | NodeProto]) -> list[NodeProto]:
-    """Nodes as messages, for what takes no others."""
+    """Return nodes as protobuf messages, for functions of onnx."""
     return list(map(as_message, nodes))
 
 
 def write(nodes: Sequence[Node | NodeProto], field: Any) -> None:
-    """Let the field of a message that holds nodes hold these, and no others."""
+    """Replace the content of a repeated protobuf field by these nodes."""
     if len(nodes) == len(field) and all(map(_stands_in, nodes, field)):
         return
     del field[:]
@@ -130,7 +128,7 @@ def write(nodes: Sequence[Node | NodeProto], field: Any) -> None:
         if not isinstance(node, Node) or node._message is not None:
             field.append(as_message(node))
             continue
-        if node.metadata is not said:  # as many nodes say the same
+        if node.metadata is not said:  # most nodes share their metadata with the node before
             said, entries = node.metadata, _entries(node.metadata)
         field.add(
             op_type=node.op_type, input=node.input, output=node.output, name=node.name, domain=node.domain,
@@ -139,17 +137,17 @@ def write(nodes: Sequence[Node | NodeProto], field: Any) -> None:
 
 
 def _stands_in(node: Node | NodeProto, message: NodeProto) -> bool:
-    """Whether a node is the one in a message, which is brought up to date then."""
+    """Return True if `message` is the message that the node was read from, after updating the message."""
     return isinstance(node, Node) and node._message is message and node.message() is message
 
 
 def metadata(node: Node | NodeProto) -> Mapping[str, str]:
-    """The metadata of a node, which may be a message."""
+    """Return the metadata of a node, which may be a message."""
     return node.metadata if isinstance(node, Node) else _told(node)
 
 
 def set_metadata(node: Node | NodeProto, metadata: Mapping[str, str]) -> None:
-    """Give a node, which may be a message, other metadata."""
+    """Replace the metadata of a node, given as a Node or a NodeProto."""
     if isinstance(node, Node):
         node.metadata = metadata
     else:
@@ -158,7 +156,7 @@ def set_metadata(node: Node | NodeProto, metadata: Mapping[str, str]) -> None:
 
 
 def metadata_of(node: Node | NodeProto, key: str) -> str:
-    """What the metadata of a node say under a key; "" where they say nothing."""
+    """Return the text under a key in the metadata of a node, or "" if the key is missing."""
     return metadata(node).get(key, "")
 
 

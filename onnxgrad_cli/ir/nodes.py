@@ -1,22 +1,24 @@
-"""What is read off nodes: the values they read, capture and make, and the bodies in their attributes."""
+"""Functions that list the values that nodes read and compute, and the subgraphs (bodies) in their attributes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import onnx
-from onnx import AttributeProto, GraphProto, TensorShapeProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorShapeProto
 
 from onnxgrad_cli.ir.node import Node
 
+AnyNode = TypeVar("AnyNode", Node, NodeProto)
+
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-"""The operators of the standard that have bodies."""
+"""The standard operators that have subgraphs in their attributes."""
 
 
 def subgraphs(node: Node) -> list[GraphProto]:
-    """The graphs in a node's attributes (If, Loop, Scan)."""
+    """Return the graphs in a node's attributes, such as the branches of an If."""
     found: list[GraphProto] = []
     for attribute in node.attribute:
         kind = attribute.type
@@ -28,12 +30,12 @@ def subgraphs(node: Node) -> list[GraphProto]:
 
 
 def attributes_of(node: Node) -> dict[str, Any]:
-    """What a node states for its attributes, by their names; strings as bytes."""
+    """Return attribute name -> value, for the attributes that the node sets. Strings are bytes."""
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The nodes, and those in their bodies."""
+    """Yield the nodes, each followed by the nodes in its bodies at all depths."""
     for node in nodes:
         yield node
         for body in subgraphs(node) if node.attribute else ():
@@ -41,22 +43,30 @@ def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def bodies(nodes: Iterable[Node]) -> Iterator[GraphProto]:
-    """The bodies of nodes, and those inside them."""
+    """Yield the bodies of nodes at all depths."""
     for node in nodes:
         for body in subgraphs(node) if node.attribute else ():
             yield body
             yield from bodies(body.node)
 
 
+def source_of(name: str, producers: Mapping[str, AnyNode]) -> AnyNode | None:
+    """Return the node that computes a value, before any Identity; None for an input or an initializer."""
+    node = producers.get(name)
+    while node is not None and node.op_type == "Identity":  # PaddlePaddle names outputs by one
+        node = producers.get(node.input[0])
+    return node
+
+
 def captured(node: Node) -> list[str]:
-    """What the subgraphs of a node read from outside, each value once."""
+    """Return the outer values that the subgraphs of a node read, each once."""
     if not node.attribute:
         return []
     return list(dict.fromkeys(itertools.chain.from_iterable(map(captured_by, subgraphs(node)))))
 
 
 def captured_by(graph: GraphProto) -> Iterator[str]:
-    """Every value that a subgraph reads from outside, as often as it does."""
+    """Yield every outer value that a subgraph reads, once per use."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         yield from (name for name in reads(node) if name not in own)
@@ -65,26 +75,26 @@ def captured_by(graph: GraphProto) -> Iterator[str]:
 
 
 def reads(node: Node) -> Sequence[str]:
-    """Every value a node reads: its inputs, and what its subgraphs capture from outside."""
-    names: Sequence[str] = node.input if isinstance(node, Node) else node.input[:]  # a message is slow to go through
+    """Return every value that a node reads: its inputs and the values that its subgraphs capture."""
+    names: Sequence[str] = node.input if isinstance(node, Node) else node.input[:]  # iterating over a message is slow
     if "" in names:
         names = [name for name in names if name]
     return [*names, *captured(node)] if node.attribute else names
 
 
 def read_by(nodes: Iterable[Node]) -> Iterator[str]:
-    """Every value that nodes read, as often as they do."""
+    """Yield every value that nodes read, once per use."""
     return itertools.chain.from_iterable(map(reads, nodes))
 
 
 def dims_in(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:
-    """Every dimension in the declarations of a graph."""
+    """Yield every dimension in the type declarations of a graph."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         yield from value.type.tensor_type.shape.dim
 
 
 def node_names(graph: GraphProto) -> Iterator[str]:
-    """Every value and node name in a graph and the graphs inside it."""
+    """Yield every value name and node name in a graph and the graphs inside it."""
     yield from (value.name for value in graph.input)
     yield from (tensor.name for tensor in graph.initializer)
     yield from (tensor.values.name for tensor in graph.sparse_initializer)
@@ -96,5 +106,5 @@ def node_names(graph: GraphProto) -> Iterator[str]:
 
 
 def body_of(node: Node, name: str) -> GraphProto:
-    """The body in an attribute of a node; a change of it is a change of the node."""
+    """Return the body in an attribute of a node. The body is not a copy, so changing it changes the node."""
     return next(a.g for a in node.attribute if a.name == name)

@@ -1,7 +1,7 @@
-"""onnx's inference of types and shapes, of models in which some types are unknown.
+"""Run the type and shape inference of onnx on models in which some types are unknown.
 
-Of a few operators it ends the process where the type of their input is unknown, as behind an operator that onnx does
-not know. They are hidden from it until it has found that type without them.
+onnx crashes at a few operators if the type of their input is unknown, such as the result of a custom operator. These
+operators are hidden from onnx until it has inferred the types of their inputs without them.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 
 ML = "ai.onnx.ml"
 FRAGILE = {"EyeLike": "", "RegexFullMatch": "", "DictVectorizer": ML, "LabelEncoder": ML, "TreeEnsemble": ML}
-"""The operators that need a typed input, as of onnx 1.22 -> their domains."""
+"""Operator at which onnx 1.22 crashes if the type of an input is unknown -> its domain."""
 
 HIDDEN = "onnxgrad.hidden"
-"""The domain of operators that nobody knows."""
+"""A domain that no model uses. onnx skips operators in unknown domains."""
 
 
 class OutOfProportion(OnnxgradError):
-    """What a model of few bytes asks for fills the memory."""
+    """Inference was stopped because a small model needs too much memory for it."""
 
 
 def infer_shapes(
     model: ModelProto, *, check_type: bool = False, strict_mode: bool = False, data_prop: bool = False
 ) -> ModelProto:
-    """The model with the types that onnx infers.
+    """Return the model with the types that onnx infers.
 
     Args:
-        model: the model; it is as it was when this returns.
+        model: the model; it is changed during the call and restored afterwards.
         check_type, strict_mode, data_prop: see `onnx.shape_inference.infer_shapes`.
 
     Raises:
-        onnx.shape_inference.InferenceError: the model contradicts itself, where `strict_mode` asks for that.
-        OutOfProportion: it asks for more than 1 GB, as a vector that Concat doubles forty times.
+        onnx.shape_inference.InferenceError: the model contradicts itself and `strict_mode` is set.
+        OutOfProportion: inference needs more than 1 GB, as for a vector that Concat doubles forty times.
     """
 
     def inferred() -> ModelProto:
         _ready_to_raise()
         with suppress(MemoryError), limited_memory(GB):
             return onnx.shape_inference.infer_shapes(model, check_type, strict_mode, data_prop)
-        what = "onnx takes more than 1 GB to infer the model's shapes"
-        raise OutOfProportion(what, "look for an attribute or a constant out of all proportion")
+        what = "onnx needs more than 1 GB of memory to infer the model's shapes"
+        raise OutOfProportion(what, "look for an unreasonably large attribute or constant")
 
     hidden = [node for node in with_bodies(model.graph.node) if FRAGILE.get(node.op_type) == node.domain]
     while hidden:
@@ -65,14 +65,17 @@ def infer_shapes(
 
 @functools.cache
 def _ready_to_raise() -> None:
-    """Let onnx's library raise once: it takes memory for that, for good, and ends the process where none is left."""
+    """Make onnx's library raise one error before the memory is limited.
+
+    For its first error it allocates memory permanently, and it would crash if there were not enough.
+    """
     with suppress(onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
         onnx.checker.check_model(ModelProto())
 
 
 @contextmanager
 def _out_of_sight(model: ModelProto, nodes: Sequence[Node]) -> Iterator[None]:
-    """Let some nodes of a model be of a domain that nobody knows."""
+    """Move nodes of a model to the domain `HIDDEN` inside the context."""
     model.opset_import.add(domain=HIDDEN, version=1)
     for node in nodes:
         node.domain = HIDDEN
@@ -83,7 +86,7 @@ def _out_of_sight(model: ModelProto, nodes: Sequence[Node]) -> Iterator[None]:
 
 
 def _in_sight(model: ModelProto) -> ModelProto:
-    """A model whose hidden nodes are of their domains again."""
+    """Move the hidden nodes of a model back to their domains, and return the model."""
     for node in with_bodies(model.graph.node):
         if node.domain == HIDDEN:
             node.domain = FRAGILE[node.op_type]
@@ -92,7 +95,7 @@ def _in_sight(model: ModelProto) -> ModelProto:
 
 
 def _typed(graph: GraphProto) -> Iterator[str]:
-    """The values, those of bodies too, of which the type is known."""
+    """Yield the names of values whose type is known, including those in bodies."""
     yield from (tensor.name for tensor in graph.initializer)
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.WhichOneof("value")

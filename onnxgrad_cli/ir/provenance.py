@@ -1,41 +1,47 @@
-"""Where a model's tensors come from, as far as its file says: parameters, buffers, literals."""
+"""The origin of a model's tensors, as far as its file states it: parameters, buffers, literals."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from onnx import ModelProto
 
 SIGNATURE, FOLDED = "graph_signature", "folded_from"
-"""What PyTorch's newer exporter calls, after a prefix, a model's inputs and tensors, and a tensor's ingredients."""
+"""Suffixes of the metadata keys of PyTorch's newer exporter.
+
+The first key lists the inputs and tensors of a model with their kinds. The second lists the tensors from which a tensor
+was computed.
+"""
 
 MEMBER = re.compile(r"(PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'")
-"""A tensor in that signature: "p_fc_weight: PARAMETER target='fc.weight'"."""
+"""Pattern of an entry in the graph signature, such as "p_fc_weight: PARAMETER target='fc.weight'"."""
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a file says of its tensors, read before anything is done to it.
+    """The origin of a model's tensors, read from the file before any change to the model.
 
     Attributes:
-        learned: tensors that are parameters, or were computed of some.
-        fixed: tensors that are none, as the exporter says: buffers, constants, and what was computed of such.
-        literals: tensors that stand in Constant nodes.
-        by_pytorch: whether PyTorch's exporter wrote the file.
+        learned: tensors that are parameters, or were computed from parameters.
+        fixed: tensors that are not parameters according to the exporter: buffers, constants, and tensors computed only
+            from these.
+        literals: tensors of Constant nodes.
+        by_pytorch: True if PyTorch's exporter wrote the file.
     """
 
-    learned: frozenset[str] = field(default=frozenset())
-    fixed: frozenset[str] = field(default=frozenset())
-    literals: frozenset[str] = field(default=frozenset())
+    learned: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
+    literals: frozenset[str] = frozenset()
     by_pytorch: bool = False
 
 
 def provenance(model: ModelProto) -> Provenance:
-    """What a file says of its tensors."""
-    kinds = {name: kind for text in _signatures(model) for kind, name in MEMBER.findall(text)}
+    """Return the origin of a model's tensors."""
+    signatures = (entry.value for entry in model.graph.metadata_props if entry.key.endswith(SIGNATURE))
+    kinds = {name: kind for text in signatures for kind, name in MEMBER.findall(text)}
     parameters = {name for name, kind in kinds.items() if kind == "PARAMETER"}
     learned, fixed = set(parameters), set(kinds) - parameters
     for name, sources in _folded(model):
@@ -46,16 +52,12 @@ def provenance(model: ModelProto) -> Provenance:
     return Provenance(frozenset(learned), frozenset(fixed), frozenset(literals), pytorch)
 
 
-def _signatures(model: ModelProto) -> Iterator[str]:
-    return (entry.value for entry in model.graph.metadata_props if entry.key.endswith(SIGNATURE))
-
-
 def _folded(model: ModelProto) -> Iterator[tuple[str, list[str]]]:
-    """The values that the exporter computed, each with all that went into it, directly or not."""
+    """Yield each value that the exporter computed, with all tensors it was computed from, directly or indirectly."""
     for value in model.graph.value_info:
         for entry in value.metadata_props:
             if entry.key.endswith(FOLDED):
                 try:
                     yield value.name, [str(source) for source in ast.literal_eval(entry.value)]
-                except (SyntaxError, TypeError, ValueError):  # not as PyTorch writes it: it says nothing
+                except (SyntaxError, TypeError, ValueError):  # not the format that PyTorch writes: ignore the entry
                     continue

@@ -1,4 +1,4 @@
-"""Operators that give other values at each evaluation."""
+"""Operators that return different values in each run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from onnxgrad_cli.ir.node import Node
 RANDOM = frozenset(
     "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
-"""Operators that give other values at each evaluation: two of them are never one."""
+"""Operators that return different values in each run, so equal nodes must not be merged."""
 
 
 def is_random(graph: Graph, node: Node) -> bool:
-    """Whether a node draws random numbers; a Dropout does in training mode only."""
+    """Return True if a node may draw random numbers. A Dropout does so only in training mode."""
     if node.op_type not in RANDOM:
         return False
     if node.op_type != "Dropout":

@@ -1,8 +1,9 @@
-"""Other names for values, in nodes and in the scopes inside them."""
+"""Rename values in nodes and in the bodies inside them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 
 from onnx import AttributeProto, GraphProto
 
@@ -13,7 +14,7 @@ from onnxgrad_cli.ir.types import without_shape
 
 
 def rename(nodes: Iterable[Node], names: Mapping[str, str]) -> None:
-    """Call values by other names wherever the nodes make, read or capture them."""
+    """Rename values in all nodes that compute, read or capture them. `names` maps old names to new ones."""
     for node in nodes:
         for field in (node.input, node.output):
             old = field[:]
@@ -29,9 +30,14 @@ def rename(nodes: Iterable[Node], names: Mapping[str, str]) -> None:
 
 
 def renamed(graph: Graph, body: GraphProto, outer: Mapping[str, str] | None = None) -> GraphProto:
-    """A copy of a body with names that nothing in the model bears, or those in `outer`, which also renames captures."""
-    copy = GraphProto()
-    copy.CopyFrom(body)
+    """Return a copy of a body in which all names are unused in the model.
+
+    Args:
+        graph: the graph that provides the names.
+        body: the body; not changed.
+        outer: old name -> new name, for values whose new name is already chosen. They may be captured values.
+    """
+    copy = deepcopy(body)
     names = dict(outer or {})
 
     def own(name: str) -> str:
@@ -52,6 +58,7 @@ def renamed(graph: Graph, body: GraphProto, outer: Mapping[str, str] | None = No
         node.output[:] = [own(name) for name in node.output]
     for value in copy.output:
         value.name = names.get(value.name, value.name)
-        value.type.CopyFrom(without_shape(value.type))  # exporters say of a branch that gives none what the other has
+        # exporters may declare the shape of one branch's output for the other branch
+        value.type.CopyFrom(without_shape(value.type))
     del copy.value_info[:]
     return copy

@@ -1,10 +1,11 @@
 """Track the axis of the batch through a graph, and prove that the samples of a batch do not mix.
 
-A value either holds the samples along one axis, each slice computed from that sample alone, or depends on no sample.
-`FORMS` has a function for each operator that says where the samples are in its results. A node without one, or one
-that mixes samples, is refused by name.
+A value either depends on no sample, or has the samples along one axis, where each slice depends only on its own sample.
+For each supported operator, `FORMS` has a function that returns the axis of the samples in the results. A node is
+refused if its operator has no such function, or if it mixes samples.
 
-A reshape may merge the batch with other axes, such as the heads of an attention; a `Place` keeps both factors.
+A reshape may merge the batch axis with other axes, such as the heads of an attention. `SampleAxis` then stores the
+sizes of the axes before and after the batch within the merged axis.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from onnxgrad_cli.ir.randomness import RANDOM, is_random
 from onnxgrad_cli.ir.types import Dim, Shape, is_external, shape_of
 
 MAX_BACKTRACKS = 1000
-"""Number of times the search may return to an ambiguous reshape or input and take its next candidate."""
+"""Largest number of times that the search returns to an ambiguous reshape or input to try its next candidate."""
 
 TO_THE_END = 2**63 - 1
-"""The end of a Slice that goes to the end of its axis."""
+"""The `ends` value of a Slice that reaches to the end of its axis."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product of a number and symbols: a size, or several multiplied."""
+    """A size, or a product of sizes, as an integer factor and symbols."""
 
     number: int = 1
     symbols: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, graph: Graph, sizes: Iterable[Dim]) -> Product:
-        """Return the product of sizes; multiples of a symbol are written as number and symbol."""
+        """Return the product of sizes. Symbols for multiples of another symbol are split into factor and symbol."""
         number, symbols = 1, list[str]()
         for size in sizes:
             factor, symbol = (size, None) if isinstance(size, int) else graph.multiples.get(size, (1, size))
@@ -53,7 +54,7 @@ class Product:
         return Product(self.number * other.number, tuple(sorted((*self.symbols, *other.symbols))))
 
     def over(self, other: Product) -> Product | None:
-        """Return the quotient, or None unless it is a product too."""
+        """Return this product divided by another, or None if the quotient is no product of an integer and symbols."""
         rest = list(self.symbols)
         for symbol in other.symbols:
             if symbol not in rest:
@@ -67,10 +68,11 @@ class Product:
 ONE = Product()
 
 
-class Place(NamedTuple):
-    """The axis of a value that holds the samples; its size is before * batch * after.
+class SampleAxis(NamedTuple):
+    """The axis of a value along which the samples lie.
 
-    A value without axes, of a model that squeezes its batch of 1 away, gets axis 0 when the batch is freed.
+    The axis may be merged from several: its size is before * batch * after. If a model squeezes its batch of 1 away, a
+    value may have no axes. Its samples then count as lying on axis 0, which it gets when the batch is freed.
     """
 
     axis: int
@@ -79,42 +81,44 @@ class Place(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return True if the axis holds the samples and nothing else."""
+        """True if the axis contains only the samples, without other merged axes."""
         return self.before == self.after == ONE
 
-    def at(self, axis: int) -> Place:
-        """Return the place with another axis."""
+    def at(self, axis: int) -> SampleAxis:
+        """Return a copy with another axis."""
         return self._replace(axis=axis)
 
 
 class Edit(NamedTuple):
-    """A change of one operand without which a node takes one size of the batch only.
+    """A change of one operand of a node that lets the node accept any batch size.
 
     Attributes:
-        node: the first output of the node.
-        position: the operand.
-        kind: what is changed:
+        node: the name of the node's first output.
+        position: the position of the operand.
+        kind: the kind of change:
 
-            - 'repeat': the operand, which depends on no sample, gets one copy per sample at `place`;
-            - 'multiply': entry `entry` of the operand, a shape, is multiplied by the number of samples;
-            - 'set': entry `entry` of the operand becomes `value`;
-            - 'axes': the operand becomes the vector `value`;
-            - 'reshape': the node becomes a Reshape whose axis `entry` has the samples;
-            - 'own': indices take the entries of their own sample from data with the samples at `place`; the samples
-              of the indices are on axis `entry`.
-        place: of the samples.
+            - 'repeat': the operand, which depends on no sample, gets one copy per sample at `place`.
+            - 'multiply': the operand is a shape, and its entry at `entry` is multiplied by the number of samples.
+            - 'set': the operand's entry at `entry` becomes `value`.
+            - 'axes': the operand becomes the vector `value`.
+            - 'reshape': the node becomes a Reshape whose result has the samples on axis `entry`.
+            - 'own': the node selects entries along the sample axis. It is changed so that the indices of each sample
+              select only entries of that sample. The data have the samples at `place`, the indices on axis `entry`.
+        entry: the position of an entry in the operand, or an axis; see `kind`.
+        place: the axis of the samples.
+        value: the new value; see `kind`.
     """
 
     node: str
     position: int
     kind: str
     entry: int = 0
-    place: Place | None = None
+    place: SampleAxis | None = None
     value: Any = None
 
 
 class Mixed(Exception):
-    """Samples mix in a node, or it is not known that they don't; `certain` if they do."""
+    """A node mixes samples (`certain` is True), or it is unknown whether it does."""
 
     def __init__(self, why: str, certain: bool) -> None:
         super().__init__(why)
@@ -127,37 +131,46 @@ def mixed(why: str, certain: bool = False) -> NoReturn:
 
 
 class Tracker:
-    """The places of the samples in the values of a graph.
+    """Finds the axis of the samples in the values of a graph.
 
     Attributes:
-        places: value -> where its samples are; values that depend on no sample are absent.
-        edits: node index -> the changes that free the batch of the node; empty unless `frees`.
-        refusals: nodes that mix samples, or may.
-        mixes: True if one of these nodes surely mixes samples.
+        places: value -> the axis of its samples; values that depend on no sample are absent.
+        edits: node index -> the changes that let the node accept any batch size; empty unless `frees`.
+        refusals: the nodes that mix samples, or that may mix them.
+        mixes: True if one of the refused nodes certainly mixes samples.
 
     Args:
         graph: a typed graph.
-        batch: the size of the batch in it.
-        starts: input -> its possible places, the most likely first; None is an input without samples.
-        frees: collect the edits that let the graph take any batch. A size in `graph` is one of the sizes at `batch`.
+        batch: the size of the batch in the graph, a number or a symbol.
+        starts: input -> the possible axes of its samples, the likeliest first. An entry None means that the input has
+            no samples.
+        frees: True to collect the edits that let the graph accept any batch size. The types in `graph` are those for
+            the batch size `batch`.
     """
 
-    def __init__(self, graph: Graph, batch: Dim, starts: Mapping[str, Sequence[Place | None]], frees: bool) -> None:
+    def __init__(
+        self, graph: Graph, batch: Dim, starts: Mapping[str, Sequence[SampleAxis | None]], frees: bool
+    ) -> None:
         self.graph, self.batch, self.frees = graph, batch, frees
         self.batch_size = Product.of(graph, [batch])
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, SampleAxis] = {}
         self.edits: dict[int, list[Edit]] = {}
         self.refusals: list[Refusal] = []
         self.mixes = False
         self._starts = list(starts.items())
         self._choices: dict[int, int] = {}
-        """Index of an ambiguous node, or of an input as a negative number -> the candidate that is taken."""
+        """Ambiguous node -> position of the chosen candidate. Keys are node indices; an input has a negative index."""
         self._counts: dict[int, int] = {}
         self._first: dict[int, int] = {}
         self._preferred: dict[object, int] = {}
 
     def run(self, outputs: Iterable[str], hint: str) -> None:
-        """Find all places on the way to some outputs; `hint` goes into the refusals."""
+        """Find the axis of the samples in all values on which the outputs depend.
+
+        Args:
+            outputs: the names of the outputs.
+            hint: the hint for the user in refusals.
+        """
         graph = self.graph
         needed = graph.ancestors(outputs)
         nodes = [node for node in graph.nodes if not needed.isdisjoint(node.output)]
@@ -183,7 +196,7 @@ class Tracker:
                         index = self._return_to(again, nodes)
                         continue
                     certain = error.certain
-                    if not self.refusals:  # the choices that were taken first are the likeliest
+                    if not self.refusals:  # report the fault of the first choices, which are the likeliest
                         found, certain = next(iter(first.values()))
                     self.refusals.append(found)
                     self.mixes |= certain
@@ -204,7 +217,7 @@ class Tracker:
         return 0
 
     def _visit(self, index: int, node: Node) -> None:
-        visit = _Node(node, self, index)
+        visit = _NodeAxes(node, self, index)
         pairs = zip(node.output, visit.outputs(), strict=False)
         found = {name: place for name, place in pairs if name and place is not None}
         for name, place in found.items():
@@ -213,26 +226,32 @@ class Tracker:
         if self.frees:
             self.edits[index] = visit.edits
 
-    def _check_size(self, name: str, place: Place) -> None:
-        """Make sure that a result has as many slices as there are samples: one of one sample might be broadcast."""
+    def _check_size(self, name: str, place: SampleAxis) -> None:
+        """Raise Mixed unless the axis of a result has the size that the batch implies.
+
+        If the axis had size 1, its single slice could be broadcast to the batch, and so be mixed with all samples.
+        """
         shape = shape_of(self.graph.types.get(name))
         expected = place.before * self.batch_size * place.after
-        if shape == () and place == Place(0) and self.frees:
+        if shape == () and place == SampleAxis(0) and self.frees:
             return
         if not shape or Product.of(self.graph, [shape[place.axis]]) != expected:
-            mixed(f"it is not known that axis {place.axis} of '{name}' has the size of the batch, {self.batch}")
+            mixed(f"axis {place.axis} of '{name}' may not have the size of the batch, {self.batch}")
 
-    def choose(self, index: int, candidates: Sequence[Place], signature: object) -> Place:
-        """Return the candidate to take at an ambiguous node."""
+    def choose(self, index: int, candidates: Sequence[SampleAxis], signature: object) -> SampleAxis:
+        """Return one of the candidates for an ambiguous node: the next one that was not tried.
+
+        Nodes with an equal `signature` start with the candidate that was used last, because layers are alike.
+        """
         self._counts[index] = len(candidates)
-        if index not in self._choices:  # layers are alike: what was right in one comes first in the next
+        if index not in self._choices:
             self._choices[index], self._first[index] = 0, self._preferred.get(signature, 0)
         taken = (self._first[index] + self._choices[index]) % len(candidates)
         self._preferred[signature] = taken
         return candidates[taken]
 
     def _earlier_choice(self, index: int, nodes: Sequence[Node], makers: Mapping[str, int]) -> int | None:
-        """Return the last ambiguous node or input on the way to a node that has untried candidates."""
+        """Return the index of the last ambiguous node or input before a node that has untried candidates."""
         stack, seen = [index], {index}
         while stack:
             at = stack.pop()
@@ -242,10 +261,7 @@ class Tracker:
                     seen.add(maker)
                     stack.append(maker)
         tried = (at for at in sorted(seen, reverse=True) if at in self._choices)
-        return next((at for at in tried if self._untried(at)), None)
-
-    def _untried(self, at: int) -> bool:
-        return self._choices[at] + 1 < self._counts[at]
+        return next((at for at in tried if self._choices[at] + 1 < self._counts[at]), None)
 
     def _return_to(self, at: int, nodes: Sequence[Node]) -> int:
         self._choices[at] += 1
@@ -260,12 +276,12 @@ class Tracker:
         return at
 
 
-class _Node:
-    """A node, and where the samples are in its operands.
+class _NodeAxes:
+    """A node, with the axis of the samples in each of its operands.
 
     Attributes:
-        places: of each operand; None where it depends on no sample.
-        edits: what must be changed so that the node takes any batch.
+        places: the axis of the samples in each operand; None if the operand depends on no sample.
+        edits: the changes that let the node accept any batch size.
     """
 
     def __init__(self, node: Node, tracker: Tracker, index: int) -> None:
@@ -275,52 +291,52 @@ class _Node:
         self.given = attributes_of(node)
         self.edits: list[Edit] = []
         if not places.keys().isdisjoint(set(reads(node)) - set(node.input)):
-            mixed("a body of it reads samples")
+            mixed("a subgraph of it reads samples")
 
-    def outputs(self) -> Sequence[Place | None]:
-        """Return the place of the samples in each output."""
+    def outputs(self) -> Sequence[SampleAxis | None]:
+        """Return the axis of the samples in each output."""
         form = FORMS.get(self.node.op_type) if is_standard(self.node.domain) else None
         if form is None:
-            mixed("what it does with the axis of the samples is not known")
+            mixed("its effect on the axis of the samples is unknown")
         if self.tracker.frees and is_random(self.graph, self.node):
             mixed("it draws random numbers")
         for position, place in enumerate(self.places):
             if place is not None and self.shape(position) == () and (form not in WITHOUT_AXES or self.result()):
-                mixed("an operand has lost the axis of the samples")
+                mixed("one of its operands no longer has the axis of the samples")
         found = form(self)
         return found if isinstance(found, list) else [found] * len(self.node.output)
 
     def shape(self, position: int) -> Shape:
         """Return the shape of an operand."""
         shape = shape_of(self.graph.types.get(self.node.input[position]))
-        return mixed("the rank of an operand is not known") if shape is None else shape
+        return mixed("the rank of an operand is unknown") if shape is None else shape
 
     def result(self) -> Shape:
         """Return the shape of the first output."""
         shape = shape_of(self.graph.types.get(self.node.output[0]))
-        return mixed("the rank of its result is not known") if shape is None else shape
+        return mixed("the rank of its result is unknown") if shape is None else shape
 
     def has(self, position: int) -> bool:
-        """Return True if an operand is given."""
+        """Return True if the node has an operand at a position."""
         return position < len(self.node.input) and bool(self.node.input[position])
 
     def only(self, *positions: int) -> None:
-        """Make sure that other operands than these depend on no sample."""
+        """Raise Mixed if an operand other than those at `positions` depends on samples."""
         if any(place is not None for at, place in enumerate(self.places) if at not in positions):
-            mixed("an operand that applies to all samples depends on them")
+            mixed("an operand that is shared by all samples depends on them")
 
-    def first(self) -> Place:
-        """Return the place of the first operand, which alone depends on samples."""
+    def first(self) -> SampleAxis:
+        """Return the axis of the samples in the first operand. Raise Mixed if another operand depends on samples."""
         self.only(0)
         place = self.places[0]
-        return mixed("its first operand depends on no sample") if place is None else place
+        return mixed("its first operand does not depend on the samples") if place is None else place
 
     def axis(self, name: str, default: int, rank: int) -> int:
-        """Return an attribute that counts axes, from the front."""
+        """Return the attribute `name`, which is an axis, as a non-negative number."""
         return int(self.given.get(name, default)) % max(rank, 1)
 
     def constant(self, position: int, name: str = "") -> list[int] | None:
-        """Return the integers of an operand, or of an attribute where it was one; None where it is absent."""
+        """Return the integers of an operand or, in older opsets, of the attribute `name`. None if both are absent."""
         if name in self.given:
             return list(self.given[name])
         if not self.has(position):
@@ -328,26 +344,26 @@ class _Node:
         array = self.graph.constant(self.node.input[position])
         return mixed("its sizes or axes are computed at run time") if array is None else list(array.ravel().tolist())
 
-    def agreed(self, places: Iterable[Place | None]) -> Place:
-        """Return the one place that all operands with samples give to the result."""
+    def agreed(self, places: Iterable[SampleAxis | None]) -> SampleAxis:
+        """Return the axis of the samples if it is the same in all operands that have one. Otherwise raise Mixed."""
         (place, *others) = set(places) - {None} or {None}
         if others or place is None:
             plain = place is not None and all(each is not None and each.is_plain for each in (place, *others))
             mixed("its operands have the samples on different axes", certain=plain)
         return place
 
-    def apart(self, place: Place, *worked: int) -> Place:
-        """Return the place, whose axis is not one along which the operator works."""
+    def apart(self, place: SampleAxis, *worked: int) -> SampleAxis:
+        """Return `place`. Raise Mixed if its axis is in `worked`, the axes along which the operator works."""
         return mixed("it works along the axis of the samples", certain=True) if place.axis in worked else place
 
-    def edit(self, kind: str, position: int, entry: int = 0, place: Place | None = None, value: Any = None) -> None:
-        """Note a change that lets the node take any batch."""
-        self.edits.append(Edit(self.node.output[0], position, kind, entry, place, value))
+    def edit(self, kind: str, position: int, *change: Any, **value: Any) -> None:
+        """Record a change that lets the node accept any batch size. The last arguments are fields of `Edit`."""
+        self.edits.append(Edit(self.node.output[0], position, kind, *change, **value))
 
-    def repeat(self, position: int, place: Place, broadcasts: bool = False) -> None:
-        """Give an operand without samples one copy per sample, where its axis has the size of the batch.
+    def repeat(self, position: int, place: SampleAxis, broadcasts: bool = False) -> None:
+        """Record that an operand without samples needs one copy per sample, along the axis that matches the samples.
 
-        With `broadcasts`, an axis of size 1 stays as it is, and so does one that is absent.
+        If `broadcasts`, an operand without that axis, or with size 1 there, needs no copies.
         """
         if not self.tracker.frees or not self.has(position) or self.places[position] is not None:
             return
@@ -358,13 +374,13 @@ class _Node:
         if size != place.before * self.tracker.batch_size * place.after:
             mixed(f"it repeats samples along axis {place.axis} of '{self.node.input[position]}'")
         if place.before != ONE and not all(isinstance(size, int) for size in shape):
-            mixed(f"axis {place.axis} of '{self.node.input[position]}' joins the batch with sizes that may vary")
+            mixed(f"axis {place.axis} of '{self.node.input[position]}' combines the batch with sizes that may vary")
         if self.tracker.batch != 1 and not (place.is_plain and self._is_alike(self.node.input[position], place.axis)):
-            mixed(f"'{self.node.input[position]}' may hold another value for each of the {self.tracker.batch} samples")
+            mixed(f"'{self.node.input[position]}' may contain different values for the {self.tracker.batch} samples")
         self.edit("repeat", position, place=place)
 
     def _is_alike(self, name: str, axis: int) -> bool:
-        """Return True if the slices of a value without samples are equal along an axis."""
+        """Return True if all slices of a value along an axis are provably equal. The value depends on no sample."""
         tensor = self.graph.initializers.get(name)
         if tensor is not None:
             values = None if is_external(tensor) else numpy_helper.to_array(tensor)
@@ -381,8 +397,13 @@ class _Node:
             return source < 0 or inner[source] == 1 or self._is_alike(maker.input[0], source)
         return maker.op_type in ("Cast", "Identity") and self._is_alike(maker.input[0], axis)
 
-    def broadcast(self, positions: Iterable[int], rank: int) -> Place:
-        """Return the place in the result of operands that are broadcast to `rank` axes, aligned at the end."""
+    def broadcast(self, positions: Iterable[int], rank: int) -> SampleAxis:
+        """Return the axis of the samples in a result of `rank` axes, to which some operands are broadcast.
+
+        Args:
+            positions: the positions of the operands.
+            rank: the number of axes of the result.
+        """
         positions = [at for at in positions if self.has(at)]
         lifted = {at: rank - len(self.shape(at)) for at in positions}
         found = self.agreed(
@@ -392,107 +413,113 @@ class _Node:
             self.repeat(at, found.at(found.axis - lifted[at]), broadcasts=True)
         return found
 
-    def as_reshape(self, place: Place, otherwise: str) -> Place:
-        """Return the place in the result of a node that is to be a Reshape if the batch is freed."""
+    def as_reshape(self, place: SampleAxis, otherwise: str) -> SampleAxis:
+        """Return the axis of the samples in the result of a node that becomes a Reshape when the batch is freed.
+
+        If the node can't become one, raise Mixed with the reason `otherwise`.
+        """
         before, after = self.shape(0), self.result()
         found = self.reshaped(place, before, after) if self.tracker.frees and self.tracker.batch == 1 else []
         if not after and self.tracker.frees and self.tracker.batch == 1:
-            found = [Place(0)]
+            found = [SampleAxis(0)]
         if not found:
             mixed(f"it {otherwise}")
         chosen = self.tracker.choose(self.index, found, (before, after, place))
         self.edit("reshape", 0, chosen.axis)
         return chosen
 
-    def own_entries(self, data: Place, indices: Place | None, shape: Shape, behind: int = 0) -> Place:
-        """Return the place in what indices take along the axis of the samples, where each is to take its own entries.
+    def own_entries(self, data: SampleAxis, indices: SampleAxis | None, shape: Shape, behind: int = 0) -> SampleAxis:
+        """Return the axis of the samples in the result of indexing along the axis of the samples.
 
-        The samples are along an axis of the indices, of `shape`, that has size 1 if the indices depend on no sample.
+        This is allowed only if the batch of 1 is to be freed: then the indices of each sample select only entries of
+        that sample. The samples lie along an axis of the indices. If the indices depend on no sample, that axis has
+        size 1.
 
         Args:
-            data, indices: the places in the operands.
-            shape: of the indices.
-            behind: the axis of the result that is the first one of the indices.
+            data: the axis of the samples in the data.
+            indices: the axis of the samples in the indices, or None.
+            shape: the shape of the indices.
+            behind: the axis of the result at which the axes of the indices begin.
         """
         if not self.tracker.frees or self.tracker.batch != 1 or data.before != ONE:
-            mixed("it takes entries of the axis of the samples")
+            mixed("it selects entries along the axis of the samples")
         if indices is not None and (not indices.is_plain or indices.axis >= len(shape)):
-            mixed("it may take entries of other samples")
+            mixed("it may select entries of other samples")
         axes = [axis for axis, size in enumerate(shape) if size == 1] if indices is None else [indices.axis]
         if not axes:
-            mixed("it takes entries of the axis of the samples")
-        chosen = self.tracker.choose(self.index, [Place(behind + axis) for axis in axes], (shape, data))
+            mixed("it selects entries along the axis of the samples")
+        chosen = self.tracker.choose(self.index, [SampleAxis(behind + axis) for axis in axes], (shape, data))
         self.edit("own", 1, chosen.axis - behind, data)
         return chosen
 
-    def reshaped(self, place: Place, before: Shape, after: Shape) -> list[Place]:
-        """Return the possible places of samples after a reshape, the likeliest first."""
+    def reshaped(self, place: SampleAxis, before: Shape, after: Shape) -> list[SampleAxis]:
+        """Return the possible axes of the samples after a reshape, the likeliest first."""
         batch = self.tracker.batch_size
         outer = Product.of(self.graph, before[: place.axis]) * place.before
-        found: list[Place] = []
+        found: list[SampleAxis] = []
         for axis, size in enumerate(after):
             over = outer.over(Product.of(self.graph, after[:axis]))
             rest = None if over is None else Product.of(self.graph, [size]).over(over * batch)
             if over is not None and rest is not None:
-                found.append(Place(axis, over, rest))
+                found.append(SampleAxis(axis, over, rest))
         inner = place.after * Product.of(self.graph, before[place.axis + 1 :])
         found = [p for p in found if p.after * Product.of(self.graph, after[p.axis + 1 :]) == inner] or found
         return sorted(found, key=lambda p: (not p.is_plain, p.axis != place.axis, p.axis))
 
 
-Form = Callable[[_Node], Any]
+Form = Callable[[_NodeAxes], Any]
 
 
-def _elementwise(n: _Node) -> Place:
+def _elementwise(n: _NodeAxes) -> SampleAxis:
     return n.broadcast(range(len(n.node.input)), len(n.result()))
 
 
-def _first_elementwise(n: _Node) -> Place:
+def _first_elementwise(n: _NodeAxes) -> SampleAxis:
     return n.first()
 
 
-def _samples(n: _Node) -> Place:
-    """Axis 0 has samples in every operand, and the second is that of channels."""
+def _samples(n: _NodeAxes) -> SampleAxis:
+    """Return the axis for operators whose operands have the samples on axis 0 and the channels on axis 1."""
     place = n.agreed(n.places)
     if place.axis != 0 or n.places[0] is None:
         mixed("its samples are not on axis 0")
     return place
 
 
-def _kernel(n: _Node) -> Place:
+def _kernel(n: _NodeAxes) -> SampleAxis:
     n.only(0)
     return _samples(n)
 
 
-def _pooled(n: _Node) -> Place:
+def _pooled(n: _NodeAxes) -> SampleAxis:
     if n.tracker.frees and any(n.node.output[1:]):
-        mixed("its indices count through the whole batch")
+        mixed("its indices count across the whole batch")
     return _kernel(n)
 
 
-def _sampled_at(n: _Node) -> Place:
-    """X and grid."""
+def _sampled_at(n: _NodeAxes) -> SampleAxis:
+    """GridSample: the operands are X and grid."""
     place = _samples(n)
     n.repeat(1, place)
     return place
 
 
-def _grid(n: _Node) -> Place:
+def _grid(n: _NodeAxes) -> SampleAxis:
     place = _kernel(n)
     n.edit("multiply", 1, 0, place)
     return place
 
 
-def _normalized(n: _Node) -> list[Place | None]:
+def _normalized(n: _NodeAxes) -> list[SampleAxis | None]:
     if uses_batch(n.node, n.graph.opset() or 1):
-        mixed("in training mode it takes mean and variance over the samples", certain=True)
+        mixed("in training mode, it computes mean and variance over the samples", certain=True)
     return [_kernel(n), *[None] * (len(n.node.output) - 1)]
 
 
-def _resized(n: _Node) -> Place:
+def _resized(n: _NodeAxes) -> SampleAxis:
     place = n.first()
     if n.shape(0)[place.axis] != n.result()[place.axis]:
-        mixed("it may resize the axis of the samples")
+        mixed("it may resize along the axis of the samples")
     if n.has(3):
         axes = [a % len(n.shape(0)) for a in n.given.get("axes", range(len(n.shape(0))))]
         if place.axis in axes:
@@ -501,9 +528,9 @@ def _resized(n: _Node) -> Place:
 
 
 def _along(default: int) -> Form:
-    """It works along one axis, before opset 13 along all behind it too."""
+    """Operators that work along one axis. Before opset 13, they work along all later axes too."""
 
-    def form(n: _Node) -> Place:
+    def form(n: _NodeAxes) -> SampleAxis:
         place = n.first()
         old = (n.graph.opset() or 13) < 13
         worked = n.axis("axis", 1 if old else default, len(n.shape(0)))
@@ -512,45 +539,41 @@ def _along(default: int) -> Form:
     return form
 
 
-def _behind(n: _Node) -> Place:
-    """It works along an axis and all behind it."""
+def _behind(n: _NodeAxes) -> SampleAxis:
+    """Operators that work along an axis and all axes after it."""
     place = n.first()
     return n.apart(place, *range(n.axis("axis", -1, len(n.shape(0))), len(n.shape(0))))
 
 
-def _mean_variance(n: _Node) -> Place:
+def _mean_variance(n: _NodeAxes) -> SampleAxis:
     return n.apart(n.first(), *(a % len(n.shape(0)) for a in n.given.get("axes", (0, 2, 3))))
 
 
-def _cumulated(n: _Node) -> Place:
+def _cumulated(n: _NodeAxes) -> SampleAxis:
     axes = n.constant(1) or []
     return n.apart(n.first(), *(a % len(n.shape(0)) for a in axes))
 
 
-def _reduced(n: _Node) -> Place:
+def _reduced(n: _NodeAxes) -> SampleAxis:
     place, rank = n.first(), len(n.shape(0))
     axes = n.constant(1, "axes") or ([] if n.given.get("noop_with_empty_axes") else list(range(rank)))
     axes = [a % rank for a in axes]
     if place.axis in axes:
-        mixed("it reduces the axis of the samples", certain=True)
+        mixed("it reduces along the axis of the samples", certain=True)
     return place if n.given.get("keepdims", 1) else place.at(place.axis - sum(a < place.axis for a in axes))
 
 
-def _arg(n: _Node) -> Place:
+def _arg(n: _NodeAxes) -> SampleAxis:
     place = n.first()
     worked = n.axis("axis", 0, len(n.shape(0)))
     n.apart(place, worked)
     return place if n.given.get("keepdims", 1) else place.at(place.axis - (worked < place.axis))
 
 
-def _topk(n: _Node) -> Place:
-    return n.apart(n.first(), n.axis("axis", -1, len(n.shape(0))))
-
-
-def _matmul(n: _Node) -> Place:
+def _matmul(n: _NodeAxes) -> SampleAxis:
     (a, b), (left, right), rank = n.places[:2], (len(n.shape(0)), len(n.shape(1))), len(n.result())
     n.only(0, 1)
-    found: list[Place] = []
+    found: list[SampleAxis] = []
     if a is not None:
         if a.axis == left - 1:
             mixed("it contracts the axis of the samples", certain=True)
@@ -560,16 +583,17 @@ def _matmul(n: _Node) -> Place:
             mixed("it contracts the axis of the samples", certain=True)
         found.append(b.at(rank - 1 if b.axis == right - 1 else b.axis + rank - right + (left == 1)))
     place = n.agreed(found)
-    for position, size in ((0, left), (1, right)):  # an operand without samples, where the axis is one of matrices
+    # an operand without samples may have the axis of the samples among the batch axes of its matrices
+    for position, size in ((0, left), (1, right)):
         lifted = place.axis - (rank - size)
         if size > 2 and 0 <= lifted < size - 2:
             n.repeat(position, place.at(lifted), broadcasts=True)
     return place
 
 
-def _gemm(n: _Node) -> Place:
+def _gemm(n: _NodeAxes) -> SampleAxis:
     rows, columns = int(bool(n.given.get("transA"))), 1 - int(bool(n.given.get("transB")))
-    found: list[Place | None] = []
+    found: list[SampleAxis | None] = []
     for place, kept, axis in ((n.places[0], rows, 0), (n.places[1], columns, 1)):
         if place is not None:
             if place.axis != kept:
@@ -583,14 +607,18 @@ def _gemm(n: _Node) -> Place:
     return n.agreed(found)
 
 
-def _transposed(n: _Node) -> Place:
+def _transposed(n: _NodeAxes) -> SampleAxis:
     rank, place = len(n.shape(0)), n.first()
     order = list(n.given.get("perm", range(rank)[::-1]))
-    return place.at(order.index(place.axis)) if len(order) == rank else mixed("it has another rank than its operand")
+    return (
+        place.at(order.index(place.axis))
+        if len(order) == rank
+        else mixed("its result has another rank than its operand")
+    )
 
 
-def _reshaped(n: _Node) -> Place:
-    """The elements before the samples in memory stay before them."""
+def _reshaped(n: _NodeAxes) -> SampleAxis:
+    """Reshape and Flatten: elements that come before the samples in memory stay before them."""
     place, before, after = n.first(), n.shape(0), n.result()
     found = n.reshaped(place, before, after)
     if n.node.op_type == "Flatten":
@@ -599,14 +627,14 @@ def _reshaped(n: _Node) -> Place:
     if not n.tracker.frees:
         found = [each for each in found if each.is_plain]
     if not found:
-        mixed("it may cut through samples")
+        mixed("it may split samples")
     chosen = n.tracker.choose(n.index, found, (before, after, place))
     if n.node.op_type == "Reshape":
         n.edit("multiply", 1, chosen.axis, chosen, place)
     return chosen
 
 
-def _squeezed(n: _Node) -> Place:
+def _squeezed(n: _NodeAxes) -> SampleAxis:
     place, shape = n.first(), n.shape(0)
     axes = n.constant(1, "axes")
     gone = [a % len(shape) for a in axes] if axes is not None else [a for a, size in enumerate(shape) if size == 1]
@@ -617,20 +645,20 @@ def _squeezed(n: _Node) -> Place:
     return place.at(place.axis - sum(a < place.axis for a in gone))
 
 
-def _unsqueezed(n: _Node) -> Place:
-    """An axis that was merged with the samples may come to lie on an axis of its own again."""
+def _unsqueezed(n: _NodeAxes) -> SampleAxis:
+    """Unsqueeze: an axis that was merged with the samples may become a separate axis again."""
     place, rank = n.first(), len(n.result())
     if not place.is_plain and n.tracker.frees:
-        return n.as_reshape(place, "may cut through samples")
+        return n.as_reshape(place, "may split samples")
     new = {a % rank for a in n.constant(1, "axes") or ()}
     return place.at([at for at in range(rank) if at not in new][place.axis])
 
 
-def _expanded(n: _Node) -> Place:
+def _expanded(n: _NodeAxes) -> SampleAxis:
     place = n.first()
     target, lifted = n.shape(1)[0], len(n.result()) - len(n.shape(0))
     if not isinstance(target, int):
-        mixed("the length of its shape is not known")
+        mixed("the length of its shape is unknown")
     found = place.at(place.axis + lifted)
     entry = found.axis - (len(n.result()) - target)
     if entry >= 0:
@@ -638,23 +666,23 @@ def _expanded(n: _Node) -> Place:
     return found
 
 
-def _joined(n: _Node) -> Place:
+def _joined(n: _NodeAxes) -> SampleAxis:
     place = n.apart(n.agreed(n.places), n.axis("axis", 0, len(n.result())))
     for position in range(len(n.node.input)):
         n.repeat(position, place)
     return place
 
 
-def _cut(n: _Node) -> Place:
-    return n.apart(n.first(), n.axis("axis", 0, len(n.shape(0))))
+def _cut(n: _NodeAxes) -> SampleAxis:
+    return n.apart(n.first(), n.axis("axis", -1 if n.node.op_type == "TopK" else 0, len(n.shape(0))))
 
 
-def _sliced(n: _Node) -> Place:
+def _sliced(n: _NodeAxes) -> SampleAxis:
     place, rank = n.first(), len(n.shape(0))
     axes = n.constant(3, "axes")
     starts = len(n.given["starts"]) if "starts" in n.given else n.shape(1)[0]
     if not isinstance(starts, int):
-        mixed("which axes it cuts is not known")
+        mixed("the axes that it slices are unknown")
     cut = list(range(starts)) if axes is None else [a % rank for a in axes]
     if place.axis not in cut:
         return place
@@ -667,50 +695,43 @@ def _sliced(n: _Node) -> Place:
     return place
 
 
-def _gathered(n: _Node) -> Place:
+def _gathered(n: _NodeAxes) -> SampleAxis:
     (data, indices), axis = n.places, n.axis("axis", 0, len(n.shape(0)))
     if data is not None and data.axis == axis and data.is_plain and indices is None and not n.shape(1):
-        return n.as_reshape(data, "takes entries of the axis of the samples")
+        return n.as_reshape(data, "selects entries along the axis of the samples")
     if data is not None and data.axis == axis:
         return n.own_entries(data, indices, n.shape(1), axis)
     if data is not None and indices is not None:
-        mixed("it may take entries of other samples")
+        mixed("it may select entries of other samples")
     if data is None:
         assert indices is not None
         return indices.at(axis + indices.axis)
     return data.at(data.axis + (len(n.shape(1)) - 1 if data.axis > axis else 0))
 
 
-def _gathered_tuples(n: _Node) -> Place:
+def _gathered_tuples(n: _NodeAxes) -> SampleAxis:
     """GatherND without batch axes."""
     (data, indices), shape = n.places, n.shape(1)
     depth = shape[-1]
     if data is None or n.given.get("batch_dims", 0) or not isinstance(depth, int):
-        mixed("it may take entries of other samples")
+        mixed("it may select entries of other samples")
     if data.axis < depth:
         if not data.is_plain:
-            mixed("it may take entries of other samples")
+            mixed("it may select entries of other samples")
         return n.own_entries(data, indices, shape[:-1])
     if indices is not None:
-        mixed("it may take entries of other samples")
+        mixed("it may select entries of other samples")
     return data.at(len(shape) - 1 + data.axis - depth)
 
 
-def _elements(n: _Node) -> Place:
-    place = n.apart(n.agreed(n.places), n.axis("axis", 0, len(n.shape(0))))
-    for position in range(len(n.node.input)):
-        n.repeat(position, place)
-    return place
-
-
-def _padded(n: _Node) -> Place:
+def _padded(n: _NodeAxes) -> SampleAxis:
     place, rank = n.first(), len(n.shape(0))
     pads, axes = n.constant(1, "pads") or [], n.constant(3)
     which = [a % rank for a in axes] if axes else list(range(rank))
     return n.apart(place, *(a for a, *sides in zip(which, pads, pads[len(which) :], strict=False) if any(sides)))
 
 
-def _tiled(n: _Node) -> Place:
+def _tiled(n: _NodeAxes) -> SampleAxis:
     place = n.first()
     times = (n.constant(1) or [])[place.axis]
     if times < 1 or (times != 1 and not n.tracker.frees):
@@ -718,16 +739,16 @@ def _tiled(n: _Node) -> Place:
     return place._replace(before=Product(times) * place.before)
 
 
-def _einsum(n: _Node) -> Place:
+def _einsum(n: _NodeAxes) -> SampleAxis:
     equation = n.given["equation"].decode().replace(" ", "")
     if "." in equation or "->" not in equation:
-        mixed("its equation is written in a short form")
+        mixed("its equation has an implicit output")
     terms, result = equation.split("->")
     written = terms.split(",")
     letters = {term[p.axis] for term, p in zip(written, n.places, strict=True) if p is not None}
     (letter, *others) = letters
     if others or letter not in result or any(term.count(letter) > 1 for term in written):
-        mixed("it sums over samples, or joins them", certain=True)
+        mixed("it sums over samples or combines them", certain=True)
     place = n.agreed(None if p is None else p.at(0) for p in n.places)
     for position, term in enumerate(written):
         if n.places[position] is None and letter in term:
@@ -735,30 +756,30 @@ def _einsum(n: _Node) -> Place:
     return place.at(result.index(letter))
 
 
-def _one_hot(n: _Node) -> Place:
+def _one_hot(n: _NodeAxes) -> SampleAxis:
     place, rank = n.first(), len(n.result())
     return place.at(place.axis + (n.axis("axis", -1, rank) <= place.axis))
 
 
-def _recurrent(n: _Node) -> list[Place | None]:
-    """Time-major: X is [time, batch, in], Y [time, directions, batch, hidden], states [directions, batch, hidden]."""
+def _recurrent(n: _NodeAxes) -> list[SampleAxis | None]:
+    """GRU, LSTM, RNN: X [time, batch, in], Y [time, directions, batch, hidden], states [directions, batch, hidden]."""
     expected: dict[int, int] = {0: 1, 4: 0, 5: 1, 6: 1}
     if n.given.get("layout") or any(p is not None and expected.get(i) != p.axis for i, p in enumerate(n.places)):
-        mixed("the samples are not on the axis of its batch")
+        mixed("the samples are not on its batch axis")
     place = n.agreed(None if p is None else p.at(1) for p in n.places)
     for position, axis in expected.items():
         n.repeat(position, place.at(axis))
-    places: list[Place | None] = [place.at(axis) for axis in (2, 1, 1)]
+    places: list[SampleAxis | None] = [place.at(axis) for axis in (2, 1, 1)]
     return places[: len(n.node.output)]
 
 
-def _attended(n: _Node) -> Place:
+def _attended(n: _NodeAxes) -> SampleAxis:
     if any(p is not None and p.axis != 0 for p in n.places) or None in n.places[:3]:
         mixed("its samples are not on axis 0 of query, key and value")
     place = n.agreed(n.places)
     if n.has(3):
         if n.places[3] is not None and len(n.shape(3)) < 4:
-            mixed("its mask has no axis of samples of its own")
+            mixed("its mask has no separate axis of samples")
         if len(n.shape(3)) == 4:
             n.repeat(3, place, broadcasts=True)
     for position in (4, 5, 6):
@@ -766,23 +787,26 @@ def _attended(n: _Node) -> Place:
     return place
 
 
-def _triangle(n: _Node) -> Place:
+def _triangle(n: _NodeAxes) -> SampleAxis:
     rank = len(n.shape(0))
     return n.apart(n.first(), rank - 1, rank - 2)
 
 
-def _quantized(n: _Node) -> Place:
-    """One scale for all, or one for each slice along an axis."""
+def _quantized(n: _NodeAxes) -> SampleAxis:
+    """Quantizers with one scale, or with one scale for each slice along an axis."""
     place, scale = n.first(), n.shape(1)
     if n.given.get("block_size"):
-        mixed("it may have other scales for each sample")
+        mixed("it may have different scales for each sample")
     if scale not in ((), (1,)):
         n.apart(place, n.axis("axis", 1, len(n.shape(0))))
     return place
 
 
-def _nothing(n: _Node) -> list[Place | None]:
-    """Sizes are those at the batch that the graph has: whoever frees it keeps them."""
+def _nothing(n: _NodeAxes) -> list[SampleAxis | None]:
+    """Shape and Size: their results depend on no sample.
+
+    The result holds sizes for the current batch. The pass that frees the batch keeps it.
+    """
     return [None] * len(n.node.output)
 
 
@@ -791,7 +815,7 @@ def _of(operators: str, form: Form) -> dict[str, Form]:
 
 
 WITHOUT_AXES = (_elementwise, _first_elementwise)
-"""Forms of operators that take a value without axes for one with the samples on axis 0."""
+"""Functions of `FORMS` that accept a value without axes as one with the samples on axis 0."""
 
 FORMS: Mapping[str, Form] = {
     **_of(
@@ -823,7 +847,6 @@ FORMS: Mapping[str, Form] = {
         _reduced,
     ),
     **_of("ArgMax ArgMin", _arg),
-    **_of("TopK", _topk),
     **_of("MatMul MatMulInteger", _matmul),
     **_of("Gemm", _gemm),
     **_of("Transpose", _transposed),
@@ -831,12 +854,11 @@ FORMS: Mapping[str, Form] = {
     **_of("Squeeze", _squeezed),
     **_of("Unsqueeze", _unsqueezed),
     **_of("Expand", _expanded),
-    **_of("Concat", _joined),
-    **_of("Split", _cut),
+    **_of("Concat GatherElements ScatterElements", _joined),
+    **_of("Split TopK", _cut),
     **_of("Slice", _sliced),
     **_of("Gather", _gathered),
     **_of("GatherND", _gathered_tuples),
-    **_of("GatherElements ScatterElements", _elements),
     **_of("Pad", _padded),
     **_of("Tile", _tiled),
     **_of("Einsum", _einsum),
@@ -847,4 +869,4 @@ FORMS: Mapping[str, Form] = {
     **_of("DequantizeLinear QuantizeLinear", _quantized),
     **_of("Shape Size", _nothing),
 }
-"""Where each operator leaves the axis of the samples."""
+"""Operator -> a function that returns the axis of the samples in its results."""

@@ -1,7 +1,7 @@
-"""Shapes that a model computes: what is known of their entries before it runs, and of the values that have them.
+"""Find the values of shapes that a model computes, as far as they are known before it runs.
 
-onnx follows such integers too, but through fewer operators, not at all opsets alike, and not at all in a model of which
-it takes one vector for a shape that is none.
+onnx also propagates such integers during shape inference. But it follows fewer operators, and different ones at each
+opset. If it mistakes another vector for a shape, it gives up on the whole model.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
-from onnxgrad_cli.ir.types import SMALL, Dim, Shape, is_float, shape_of
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Dim, Shape, is_float, shape_of
 
 Entries = np.ndarray
-"""An array of objects: integers, symbols (str), and None where nothing is known."""
+"""An array of objects. An entry is an integer, a symbol (str), or None if it is unknown."""
 
 Sizes = list[Dim | None]
 
@@ -28,20 +28,20 @@ SAME_RANK = frozenset(
     "CenterCropPad Conv ConvInteger ConvTranspose DeformConv MaxUnpool Pad QLinearConv Resize Slice Tile "
     "Upsample".split()
 )
-"""Operators whose result has as many axes as their first input, whatever the others hold."""
+"""Operators whose result has the rank of their first input, whatever the values of the other inputs."""
 
 FIXED_RANK = {"BlackmanWindow": 1, "HammingWindow": 1, "HannWindow": 1, "MelWeightMatrix": 2, "STFT": 4}
-"""Operators whose result always has the same number of axes."""
+"""Operator -> the rank of its result, for operators whose result always has the same rank."""
 
-LARGEST = 2**63 - 1
-"""The largest size."""
+MAX_INT64 = 2**63 - 1
+"""The largest size of an axis, which is the largest int64."""
 
 DEEPEST = 200
-"""How many nodes are followed back from a shape."""
+"""The largest number of nodes that are followed back from a shape to its origin."""
 
 
 class ShapeValues:
-    """What is known of the integers that a graph computes shapes with."""
+    """The known entries of the integer values from which a graph computes shapes."""
 
     def __init__(self, graph: Graph, makers: Mapping[str, Node]) -> None:
         self.graph = graph
@@ -50,16 +50,16 @@ class ShapeValues:
         self._depth = 0
 
     def entries(self, name: str) -> Entries | None:
-        """The entries of a value, None where not even their number is known."""
+        """Return the entries of a value, or None if even their number is unknown."""
         if name not in self._known:
-            self._known[name] = None  # should it be asked for again on the way
+            self._known[name] = None  # ends the recursion if the value depends on itself
             self._depth += 1
             self._known[name] = self._found(name) if self._depth < DEEPEST else None
             self._depth -= 1
         return self._known[name]
 
     def shape(self, name: str) -> Sizes | None:
-        """The shape of a value, as far as it is known."""
+        """Return the shape of a value with None for unnamed sizes, or None if the rank is unknown."""
         shape = shape_of(self.graph.types.get(name))
         return None if shape is None else [None if size == "?" else size for size in shape]
 
@@ -73,21 +73,29 @@ class ShapeValues:
             return self._of_known_length(name)
         try:
             found = step(self, node)
-        except (IndexError, TypeError, ValueError):  # entries that don't fit: it is onnx's to say so
+        except (IndexError, TypeError, ValueError):  # invalid entries, which onnx reports
             found = None
-        if found is None or found.size > SMALL // 8:
+        if found is None or found.size > MAX_SHAPE_BYTES // 8:
             return self._of_known_length(name)
         return _each(_if_a_size, found)
 
     def _of_known_length(self, name: str) -> Entries | None:
-        """Nothing is known of the entries but how many there are."""
+        """Return an array of unknown entries (None) if the number of entries is known; otherwise None."""
         shape = self.shape(name)
-        if shape is None or len(shape) > 1 or not all(isinstance(size, int) and size <= SMALL for size in shape):
+        if (
+            shape is None
+            or len(shape) > 1
+            or not all(isinstance(size, int) and size <= MAX_SHAPE_BYTES for size in shape)
+        ):
             return None
         return np.full([size for size in shape if isinstance(size, int)], None, object)
 
     def product(self, sizes: Sequence[Dim | None], by: Sequence[Dim | None] = ()) -> Dim | None:
-        """The product of sizes, divided by that of others, where it is a number or a multiple of one symbol."""
+        """Return the product of `sizes`, divided by the product of `by`.
+
+        Returns:
+            A number, a symbol or a multiple of one symbol; None if the result is anything else or unknown.
+        """
         if None in sizes or None in by:
             return None
         above, symbols = self._factors(sizes)
@@ -101,14 +109,14 @@ class ShapeValues:
         return self._multiple(above // below, symbols[0]) if symbols else _if_a_size(above // below)
 
     def _factors(self, sizes: Sequence[Dim | None]) -> tuple[int, list[str]]:
-        """The number and the symbols that sizes are the product of."""
+        """Return the product of the sizes as an integer factor and a list of symbols."""
         multiples = self.graph.multiples
         pairs = [multiples.get(size, (1, size)) for size in sizes if isinstance(size, str)]
         number = math.prod(size for size in sizes if isinstance(size, int))
         return number * math.prod(factor for factor, _ in pairs), [symbol for _, symbol in pairs]
 
     def _multiple(self, factor: int, symbol: str) -> Dim | None:
-        """The symbol of a multiple of a symbol: the same for the same."""
+        """Return a symbol that stands for `factor` times another symbol. Equal multiples get the same symbol."""
         if factor in (0, 1):
             return symbol if factor else 0
         if _if_a_size(factor) is None:
@@ -117,13 +125,13 @@ class ShapeValues:
         if name in self.graph.multiples:
             return name
         if any(name in (shape_of(self.graph.types.get(each)) or ()) for each in self.graph.input_names):
-            return None  # somebody else's name
+            return None  # an input of the model uses this symbol
         self.graph.multiples[name] = (factor, symbol)
         return name
 
 
 def computed_shape(values: ShapeValues, node: Node) -> Sizes | None:
-    """The shape of a node's first output, of which onnx may not know even the rank; None where nothing is known."""
+    """Return the shape of a node's first output, even if onnx infers no rank for it; None if nothing is known."""
     if node.op_type in FIXED_RANK and is_standard(node.domain):
         return [None] * FIXED_RANK[node.op_type]
     follow = RESULTS.get(node.op_type) if is_standard(node.domain) else None
@@ -136,12 +144,15 @@ def computed_shape(values: ShapeValues, node: Node) -> Sizes | None:
     return found
 
 
-# -- what is known of the entries that a node makes --------------------------------------------------------------
+# -- the known entries of the results of nodes -------------------------------------------------------------------
 
 
 def _if_a_size(entry: Dim | None) -> Dim | None:
-    """The entry, unless it is a number that int64 does not hold: those of a chain of products outgrow any memory."""
-    return None if isinstance(entry, int) and abs(entry) > LARGEST else entry
+    """Return an entry, or None if it is an integer outside of int64.
+
+    Otherwise a chain of products could create integers that fill the memory.
+    """
+    return None if isinstance(entry, int) and abs(entry) > MAX_INT64 else entry
 
 
 def _plain(array: object) -> Entries:
@@ -163,7 +174,7 @@ def _same(values: ShapeValues, node: Node) -> Entries | None:
 
 
 def _cast(values: ShapeValues, node: Node) -> Entries | None:
-    """The integers themselves, in whatever type the model computes with them."""
+    """Return the entries unchanged: they are exact integers, whatever the type. A Cast to bool makes them unknown."""
     return None if attributes_of(node)["to"] == TensorProto.BOOL else values.entries(node.input[0])
 
 
@@ -193,7 +204,7 @@ def _concat(values: ShapeValues, node: Node) -> Entries | None:
 
 
 def _flat(values: ShapeValues, node: Node) -> Entries | None:
-    """Unsqueeze, Squeeze and Reshape of what stays a number or a vector."""
+    """Return the result of Unsqueeze, Squeeze or Reshape if both its input and its result are scalars or vectors."""
     entries, shape = values.entries(node.input[0]), values.shape(node.output[0])
     if entries is None or entries.ndim > 1:
         return None
@@ -219,7 +230,11 @@ def _arithmetic(values: ShapeValues, node: Node) -> Entries | None:
 
 
 def _combined(values: ShapeValues, op_type: str, a: Dim | None, b: Dim | None, floats: bool) -> Dim | None:
-    """The sum, difference, product, quotient, smaller or larger one of two entries; of floats, if it is an integer."""
+    """Return the sum, difference, product, quotient, minimum or maximum of two entries.
+
+    Returns:
+        None if it is unknown, or if it is a quotient of floats that is not an integer.
+    """
     if op_type == "Mul":
         return values.product([a, b]) if a != -1 != b else None
     if op_type == "Div":
@@ -263,11 +278,11 @@ STEPS: dict[str, Callable[[ShapeValues, Node], Entries | None]] = {
 }
 
 
-# -- what follows of the shape of a node's result ---------------------------------------------------------------
+# -- the known shapes of the results of nodes ---------------------------------------------------------------------
 
 
 def _reshaped(values: ShapeValues, node: Node) -> Sizes | None:
-    """Source: https://onnx.ai/onnx/operators/onnx__Reshape.html"""
+    """Return the shape of a Reshape. Source: https://onnx.ai/onnx/operators/onnx__Reshape.html"""
     target, shape = values.entries(node.input[1]), values.shape(node.input[0])
     if target is None or target.ndim != 1:
         return None
@@ -292,7 +307,7 @@ def _expanded(values: ShapeValues, node: Node) -> Sizes | None:
 
 
 def _broadcast(a: Dim | None, b: Dim | None) -> Dim | None:
-    """The size of what broadcasts two sizes, where it is known."""
+    """Return the size that two sizes broadcast to, or None if it is unknown."""
     if a == b or b == 1:
         return a
     if a == 1:
@@ -330,14 +345,17 @@ def _resized(values: ShapeValues, node: Node) -> Sizes | None:
 
 
 def _sampled(values: ShapeValues, node: Node) -> Sizes | None:
-    """AffineGrid: the coordinates of each point, in as many dimensions as theta has rows."""
+    """Return the shape of an AffineGrid, whose points have one coordinate per row of theta."""
     theta = values.shape(node.input[0])
     rows = theta[1] if theta and len(theta) == 3 else None
     return [theta[0], *[None] * rows, rows] if theta and isinstance(rows, int) else None
 
 
 def _without_axes(values: ShapeValues, node: Node) -> Sizes | None:
-    """Squeeze with axes that are computed: their number is that of the axes that go."""
+    """Return the shape of a Squeeze whose axes are an input.
+
+    If only the number of axes is known, all sizes of the result are None.
+    """
     shape, axes = values.shape(node.input[0]), _axes(values, node)
     if shape is None or axes is None or axes.size > len(shape):
         return None
@@ -348,7 +366,10 @@ def _without_axes(values: ShapeValues, node: Node) -> Sizes | None:
 
 
 def _with_axes(values: ShapeValues, node: Node) -> Sizes | None:
-    """Unsqueeze with axes that are computed: their number is that of the axes that are added."""
+    """Return the shape of an Unsqueeze whose axes are an input.
+
+    If only the number of axes is known, all sizes of the result are None.
+    """
     shape, axes = values.shape(node.input[0]), _axes(values, node)
     if shape is None or axes is None:
         return None
@@ -360,7 +381,7 @@ def _with_axes(values: ShapeValues, node: Node) -> Sizes | None:
 
 
 def _axes(values: ShapeValues, node: Node) -> Entries | None:
-    """The axes in the second input of a node; None where their number is unknown, or an attribute holds them."""
+    """Return the axes in the second input of a node. None if their number is unknown or they are an attribute."""
     axes = values.entries(node.input[1]) if len(node.input) > 1 and node.input[1] else None
     return axes.reshape(-1) if axes is not None and axes.ndim < 2 else None
 
@@ -380,13 +401,16 @@ RESULTS: dict[str, Callable[[ShapeValues, Node], Sizes | None]] = {
 
 
 def better(values: ShapeValues, inferred: Shape | None, computed: Sizes | None, borne: set[Dim]) -> Sizes | None:
-    """The shape that both what onnx has inferred and what was computed tell; None where onnx knows it already.
+    """Combine the shape that onnx inferred with the shape that was computed here.
 
     Args:
-        values: where the sizes were computed.
-        inferred: the shape that onnx has inferred.
-        computed: the one that follows from the entries of shapes.
-        borne: the symbols that mean something: those of the inputs.
+        values: the values from which the sizes were computed.
+        inferred: the shape that onnx inferred.
+        computed: the shape that `computed_shape` returns.
+        borne: the symbols in the shapes of inputs. They are preferred, because they have a meaning to the user.
+
+    Returns:
+        None if the combined shape adds nothing to the inferred one, or if the two have different ranks.
     """
     if inferred is None or computed is None or len(inferred) != len(computed):
         return computed if inferred is None else None

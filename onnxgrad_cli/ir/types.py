@@ -1,4 +1,4 @@
-"""Types of values: element types and shapes, as ONNX declares them."""
+"""Element types and shapes of values, as declared in ONNX."""
 
 from __future__ import annotations
 
@@ -23,44 +23,52 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}) | HALVES
 NARROW = frozenset(
     {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2}
 )
-"""Integers that weights are stored as; wider ones are indices, sizes or sums."""
+"""Integer types in which weights are stored. Wider integers are assumed to be indices, sizes or sums."""
 
 
-SMALL = 1024
-"""Bytes. A tensor up to this size may be a shape or an axis, so shape inference sees its values; a larger one
-is a weight, and inference sees its type only (1 GB of weights: 0.01 s instead of 20 s)."""
+MAX_SHAPE_BYTES = 1024
+"""Shape inference reads the values of tensors up to this many bytes, because they may be a shape or an axis.
+
+A larger tensor is a weight, of which inference gets only the type. So it takes 0.01 s instead of 20 s with 1 GB of
+weights.
+"""
 
 
 UNNAMED = re.compile(r"(unk__|_d)\d+")
-"""Symbols that onnx and we give to sizes that have no name."""
+"""Pattern of the symbols that onnx and onnxgrad generate for unnamed sizes."""
 
 
 def tensor_type(dtype: int, shape: Sequence[Dim | None] | None) -> TypeProto:
-    """The type of a tensor of `dtype` (a TensorProto.DataType) and `shape`; None is an unknown rank.
+    """Return the type of a tensor.
 
-    A size that is None, or '?' as `shape_of` gives it, has no name.
+    Args:
+        dtype: the element type, a TensorProto.DataType.
+        shape: the sizes, or None if the rank is unknown. A size of None or '?' is unnamed.
     """
     sizes = None if shape is None else [None if size == "?" else size for size in shape]
     return onnx.helper.make_tensor_type_proto(dtype, sizes)
 
 
 def shape_of(value_type: TypeProto | None) -> Shape | None:
-    """The dimensions of a tensor type, unnamed ones as '?'; None when the rank is unknown."""
+    """Return the dimensions of a tensor type, or None if the rank is unknown.
+
+    An unnamed dimension is '?'. A negative size, which PaddlePaddle writes for a dynamic size, is '?' too.
+    """
     if value_type is None or not value_type.tensor_type.HasField("shape"):
         return None
+    dims = value_type.tensor_type.shape.dim
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or "?")
-        for dim in value_type.tensor_type.shape.dim
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else (dim.dim_param or "?") for dim in dims
     )
 
 
 def dtype_of(value_type: TypeProto | None) -> int:
-    """The element type of a tensor type (TensorProto.DataType); 0, UNDEFINED, when it is not a known tensor."""
+    """Return the element type of a tensor type (TensorProto.DataType), or UNDEFINED (0) for any other type."""
     return value_type.tensor_type.elem_type if value_type is not None else TensorProto.UNDEFINED
 
 
 def element_type(value_type: TypeProto | None) -> TypeProto | None:
-    """The type of the tensors in a sequence or an optional; a tensor's type is its own."""
+    """Return the type of the tensors in a sequence or an optional, or the type itself if it is a tensor type."""
     while value_type is not None and not value_type.HasField("tensor_type"):
         kind = value_type.WhichOneof("value")
         if kind not in ("sequence_type", "optional_type"):
@@ -70,7 +78,10 @@ def element_type(value_type: TypeProto | None) -> TypeProto | None:
 
 
 def in_words(value_type: TypeProto | None) -> str:
-    """A type for a reader, as 'float[batch, 10]': '?' is an unnamed size, '...' an unknown rank, "" no type."""
+    """Return a type as text, such as 'float[batch, 10]', with '?' for an unnamed size and '...' for an unknown rank.
+
+    The text of an unknown type is empty.
+    """
     tensor = element_type(value_type)
     kind = value_type.WhichOneof("value") if value_type is not None else None
     if tensor is None or kind is None or not tensor.tensor_type.elem_type:
@@ -82,19 +93,19 @@ def in_words(value_type: TypeProto | None) -> str:
 
 
 def element_name(dtype: int) -> str:
-    """What a TensorProto.DataType is called; its number where it is none."""
+    """Return the name of an element type, or a text with its number if onnx does not know it."""
     known = dtype in TensorProto.DataType.values()
     return str(TensorProto.DataType.Name(dtype)).lower() if known else f"element type {dtype}"
 
 
 def nbytes(tensor: TensorProto) -> int:
-    """The size of a tensor's values in bytes, from its type and shape alone."""
+    """Return the size of a tensor's values in bytes, computed from its type and shape."""
     return math.prod(tensor.dims) * itemsize(tensor.data_type)
 
 
 @functools.cache
 def itemsize(dtype: int) -> int:
-    """The size of an element in bytes, of a TensorProto.DataType."""
+    """Return the size in bytes of an element of a TensorProto.DataType."""
     return int(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype)).itemsize)
 
 
@@ -102,31 +113,31 @@ BITS: dict[int, int] = {
     TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4, TensorProto.INT2: 2, TensorProto.UINT2: 2,
     TensorProto.FLOAT6E2M3: 6, TensorProto.FLOAT6E3M2: 6,
 }  # fmt: skip
-"""Element type -> the bits of an element where it is stored, for those that share bytes."""
+"""Element type -> bits per stored element, for types of which several elements share a byte in files."""
 
 
 def packed_bytes(tensor: TensorProto) -> int:
-    """The size of a tensor's values as they are stored, where short elements share bytes."""
+    """Return the size in bytes of a tensor's values as they are stored; elements below 8 bits share bytes."""
     return (nbytes(tensor) * BITS.get(tensor.data_type, 8) + 7) // 8
 
 
 def is_external(tensor: TensorProto) -> bool:
-    """Whether the tensor's values stand in a file beside the model."""
+    """Return True if the tensor's values are in a separate file beside the model."""
     return tensor.data_location == TensorProto.EXTERNAL
 
 
 def without_shape(value_type: TypeProto) -> TypeProto:
-    """The type of a tensor of any shape; another type as it is."""
+    """Return a tensor type without its shape. Other types are returned unchanged."""
     return tensor_type(dtype_of(value_type), None) if value_type.HasField("tensor_type") else value_type
 
 
 def is_float(value_type: TypeProto | None) -> bool:
-    """Whether a value of this type can carry a cotangent."""
+    """Return True if values of this type are float tensors, which can have a gradient."""
     return dtype_of(value_type) in FLOATS
 
 
 def is_differentiable(value_type: TypeProto | None) -> bool:
-    """Whether a value of this type can carry a cotangent: a float tensor, or a sequence or optional of such."""
+    """Return True if values of this type can have a gradient: float tensors, and sequences or optionals of them."""
     return is_float(element_type(value_type))
 
 

@@ -1,1 +1,4 @@
-"""From files to files: what each command does, as one call that neither prints nor exits."""
+"""Jobs: for each command one function that does its work, from input files to output files.
+
+A job never prints, and never ends the process.
+"""

@@ -1,27 +1,40 @@
-"""From a model and samples to inputs that it classifies otherwise."""
+"""Find adversarial inputs: samples, changed slightly, that a model classifies differently."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from io import BytesIO
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.choices import Attack, Norm
-from onnxgrad_cli.common.inputs import keep
+from onnxgrad_cli.common.choices import Attack, AttackLoss, Norm
+from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.visible import visible
+from onnxgrad_cli.common.wording import job, listed
+from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions
+from onnxgrad_cli.data.classes import called, number_of
+from onnxgrad_cli.derivatives.derivative_model import float_inputs
 from onnxgrad_cli.derivatives.scores import ClassChoice
-from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.execution.endless import check_ends
-from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.explanations.attacks import Ball, attack
-from onnxgrad_cli.explanations.likelihood import with_log_probabilities
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
+from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.explanations.attacks import (
+    AttackedModel,
+    Ball,
+    are_probabilities,
+    attack_again,
+    check_classes,
+    logits_of,
+    with_losses,
+)
 from onnxgrad_cli.explanations.samples import (
     TOGETHER,
     Scored,
@@ -33,47 +46,56 @@ from onnxgrad_cli.explanations.samples import (
     open_samples,
     scored,
 )
-from onnxgrad_cli.explanations.saturation import find_saturation, with_outputs
+from onnxgrad_cli.explanations.saturation import find_saturation, run_values, with_outputs
 from onnxgrad_cli.explanations.scorer import Case, Scorer
-from onnxgrad_cli.explanations.subject import in_mode, the_input, typed
+from onnxgrad_cli.explanations.subject import embeddings, in_mode, no_float_inputs, required_inputs, the_input, typed
 from onnxgrad_cli.files import ModelSource, own_model, save_bytes
-from onnxgrad_cli.files.arrays import write_npz
+from onnxgrad_cli.files.writing import npz_bytes
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.class_names import called, number_of
-from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
 
 CLIP_TOLERANCE = 1e-6
-"""The share of the range of `clip` by which samples may lie outside of it, as rounding leaves them."""
+"""The fraction of the size of the range `clip` by which samples may lie outside the range, because of rounding."""
 
-LARGEST = float(np.finfo(np.float32).max)
-"""What no distance is beyond: its square is a float64 still."""
+MAX_STEP = float(np.finfo(np.float32).max)
+"""The largest allowed step size or distance. Its square still fits in float64."""
 
 
 @dataclass(frozen=True)
 class Fooling(KnownKeywords):
-    """How a model is attacked.
+    """The settings of an attack.
 
     Attributes:
-        method: 'fgsm', one step of epsilon, or 'pgd', several from a random place.
-        epsilon: the largest distance from a sample, in the numbers that the model is fed.
-        steps, step_size: of pgd; by default 10 steps of 2.5 epsilon / steps.
-        norm: of the distance: 'inf' or '2'.
-        targeted: the class that samples are to be taken for, by its number or the name that the model stores; None is
-            any other.
-        clip: the least and the greatest number of an input; None is what the data have.
-        start: whether pgd begins at a random place within epsilon, in place of the sample.
-        seed: of that.
+        method: 'fgsm', one step of size epsilon, or 'pgd', several steps from a random start.
+        epsilon: the largest distance from a sample, in units of the model's input, after any normalization.
+        loss: the loss that the attack maximizes: 'cross-entropy', 'margin' or 'dlr'. The margin is the largest logit of
+            another class minus the logit of the labelled class. 'dlr' (difference of logits ratio) is the margin
+            divided by the range of the largest logits. Both have a gradient even where that of cross-entropy underflows
+            to 0.
+        steps, step_size: for pgd, the number and the size of the steps; by default 10 steps of size 2.5 epsilon /
+            steps.
+        restarts: the number of runs of pgd, each from another random start. For each sample the result is the first
+            successful input, or if there is none, the input with the highest loss.
+        norm: the norm of the distance, 'inf' or '2'.
+        targeted: the class that the model should predict: its number, or the name that the model stores for it. None:
+            any class except the labelled one.
+        clip: the smallest and the largest allowed value of the changed input; None takes the range of the data.
+        start: True if pgd starts at a random point within epsilon, False if it starts at the sample.
+        seed: the seed of the random start.
 
     Raises:
-        UsageError: a word or a number does not fit.
+        UsageError: a value is not allowed.
     """
 
     method: Attack = "fgsm"
     epsilon: float = 0.03
+    loss: AttackLoss = "cross-entropy"
     steps: int | None = None
     step_size: float | None = None
+    restarts: int = 1
     norm: Norm = "inf"
     targeted: int | str | None = None
     clip: tuple[float, float] | None = None
@@ -83,6 +105,8 @@ class Fooling(KnownKeywords):
     def __post_init__(self) -> None:
         checks.one_of("method", self.method, Attack)
         checks.one_of("norm", self.norm, Norm)
+        checks.one_of("loss", self.loss, AttackLoss)
+        checks.at_least("restarts", self.restarts, 1, whole=True)
         checks.at_least("epsilon", self.epsilon, 0)
         checks.at_least("seed", self.seed, 0, whole=True)
         for name, whole in (("steps", True), ("step_size", False), ("targeted", True)):
@@ -90,18 +114,28 @@ class Fooling(KnownKeywords):
             if getattr(self, name) is not None and not named:
                 checks.at_least(name, getattr(self, name), 1 if name == "steps" else 0, whole=whole)
         for name in ("epsilon", "step_size"):
-            if (getattr(self, name) or 0) > LARGEST:
-                raise UsageError(
-                    f"`{name}` is more than a float32 holds", "give it in the numbers that the model takes"
-                )
-        if self.method == "fgsm" and (self.steps, self.step_size) != (None, None):
-            raise UsageError("fgsm is one step of epsilon: `steps` and `step_size` are of pgd", "take `method='pgd'`")
+            if (getattr(self, name) or 0) > MAX_STEP:
+                raise UsageError(f"`{name}` is too large for float32", "give it on the scale of the model's input")
+        if self.method == "fgsm" and (self.steps, self.step_size, self.restarts) != (None, None, 1):
+            raise UsageError(
+                "fgsm takes a single step of size epsilon; `steps`, `step_size` and `restarts` require pgd",
+                "use `method='pgd'`",
+            )
+        if self.restarts > 1 and not self.start:
+            raise UsageError(
+                "`restarts` requires random starts, because without them all runs are equal", "leave `start=False` out"
+            )
         if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
-            raise UsageError("`clip` is the least number and a greater one", "such as 0 and 1")
+            raise UsageError("`clip` must be a number and a larger one", "such as 0 and 1")
+
+    @property
+    def random(self) -> bool:
+        """True if the attack starts at random points."""
+        return self.method == "pgd" and self.start
 
     @property
     def way(self) -> tuple[int, float]:
-        """How many steps there are, and how long each is."""
+        """The number of steps, and their size."""
         if self.method == "fgsm":
             return 1, self.epsilon
         steps = self.steps or 10
@@ -110,18 +144,18 @@ class Fooling(KnownKeywords):
 
 @dataclass(frozen=True)
 class Fooled:
-    """What became of samples.
+    """The result of an attack.
 
     Attributes:
-        words: what was done, in a sentence.
-        inputs: the input that was changed -> the new samples, (n, ...), in the model's type.
-        samples, labels: their numbers, and their classes, int64 (n,).
-        before, after: the classes that the model finds, int64 (n,).
-        distances: how far each sample was moved, float64 (n,), in the norm that was asked for.
-        flat: how many samples had a gradient of zero at the start, of which nothing is known.
-        targeted: the class that was aimed at; None is any other.
-        proof: the verdict on the gradients, and why.
-        files: what was written.
+        words: a sentence that describes the attack.
+        inputs: the name of the changed input -> the changed samples, (n, ...), in the model's type.
+        samples, labels: the indices of the samples, and their labels, int64 (n,).
+        before, after: the classes that the model predicts before and after the attack, int64 (n,).
+        distances: the distance of each changed sample from the original, float64 (n,), in the norm of the attack.
+        vanishing: the number of samples on which the attack failed, and whose gradient was 0 at the start of every run.
+        targeted: the target class; None if any wrong class was a success.
+        proof: the verdict of the check of the gradients, with the reason.
+        files: the files written.
     """
 
     words: str
@@ -131,27 +165,28 @@ class Fooled:
     before: np.ndarray
     after: np.ndarray
     distances: np.ndarray
-    flat: int = 0
+    vanishing: int = 0
     targeted: int | None = None
     proof: Verdict = UNPROVED
     files: list[Path] = field(default_factory=list)
 
     @property
     def accuracy_before(self) -> float:
-        """The share of samples that the model classifies as labelled."""
+        """The fraction of the original samples for which the model predicts the label."""
         return float((self.before == self.labels).mean())
 
     @property
     def accuracy_after(self) -> float:
-        """The same of the changed samples."""
+        """The fraction of the changed samples for which the model predicts the label."""
         return float((self.after == self.labels).mean())
 
     @property
     def success(self) -> float | None:
-        """The share that the attack has moved, of samples that could be; None where there are none.
+        """The fraction of attacked samples on which the attack succeeded; None if there was no sample to attack.
 
-        Those are the rightly classified ones, which then are not; of a targeted attack those that were not taken for
-        the target, which then are.
+        An untargeted attack is made on samples that the model classifies correctly, and succeeds if the changed sample
+        is classified wrongly. A targeted attack is made on samples that the model does not classify as the target, and
+        succeeds if the changed sample is classified as the target.
         """
         if self.targeted is None:
             able, moved = self.before == self.labels, self.after != self.labels
@@ -160,7 +195,8 @@ class Fooled:
         return float(moved[able].mean()) if able.any() else None
 
 
-@judged
+@attribute_failures
+@job
 def run_attack(
     model: ModelSource,
     data: str | Path,
@@ -178,32 +214,33 @@ def run_attack(
     force: bool = False,
     tell: Tell = silent,
 ) -> Fooled:
-    """Change samples by little, so that a model classifies them otherwise.
+    """Change samples slightly, so that a model classifies them differently.
 
-    What is changed is what the model is fed: numbers after a normalization. Samples are judged by the model itself,
-    which is run on what was found.
+    The attack changes the input that the model is fed: if the data are normalized, this is the normalized input.
+    Success is measured by running the model itself on the changed samples.
+
+    The arguments that are not described here are those of `run_explain`.
 
     Args:
         model: the model; '-' is stdin.
         data: samples in any format of training data, or a single picture.
-        out: an .npz with the new samples, and what else the model is fed, under the inputs' names, `labels`, `samples`,
-            `before` and `after`; by default nothing is written.
-        fooling: how; by default fgsm.
-        output: the scores, [batch, classes]: an output of the model or a value in between; by default the first output
-            of floats.
-        wrt: the input that is changed; by default the one of floats.
-        label: what the data call the labels; None takes the model's own answers for them.
-        prefix: what names in the data have before the inputs' names.
-        sample: the numbers of the samples; by default all.
-        samples, options, verify, force, tell: see `run_explain`.
+        out: an .npz file for the changed samples and the model's other inputs, each under the name of the input, and
+            for `labels`, `samples`, `before` and `after`. By default nothing is written.
+        fooling: the settings of the attack; by default fgsm.
+        output: the scores, [batch, classes]: an output of the model or a value inside it; by default the first float
+            output.
+        wrt: the input to change; by default the float input.
+        label: the name of the labels in the data; None uses the model's own predictions as labels.
+        prefix: the prefix of the inputs' names in the data.
+        sample: the indices of the samples; by default all.
 
     Raises:
-        CheckFailed: a gradient is wrong, or there is no proof though one is asked for.
+        CheckFailed: a gradient is wrong, or `verify` is True and the gradients could not be checked.
         UnsupportedError: the model can't be differentiated.
-        UsageError: the request does not fit the model or the data.
+        UsageError: the arguments don't fit the model or the data.
         OnnxgradError: a file can't be read or written.
     """
-    keep(data)
+    protect_inputs(data)
     fooling, options = fooling or Fooling(), options or Options()
     proto, path = own_model(model)
     if output is None:
@@ -215,56 +252,70 @@ def run_attack(
     inner = with_outputs(proto, graph, [output or ""])
     if inner is not proto:
         proto, graph = inner, typed(inner, path, options)
+    if not float_inputs(graph):
+        raise UsageError(no_float_inputs(graph), _cut(proto, path, graph, output or graph.output_names[0]))
     what = scored(graph, output)
-    likely, name = with_log_probabilities(proto, graph, what)
-    subject = the_input(likely, path, typed(likely, path, options), wrt)
+    subject = the_input(proto, path, graph, wrt)
     if subject.inner:
         raise UsageError(
-            f"'{subject.name}' is no input of floats: what is in between can't be fed, nor tokens changed by little",
-            "name an input of floats with `wrt`",
+            f"'{subject.name}' is not a float input: values inside the model can't be fed, and tokens can't be "
+            "changed slightly",
+            "name a float input with `wrt`",
         )
+    logits = logits_of(proto, graph, what)
+    targeted = fooling.targeted is not None
+    check_classes(what, what.classes, fooling.loss, targeted)
     found = open_samples(
         data, proto, graph, what, label or "label", label is not None, prefix, samples or SampleOptions(),
         SequenceOptions(), tell,
     )  # fmt: skip
     check_batch_first(found, proto, subject.name, what.output)
     names = class_names(found, proto, what, label)
-    aim = None if fooling.targeted is None else ClassChoice.of(number_of(fooling.targeted, names), what.axis)
+    aim = ClassChoice.of(None if fooling.targeted is None else number_of(fooling.targeted, names), what.axis)
     if aim is not None and not aim.which.isdigit():
-        raise UsageError(
-            f"`targeted='{aim.which}'`: one class for all samples is wanted", "give its number or its name"
-        )
+        raise UsageError(f"`targeted='{aim.which}'`: expected one class for all samples", "give its number or its name")
     target_class = None if aim is None else int(aim.which)
     rows = chosen(found, sample)
-    scorer, proof = proved_scorer(subject, name, what, found.batch_size, options, verify, tell)
+    logs = False
+    with suppress(OnnxgradError):  # a model that can't be run is refused below, with the reason
+        feeds = found.batch(_filled(rows[:TOGETHER], found))
+        logs = are_probabilities(run_values(proto, path, graph, feeds, [logits])[logits])
+    if logs:
+        tell(f"note: '{logits}' holds probabilities, so their logarithms are used as logits", 0)
+    attacked = with_losses(proto, path, graph, what, logits, fooling.loss, targeted, logs)
+    subject = replace(subject, model=attacked.model)
+    scorer, proof = proved_scorer(subject, attacked.losses, what, found.batch_size, options, verify, tell)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))
     parts: list[dict[str, np.ndarray]] = []
     for part in batches(rows, scorer, TOGETHER):
-        tell(f"attacking: {sum(len(each['x']) for each in parts)} of {len(rows)} samples are done", 1)
-        parts.append(_fooled(part, scorer, found, what, label, fooling, target_class, ball))
+        tell(f"attacking: {sum(len(each['x']) for each in parts)} of {len(rows)} samples done", 1)
+        parts.append(_fooled(part, scorer, found, what, label, attacked, fooling, target_class, ball))
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    mask = arrays.pop("flat")
-    flat = int(mask.sum())
-    if flat:
+    mask = arrays.pop("vanishing")
+    vanishing = int(mask.sum())
+    if vanishing:
         first = next(part for part in batches(rows, scorer, TOGETHER) if np.isin(part, rows[mask]).any())
-        feeds = {key: value for key, value in found.batch(first).items() if key != label}
-        saturated = find_saturation(proto, path, graph, what, feeds, np.isin(first, rows[mask]))
+        first = _filled(first, found)
+        exponential = fooling.loss == "cross-entropy" and not targeted
+        saturated = find_saturation(
+            proto, path, graph, what, logits, exponential, found.batch(first), np.isin(first, rows[mask])
+        )
         tell(
-            f"caution: the gradients of {flat} of {len(rows)} samples are zero at the start: that these stay as they "
-            f"are is no sign of robustness{saturated}", 0,
+            f"caution: the gradients of {vanishing} of {len(rows)} samples vanish at the start. The attack fails on "
+            f"these, which does not show that the model is robust{saturated}", 0,
         )  # fmt: skip
     aimed = "another class" if target_class is None else called(target_class, names)
-    words = visible(_words(fooling, ball, what, aimed, label))
+    words = escaped(_words(fooling, ball, what, aimed, label))
     fooled = Fooled(
         words, {subject.name: arrays["x"]}, rows, arrays["labels"], arrays["before"],
-        arrays["after"], arrays["distances"], flat, target_class, proof,
+        arrays["after"], arrays["distances"], vanishing, target_class, proof,
     )  # fmt: skip
     if target is not None:
         others = {key: value for key, value in found.batch(rows).items() if key not in (subject.name, label)}
         save_bytes(_archive(fooled, others), target)
         fooled.files.append(target)
         if subject.name in found.normal:
-            tell(f"'{target}' holds what the model is fed, normalised already: read it with `normalize='none'`", 0)
+            tell(f"'{target}' holds model inputs that are already normalized: read it with `normalize='none'`", 0)
     return fooled
 
 
@@ -274,57 +325,107 @@ def _fooled(
     data: Data,
     what: Scored,
     label: str | None,
+    attacked: AttackedModel,
     fooling: Fooling,
     targeted: int | None,
     ball: Ball,
 ) -> dict[str, np.ndarray]:
-    """What becomes of some samples."""
+    """Attack some samples, and return the arrays of the result by name.
+
+    Args:
+        part: the indices of the samples.
+        scorer: computes the scores of the model and the gradients of the loss.
+        data, what, label, fooling, ball: see `run_attack`.
+        attacked: the model with the loss.
+        targeted: the class that the model should predict; None: any class except the labelled one.
+    """
     feeds = data.batch(part)
     given = feeds.pop(label) if label else None
     scores, x = scorer.values(feeds)
-    if scores.shape[what.axis] < 2:
-        raise UsageError(f"'{what.output}' has one class: there is no other", "name another output with `output`")
+    check_classes(what, scores.shape[what.axis], fooling.loss, targeted is not None)
     before = scores.argmax(what.axis)
     labels = labels_of("argmax" if given is None else "label", what, scores, given)
     aim = labels if targeted is None else labels_of(targeted, what, scores, None)
     rounding = CLIP_TOLERANCE * (ball.high - ball.low)
     if x.min() < ball.low - rounding or x.max() > ball.high + rounding:
         raise UsageError(
-            f"`clip`: the samples hold {x.min():g} to {x.max():g}, which goes beyond {ball.low:g} to {ball.high:g}",
-            "give the range of what the model is fed, after a normalization",
+            f"`clip`: the samples have values from {x.min():g} to {x.max():g}, outside {ball.low:g} to {ball.high:g}",
+            "give the range of the model's input, after normalization",
         )
-    case = Case(scorer, feeds, x, aim)
-    sources = [np.random.default_rng([fooling.seed, row]) for row in part.tolist()]
-    begun = sources if fooling.method == "pgd" and fooling.start else []
-    moved, flat = attack(case, ball, *fooling.way, targeted is not None, begun)
-    after = scorer.values({**feeds, scorer.subject.name: moved})[0].argmax(what.axis)
+
+    def classes_of(moved: np.ndarray) -> np.ndarray:
+        return scorer.values({**feeds, scorer.subject.name: moved})[0].argmax(what.axis)
+
+    def succeeded(classes: np.ndarray) -> np.ndarray:
+        return classes != labels if targeted is None else classes == targeted
+
+    case = Case(scorer, {**feeds, **attacked.one_hot(labels, scores.shape[what.axis])}, x, aim)
+    sources = [np.random.default_rng([fooling.seed, row]) for row in part.tolist()] if fooling.random else []
+    moved, vanishing = attack_again(
+        case, ball, *fooling.way, targeted is not None, sources, fooling.restarts,
+        lambda moved: succeeded(classes_of(moved)),
+    )  # fmt: skip
+    after = classes_of(moved)
+    vanishing &= ~succeeded(before) & ~succeeded(after)
     change = np.abs(moved.astype(np.float64) - x).reshape(len(x), -1)
     distances = change.max(1) if ball.norm == "inf" else np.sqrt((change**2).sum(1))
-    return {"x": moved, "labels": labels, "before": before, "after": after, "distances": distances, "flat": flat}
+    return {
+        "x": moved,
+        "labels": labels,
+        "before": before,
+        "after": after,
+        "distances": distances,
+        "vanishing": vanishing,
+    }
+
+
+def _cut(model: ModelProto, path: Path | None, graph: Graph, output: str) -> str:
+    """Return a hint for a model without float inputs: a command that extracts the part after its first float values."""
+    values = embeddings(model, graph)
+    kind, data = "embeddings", f"on data that hold {listed(values)}"
+    if not values:
+        inputs = required_inputs(graph)
+        casts = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Cast"}
+        values = [new for new, old in casts.items() if old in inputs and is_float(graph.types.get(new))]
+        kind, data = "Cast", f"with {' '.join(f'`columns={casts[new]}={new}`' for new in values)}"
+    needed = graph.ancestors([output], values)
+    names = [*values, *(name for name in graph.input_names if name in needed)]
+    written = (str(path or ""), *names, output)
+    if not values or output in values or not all(re.fullmatch(r"[\w./:-]+", name) for name in written):
+        return "export the model with a float input"
+    part = f"{Path(written[0]).stem}.float.onnx"
+    code = f"import onnx; onnx.utils.extract_model({written[0]!r}, {part!r}, {names}, {[output]})"
+    return f"python -c \"{code}\" cuts the model behind the {kind}; attack '{part}' {data}"
+
+
+def _filled(rows: np.ndarray, data: Data) -> np.ndarray:
+    """Return indices of samples. If the model's batch size is fixed, repeat them up to this size."""
+    return np.resize(rows, data.batch_size) if data.batch_size else rows
 
 
 def _range(data: Data, name: str, tell: Tell) -> tuple[float, float]:
-    """The least and the greatest number that an input has in the data, as the model is fed them."""
+    """Return the smallest and the largest value of an input in the data, after any normalization."""
     low, high = math.inf, -math.inf
     for start in range(0, len(data), TOGETHER):
         x = data.batch(np.arange(start, min(start + TOGETHER, len(data))))[name]
         low, high = min(low, float(x.min())), max(high, float(x.max()))
-    tell(f"'{name}' is kept within {low:g} to {high:g}, as the data have it; `clip` says otherwise", 0)
+    tell(f"'{name}' is kept within {low:g} to {high:g}, the range of the data; `clip` sets another range", 0)
     return low, high
 
 
 def _words(fooling: Fooling, ball: Ball, what: Scored, aim: str, label: str | None) -> str:
     steps, size = fooling.way
     how = "fgsm" if fooling.method == "fgsm" else f"pgd in {steps} steps of {size:g}"
-    begin = f" from a random place (seed {fooling.seed})" if fooling.method == "pgd" and fooling.start else ""
-    own = "" if label else "; the labels are the model's own answers"
+    begin = f" from a random start (seed {fooling.seed})" if fooling.random else ""
+    if fooling.restarts > 1:
+        begin = f" from {fooling.restarts} random starts (seed {fooling.seed})"
+    own = "" if label else "; the labels are the model's own predictions"
     norm = "L-inf" if fooling.norm == "inf" else "L2"
-    return f"{how}{begin}, {norm} within {ball.epsilon:g}, so that '{what.output}' is taken for {aim}{own}"
+    how = f"{how}{begin} on the {fooling.loss} loss, within {norm} distance {ball.epsilon:g}"
+    return f"{how}, so that '{what.output}' predicts {aim}{own}"
 
 
 def _archive(found: Fooled, others: dict[str, np.ndarray]) -> bytes:
-    """The new samples as data that the model can be fed, and what became of them."""
+    """Return an .npz with the changed samples, the other inputs, and the classes before and after the attack."""
     told = {"labels": found.labels, "samples": found.samples, "before": found.before, "after": found.after}
-    stream = BytesIO()
-    write_npz({**told, **others, **found.inputs}, stream)
-    return stream.getvalue()
+    return npz_bytes({**told, **others, **found.inputs})

@@ -1,4 +1,4 @@
-"""From a model in a file to a model of its derivatives in another."""
+"""Build a model of the derivatives of a model, and write it."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
-from onnxgrad_cli.common.inputs import keep
+from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
+from onnxgrad_cli.common.wording import job
+from onnxgrad_cli.compat.derivative_options import DerivativeOptions, check, cotangents, loss_gradient
+from onnxgrad_cli.data.classes import class_names, number_of
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError
-from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.observation import given_samples
 from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.jobs.output_plan import target_of
 from onnxgrad_cli.jobs.proof_data import ProofData, fit
-from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.training.class_names import class_names, number_of
+from onnxgrad_cli.verification.checks.size_promises import settle_sizes
 from onnxgrad_cli.verification.derived import prove_derived, roles_of
-from onnxgrad_cli.verification.sizes import settle_sizes
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 from onnxgrad_cli.verification.written import check_opens
 
 MAX_INPUTS_TRIED = 4
-"""Inputs that a hint is sought among when a model can't be differentiated by all of them."""
+"""Maximum number of inputs to try one by one, if differentiating by all inputs fails, to give a hint."""
 
 
 class Derivation(NamedTuple):
-    """A model of derivatives, the files written, and what became of the proof; None where there was to be none."""
+    """A model of derivatives, the files written, and the result of checking the derivatives (None if not checked)."""
 
     model: ModelProto
     files: list[Path]
     proof: Proof | None
 
 
-@judged
+@attribute_failures
+@job
 def run_derive(
     model: ModelSource,
     out: str | Path | None = None,
@@ -66,45 +68,51 @@ def run_derive(
     force: bool = False,
     tell: Tell = silent,
 ) -> Derivation:
-    """Write the model of a derivative of the model in a file, once it is proved, or can't be.
+    """Write a model that computes derivatives of a model.
+
+    A wrong derivative raises an error; an inconclusive check does not.
+
+    The arguments that are not described here are those of `derive`.
 
     Args:
         model: the model; '-' is stdin.
-        out: the model of its derivatives; '-' is stdout; by default `<model>.<kind>.onnx`, and stdout for stdin.
-        kind, of, wrt, class_axis, per_sample, names: see `derive`.
-        class_: see `derive`; or the name of a class that the model stores.
-        flags: see `DerivativeOptions`; for other kinds than vjp, KeepOutputs alone means something.
-        loss_output, labels: with the flag Loss, the output that is the loss, and the inputs that get no gradient.
+        out: the file for the model of derivatives; '-' is stdout. By default `<model>.<kind>.onnx`, or stdout if the
+            model comes from stdin.
+        class_: see `derive`. The name of a class is also accepted, if the model stores it.
+        flags: see `DerivativeOptions`. For kinds other than vjp, only KeepOutputs is allowed.
+        loss_output: with the flag Loss, the output that is the loss.
+        labels: with the flag Loss, the inputs that get no gradient.
         options: shapes and modes, as for a build.
-        verify: prove the derivatives; by default where that takes a few seconds.
-        test_data: an .npz with arrays to prove them on, by input name, or data to train on, of which the first samples
-            are taken; what is missing is drawn at random.
-        tokenizer: what makes tokens of text in these data: a tokenizer.json, or the folder that it is in.
+        verify: check the derivatives numerically. By default they are checked if that takes only a few seconds.
+        test_data: data on which the derivatives are checked: an .npz with arrays by input name, or training data, of
+            which the first samples are used. The values of other inputs are drawn at random.
+        tokenizer: the tokenizer for text in these data: a tokenizer.json, or the folder that holds it.
         force: replace a file that onnxgrad did not write.
-        tell: takes what is narrated: what the model says of its sizes and does not keep, or could not be tested.
+        tell: receives progress messages, and notes about declared sizes that are wrong or could not be checked.
 
     Returns:
-        The model, the files written, the model first, and what became of the proof.
+        The model, the files written (the model first), and the result of the check.
 
     Raises:
-        CheckFailed: a derivative is wrong, `verify` asks for a proof that there is none of, or onnxruntime opens the
-            model and not what would be written; nothing is written.
-        UsageError: the request does not fit the model, or a file would be replaced that must not be.
+        CheckFailed: a derivative is wrong; `verify` is True and the derivatives could not be checked; or onnxruntime
+            opens the original model but not the model to be written. Nothing is written.
+        UsageError: the arguments don't fit the model, or an existing file would be replaced.
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, or a file can't be written.
     """
-    keep(test_data, tokenizer)
+    protect_inputs(test_data, tokenizer)
     options = options or Options()
     check(flags)
     if kind != "vjp" and flags not in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs):
-        raise UsageError(f"the option {flags.name} is for the kind vjp alone", "leave it out, or leave `kind` out")
-    if (loss_output or labels) and DerivativeOptions.Loss not in flags:
         raise UsageError(
-            "`loss_output` and `labels` mean something with `flags=loss` alone", "add it, or leave them out"
+            f"the option {flags.name} is only available for the kind vjp", "leave it out, or leave `kind` out"
         )
+    if (loss_output or labels) and DerivativeOptions.Loss not in flags:
+        raise UsageError("`loss_output` and `labels` require `flags=loss`", "add it, or leave them out")
     if DerivativeOptions.Loss in flags and (class_ is not None or per_sample or names != "plain"):
         raise UsageError(
-            "a class, per-sample derivatives and other names are not for `flags=loss`", "leave them, or the flag, out"
+            "`flags=loss` can't be combined with a class, per-sample derivatives or the names of CasADi",
+            "leave out the one or the others",
         )
     proto, path = own_model(model)
     target = target_of(model, out, kind)
@@ -134,7 +142,7 @@ def run_derive(
                 if hint is None:
                     raise
                 raise UnsupportedError(error.message, error.refusals, hint) from error
-    runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
+    runs = DerivativeOptions.KeepYieldOp not in flags  # otherwise only onnxruntime-training can run it
     judged = runs if verify is None else verify
     proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None
     check_written = check_opens(derived, proto, path) if judged and runs else None
@@ -143,22 +151,22 @@ def run_derive(
 
 
 def _hint_at_input(model: ModelProto, derive_by: Callable[..., ModelProto]) -> str | None:
-    """Return a hint that names an input by which alone the model can be differentiated, if there is one."""
+    """Return a hint that names an input by which the model can be differentiated, or None if there is none."""
     for name in float_inputs(Graph(model))[:MAX_INPUTS_TRIED]:
         try:
             derive_by(wrt=[name])
         except OnnxgradError:
             continue
-        return f"`wrt={name!r}` differentiates by that input alone"
+        return f"differentiate by a single input: `wrt={name!r}`"
     return None
 
 
 def _names(model: ModelProto, class_: int | str) -> Sequence[str]:
-    """The names of classes that a model stores; of several outputs' those of which one is called so."""
+    """Return the class names that a model stores. If several outputs have class names, prefer those with `class_`."""
     stored = list(class_names(model).values())
     holding = [names for names in stored if class_ in names]
     if len({names.index(str(class_)) for names in holding}) > 1:
-        raise UsageError(f"'{class_}' is the name of several classes", "give the number of one")
+        raise UsageError(f"'{class_}' is the name of several classes", "give the number of one of them")
     return next(iter(holding or stored), ())
 
 
@@ -166,11 +174,11 @@ def proof_of(
     model: ModelProto, original: ModelProto, path: Path | None, data: ProofData, options: Options,
     demanded: bool, tell: Tell,
 ) -> Proof:  # fmt: skip
-    """What became of the proof of a model of derivatives.
+    """Check the results of a model of derivatives, and return the verdict.
 
     Raises:
-        CheckFailed: a derivative is wrong, or a proof is demanded and there is none.
-        UsageError: the data do not fit the model.
+        CheckFailed: a derivative is wrong, or `demanded` is True and the derivatives could not be checked.
+        UsageError: the data don't fit the model.
     """
     tell("verifying the derivatives", 1)
     said = read_derived(model)
@@ -183,11 +191,11 @@ def proof_of(
     if proof.failed:
         raise CheckFailed(
             f"the model of derivatives does not pass its checks: {proof.why}",
-            "nothing was written; `verify=False` goes on all the same",
+            "nothing was written; `verify=False` skips the checks",
         )
     if demanded and proof.verdict != PROVED:
         raise CheckFailed(
-            f"the model of derivatives is not proved, as was asked for: {proof.why}",
-            "nothing was written; without `verify=True` it is",
+            f"the requested proof of the derivatives was not possible: {proof.why}",
+            "nothing was written; to continue without a proof, leave `verify=True` out",
         )
     return proof

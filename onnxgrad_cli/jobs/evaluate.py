@@ -1,4 +1,4 @@
-"""How good an inference model is on data: the loss, metrics and how its classes are confused."""
+"""Evaluate an inference model on data: compute the loss, metrics and confusion matrices."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.common.wording import job
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.inference import Evaluated, Setting, Source, evaluate
 
 
-@judged
+@attribute_failures
+@job
 def run_evaluate(
     model: ModelSource,
     data: Source,
@@ -23,22 +25,22 @@ def run_evaluate(
     keep_mode: bool = False,
     tell: Tell = silent,
 ) -> Evaluated:
-    """Measure a model on data, exactly over all of them, in whatever batches they are taken.
+    """Evaluate a model on data. The results are computed over all samples, and don't depend on the batch size.
 
     Args:
         model: the inference model, trained or not; '-' is stdin.
-        data: what it is measured on, labels included: a file or folder, see `open_data`; or arrays by the names of
-            inputs and labels.
-        options: the losses, and what they take of the model; the rest does not count.
-        metrics: what is measured besides the loss, as `train` takes it: 'accuracy', 'rmse:reg', 'top-5'; () is what
-            suits the losses.
-        setting: batches, provider, names in the data.
-        keep_mode: leave BatchNormalization and Dropout in the mode in which the model came; else they are in
+        data: the samples with their labels: a file or folder (see `open_data`), or a map from the name of an input or
+            label to its array.
+        options: the losses with their outputs and labels, and the sizes of the model; other options have no effect.
+        metrics: the metrics to compute in addition to the loss, in the form of `parse_metric`, such as 'accuracy',
+            'rmse:reg' or 'top-5'; () selects the default metrics of the losses.
+        setting: the batch size, the execution provider, and how data are read.
+        keep_mode: leave BatchNormalization and Dropout in the mode that they have in the model; by default they run in
             inference mode.
-        tell: takes what is narrated.
+        tell: receives progress messages.
 
     Raises:
-        UsageError: the model, the data, the options and the metrics do not fit each other.
+        UsageError: the model, the data, the options and the metrics don't fit each other.
         OnnxgradError: a file can't be read, or onnxruntime fails.
     """
     metrics = checks.tuple_of("metrics", metrics, str, "such as metrics=('accuracy',)")

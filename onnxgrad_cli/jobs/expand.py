@@ -1,7 +1,8 @@
-"""From a model that says how it is trained to plain models that any runtime runs.
+"""Expand a model with training information or Gradient nodes into models of standard operators.
 
-Gradient nodes and the optimizers of ai.onnx.preview.training are written out in standard operators, and each of the
-standard's training information becomes a model of one step and one of the initialization.
+Gradient nodes and the optimizers of ai.onnx.preview.training are replaced by standard operators, so that any runtime
+can run the models. Each training information (ONNX TrainingInfoProto) of the model becomes two further models: one
+computes a step and one the initial values.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ from onnx import ModelProto
 
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.errors import OnnxgradError, Refusal, UnsupportedError, UsageError
-from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
+from onnxgrad_cli.execution.observation import fed_types
+from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_target, own_model, save_model, stage_model
 from onnxgrad_cli.files.reading import not_text
-from onnxgrad_cli.ir.dialects import mend
+from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.jobs.output_plan import target_of
 from onnxgrad_cli.metadata import write_tensors
-from onnxgrad_cli.passes.outputs import forget_domain
+from onnxgrad_cli.passes.declare_outputs import forget_domain
 from onnxgrad_cli.passes.parameters.changed import read_record
-from onnxgrad_cli.passes.prepare.admit import FIRST_WITH_CONSTANTS
-from onnxgrad_cli.passes.prepare.expand import expand
+from onnxgrad_cli.passes.prepare.expand_definitions import expand
+from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_fold, infer_and_lower
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
-from onnxgrad_cli.passes.prepare.settle import infer_and_fold, settle
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
+from onnxgrad_cli.passes.prepare.validate_input import FIRST_WITH_CONSTANTS
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.standard.training_info import check_training_info, inference_model, initial_model, step_model
@@ -39,15 +42,15 @@ from onnxgrad_cli.verification.written import check_opens
 
 @dataclass(frozen=True)
 class Piece:
-    """One model that was written.
+    """One of the models that were written.
 
     Attributes:
         path: the file; "-" is stdout.
         kind: 'model', 'step' or 'initialization'.
-        index: which of the training information it is; None for the model.
-        inputs: what must be fed.
-        outputs: what comes out.
-        bindings: initializer -> the output that replaces it.
+        index: the index of the training information that the model comes from; None for the inference model.
+        inputs: the inputs that must be fed.
+        outputs: the outputs.
+        bindings: initializer -> the output whose value replaces it.
     """
 
     path: str
@@ -58,7 +61,8 @@ class Piece:
     bindings: dict[str, str]
 
 
-@judged
+@attribute_failures
+@job
 def run_expand(
     model: ModelSource,
     out: str | Path | None = None,
@@ -67,45 +71,48 @@ def run_expand(
     force: bool = False,
     tell: Tell = silent,
 ) -> list[Piece]:
-    """Write the model in a file without its training information and in standard operators, and its training beside it.
+    """Write a model in standard operators, without its training information, and the training as models beside it.
 
     Args:
         model: the model; '-' is stdin.
-        out: the inference model; '-' is stdout; by default `<model>.expanded.onnx`, and stdout for stdin. Steps and
-            initializations go to `<out>.step0.onnx`, `<out>.init0.onnx` and so on.
-        keep_outputs: let steps have all outputs of the inference graph too.
+        out: the file for the inference model; '-' is stdout. By default `<model>.expanded.onnx`, or stdout if the model
+            comes from stdin. Steps and initializations are written to `<out>.step0.onnx`, `<out>.init0.onnx` and so on.
+        keep_outputs: steps also have all outputs of the inference graph.
         force: replace files that onnxgrad did not write.
-        tell: takes what is narrated.
+        tell: receives progress messages.
 
     Returns:
-        What was written, the model first, then the step and the initialization of each training information.
+        The models written: the inference model first, then the step and the initialization of each training
+        information.
 
     Raises:
-        UsageError: a file would be replaced that must not be, or several models would go to stdout.
+        UsageError: an existing file would be replaced, or several models would be written to stdout.
         UnsupportedError: a node can't be expanded.
         OnnxgradError: the model can't be read or breaks the standard, or a file can't be written.
-        CheckFailed: onnxruntime does not open what would be written, and opens the model.
+        CheckFailed: onnxruntime opens the original model but not a model to be written.
     """
     proto, path = own_model(model)
     if fault := not_text(proto):
-        raise OnnxgradError(f"the model is no valid ONNX model: {fault}", "export it again")
+        raise OnnxgradError(f"the model is not a valid ONNX model: {fault}", "export it again")
     target = target_of(model, out, "expanded")
     check_training_info(proto, path)
     if target is None and proto.training_info:
-        raise UsageError("the model becomes several, which can't all go to stdout", "name a file with -o")
+        raise UsageError(
+            "the model becomes several models, which can't all be written to stdout", "name a file with -o"
+        )
     if not proto.training_info and not _nodes(proto):
         tell("there is nothing to expand in the model", 0)
     found = list(_pieces(proto, target, keep_outputs))
     for piece, _ in found:
         if piece.path != STREAM:
             check_target(Path(piece.path), proto, path, force)
-    tell("writing operators out", 1)
+    tell("replacing operators by standard ones", 1)
     expanded = [expand_operators(each, path) for _, each in found]
     if target is None:
         save_model(expanded[0], STREAM)
     else:
-        tell("writing the model, and opening what was written", 1)
-        with Switch(target) as switch:
+        tell("writing the model, and opening the written file", 1)
+        with AtomicWriteGroup(target) as switch:
             for (piece, _), each in zip(found, expanded, strict=True):
                 stage_model(switch, each, Path(piece.path), path, check=check_opens(each, proto, path))
             switch.commit()
@@ -113,20 +120,22 @@ def run_expand(
 
 
 def _pieces(model: ModelProto, target: Path | None, keep_outputs: bool) -> list[tuple[Piece, ModelProto]]:
-    """The plain models in a model with training information, each with its file: the model, steps, initializations."""
+    """Split a model with training information into models without it. Return each with a description.
+
+    These are the inference model, and for each training information the step and the initialization, if it has them.
+    """
 
     def piece(each: ModelProto, kind: str, index: int | None, bindings: Sequence[object]) -> tuple[Piece, ModelProto]:
         name = STREAM if target is None else str(target)
         if target is not None and index is not None:
             name = str(target.with_name(f"{target.stem}.{kind[:4]}{index}.onnx"))
-        stored = {tensor.name for tensor in each.graph.initializer}
-        fed = [value.name for value in each.graph.input if value.name not in stored]
         made = [value.name for value in each.graph.output]
-        return Piece(name, kind, index, fed, made, {pair.key: pair.value for pair in bindings}), each  # type: ignore[attr-defined]
+        replaced = {pair.key: pair.value for pair in bindings}  # type: ignore[attr-defined]
+        return Piece(name, kind, index, list(fed_types(each)), made, replaced), each
 
     found = [piece(inference_model(model), "model", None, [])]
     for index, info in enumerate(model.training_info):
-        if info.algorithm.output or info.update_binding:  # else it says no more than how training begins
+        if info.algorithm.output or info.update_binding:  # without these it only describes the initialization
             found.append(piece(step_model(model, index, keep_outputs), "step", index, info.update_binding))
         initial = initial_model(model, index)
         if initial is not None:
@@ -135,16 +144,16 @@ def _pieces(model: ModelProto, target: Path | None, keep_outputs: bool) -> list[
 
 
 def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
-    """Write out every operator of ai.onnx.preview.training in standard operators.
+    """Replace every operator of ai.onnx.preview.training by standard operators.
 
     Args:
-        model: the model, which is changed in place: its opset is raised where that needs it.
-        path: where it was read from; external data are relative to it.
+        model: the model, which is changed in place. Its opset is raised if that is necessary.
+        path: the file that the model was read from; external data are relative to it.
 
     Raises:
-        UnsupportedError: a node can't be written out; all are listed.
+        UnsupportedError: some nodes can't be replaced. The error lists all of them.
     """
-    mend(model)
+    repair(model)
     before, expands = Graph(model), bool(_nodes(model))
     read_record(before)
     model = expand_gradients(model, path)
@@ -161,14 +170,14 @@ def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
             upgrade(graph, OLDEST_OPSET)
             infer_and_fold(graph)
         expand(graph, PREVIEW)
-    if _nodes(graph.commit()):  # in bodies or functions, or behind what only these let infer
+    if _nodes(graph.commit()):  # in bodies or functions, or after nodes whose types depend on these
         normalise(graph)
-        settle(graph, Training())
+        infer_and_lower(graph, Training())
     left = [node for node in with_bodies(graph.nodes) if node.domain == PREVIEW]
     if left:
-        why = "its definition does not cover it"
+        why = "the definition of the operator does not cover this case"
         refusals = [Refusal(n.name or n.output[0], n.op_type, graph.unexpanded.get(n.name, why)) for n in left]
-        raise UnsupportedError(f"{len(left)} nodes can't be written out in standard operators:", refusals)
+        raise UnsupportedError(f"{len(left)} nodes can't be replaced by standard operators:", refusals)
     forget_domain(graph, PREVIEW)
     model = graph.commit()
     if expands:
@@ -178,6 +187,6 @@ def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
 
 
 def _nodes(model: ModelProto) -> list[str]:
-    """The operators of ai.onnx.preview.training that a model has, in bodies and functions too."""
+    """Return the operators of ai.onnx.preview.training in a model, including those in bodies and functions."""
     every = [model.graph.node, *(function.node for function in model.functions)]
     return [node.op_type for nodes in every for node in with_bodies(nodes) if node.domain == PREVIEW]

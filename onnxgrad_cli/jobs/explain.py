@@ -1,4 +1,4 @@
-"""From a model and samples to what its scores of them come from."""
+"""Attribute the scores that a model gives to samples, to the model's inputs or to values inside the model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.common.inputs import keep
+from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.visible import visible
+from onnxgrad_cli.common.wording import job
+from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions, names_in
+from onnxgrad_cli.data.classes import called, number_of
+from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts
+from onnxgrad_cli.data.lists import Lists
+from onnxgrad_cli.data.pictures import PictureLayout, layout_of
+from onnxgrad_cli.data.text import Tokenizer
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.execution.endless import check_ends
-from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.explanations.baseline import baseline_of
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
+from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.explanations.attributions import baseline_of
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.pictures import draw
 from onnxgrad_cli.explanations.run import Run
@@ -24,44 +31,44 @@ from onnxgrad_cli.explanations.samples import check_batch_first, chosen, class_n
 from onnxgrad_cli.explanations.subject import Subject, in_mode, the_input, the_layer, typed
 from onnxgrad_cli.explanations.tokens import Token, page
 from onnxgrad_cli.files import ModelSource, own_model, save_bytes
-from onnxgrad_cli.files.arrays import write_npz
+from onnxgrad_cli.files.writing import npz_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.class_names import called, number_of
-from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions, names_in
-from onnxgrad_cli.training.data.lists import Lists
-from onnxgrad_cli.training.data.pasts import with_empty_pasts
-from onnxgrad_cli.training.data.picture_layout import Layout, layout_of
-from onnxgrad_cli.training.data.text import Tokenizer
 
 UNSIGNED = frozenset({"saliency", "smoothgrad"})
-"""Methods of which the largest magnitude over channels counts; of the others attributions add up."""
+"""Methods for which the attribution of a pixel or token is the largest magnitude over its channels.
+
+For other methods, it is the sum over the channels.
+"""
 
 ENDINGS = (".npz", ".npy", ".png", ".html")
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What a score comes from.
+    """The attributions of the scores of some samples.
 
     Attributes:
-        method: its name.
-        words: what was done, in a sentence.
-        values: attributions, float32 (n, ...), of the shape of what they are of; of grad-cam (n, *places).
-        samples: the numbers of the samples, int64 (n,).
+        method: the name of the method.
+        words: a sentence that describes the computation.
+        values: the attributions, float32 (n, ...), with the shape of the explained value; for grad-cam without its
+            channels.
+        samples: the indices of the samples, int64 (n,).
         classes: the classes whose scores are explained, int64 (n, ...).
         scores: the scores, float64 (n,).
-        names: what the classes are called, if anything.
-        gaps: of integrated gradients, how far each sum is from the difference of the scores, as a share; float64 (n,).
-        tokens: the numbers of tokens, where attributions are of these; int64 (n, length).
-        texts: what the tokens of each sample stand for, up to its end, where a tokenizer says so.
-        lengths: how many tokens each sample has, int64 (n,).
-        proof: the verdict on the gradients, and why.
-        alone: whether the output is one number, so that it is itself what is explained, and no class of it.
-        files: what was written.
+        names: the names of the classes, if the model or the data have them; otherwise ().
+        gaps: for integrated gradients, the relative error of the sum of each sample's attributions, float64 (n,). It is
+            |sum - (S(x) - S(b))| / |S(x) - S(b)|, for the scores S of the sample x and of the baseline b. None for
+            other methods.
+        tokens: the token ids, int64 (n, length), if tokens are explained.
+        texts: for each sample, the texts of its tokens without padding, if a tokenizer was given.
+        lengths: the number of tokens of each sample, int64 (n,), if tokens are explained.
+        proof: the verdict of the check of the gradients, with the reason.
+        alone: True if the output is a single number, which is explained instead of the score of a class.
+        files: the files written.
     """
 
     method: str
@@ -80,13 +87,13 @@ class Explained:
     files: list[Path] = field(default_factory=list)
 
     def of_places(self, channels: int | None) -> np.ndarray:
-        """The attributions of places: over an axis of channels, their sum or their largest magnitude."""
+        """Return the attributions of pixels or tokens: reduce the axis `channels` by a sum or the largest magnitude."""
         if channels is None:
             return self.values
         return np.abs(self.values).max(channels) if self.method in UNSIGNED else self.values.sum(channels)
 
     def of_tokens(self) -> list[list[Token]] | None:
-        """The tokens of each sample with their attributions; None where it is no tokens that are explained."""
+        """Return the tokens of each sample with their attributions; None if values other than tokens are explained."""
         if self.tokens is None or self.lengths is None:
             return None
         texts = self.texts or [list(map(str, row)) for row in self.tokens.tolist()]
@@ -97,7 +104,7 @@ class Explained:
         ]
 
     def name_of(self, row: int) -> str:
-        """What the class of a sample is called; "score" where there is one number alone."""
+        """Return the name of a sample's class, or "score" if the output is a single number."""
         if self.alone:
             return "score"
         found = self.classes[row]
@@ -106,7 +113,8 @@ class Explained:
         return self.names[found] if found < len(self.names) else str(found)
 
 
-@judged
+@attribute_failures
+@job
 def run_explain(
     model: ModelSource,
     data: str | Path,
@@ -127,37 +135,40 @@ def run_explain(
     force: bool = False,
     tell: Tell = silent,
 ) -> Explained:
-    """Attribute the score of a class to what a model is fed.
+    """Attribute the score of a class to a model's input.
 
     Args:
         model: the model; '-' is stdin.
         data: samples in any format of training data, or a single picture.
-        out: a .png of pictures, an .html of tokens, an .npz with `attributions`, `samples`, `classes` and `scores`, of
-            tokens also `tokens` and `texts`, or an .npy of the attributions; by default nothing is written.
-        method: how; by default saliency.
-        class_: whose score: a number, a name that the model stores, 'argmax' (its own answer), or 'label'. Of an output
-            with places besides classes it is the sum of all places' scores.
-        class_axis: the axis of the classes.
-        output: the output that is scored; by default the first of floats.
-        wrt: the input that is explained, or a value in between, such as the embeddings of tokens, which is the default
-            where there is no input of floats.
-        label, prefix: what the data call the labels, and have before the names of inputs.
-        sample: the numbers of the samples that are explained; by default all, of a .png the first.
-        samples: how columns become inputs, such as a normalization.
-        sequences: how text becomes tokens; the tokenizer also says what tokens that the data hold stand for.
+        out: the output file: a .png for pictures; an .html for tokens; an .npz for `attributions`, `samples`, `classes`
+            and `scores`, and for tokens also `tokens` and `texts`; or an .npy for the attributions. By default nothing
+            is written.
+        method: the method and its settings; by default saliency.
+        class_: the class whose score is explained: a number, a name that the model stores, 'argmax' (the class that the
+            model predicts), or 'label' (the class in the data). If an output has a score per class and position, the
+            scores of all positions are summed.
+        class_axis: the axis of the output that runs over the classes.
+        output: the output with the scores; by default the first float output.
+        wrt: the explained value: an input or a value inside the model. By default a float input; if there is none, the
+            embeddings of the tokens.
+        label: the name of the labels in the data.
+        prefix: the prefix of the inputs' names in the data.
+        sample: the indices of the samples to explain; by default all, and for a .png the first.
+        samples: options of the conversion of data to samples, such as a normalization.
+        sequences: options of the conversion of text to tokens. The tokenizer is also used to show the text of tokens.
         options: shapes and modes, as for a build.
-        verify: prove the gradients; by default where that takes a few seconds.
+        verify: check the gradients numerically. By default they are checked if that takes only a few seconds.
         force: replace a file that onnxgrad did not write.
-        tell: takes what is narrated.
+        tell: receives progress messages.
 
     Raises:
-        CheckFailed: a gradient is wrong, or there is no proof though one is asked for.
+        CheckFailed: a gradient is wrong, or a requested proof was not possible.
         UnsupportedError: the model can't be differentiated.
-        UsageError: the request does not fit the model or the data.
+        UsageError: the arguments don't fit the model or the data.
         OnnxgradError: a file can't be read or written.
     """
     method, options, sequences = method or Method(), options or Options(), sequences or SequenceOptions()
-    keep(data, sequences.tokenizer, method.baseline)
+    protect_inputs(data, sequences.tokenizer, method.baseline)
     proto, path = own_model(model)
     if output is None:
         check_is_original(proto)
@@ -170,7 +181,7 @@ def run_explain(
     what = scored(graph, output, class_axis)
     if method.name == "grad-cam":
         if wrt is not None:
-            raise UsageError("`wrt` is not for grad-cam", "leave `wrt` out; `layer` names the layer")
+            raise UsageError("`wrt` can't be combined with grad-cam", "leave `wrt` out; choose the layer with `layer`")
         subject = the_layer(proto, path, graph, method.layer)
     else:
         subject = the_input(proto, path, graph, wrt)
@@ -194,7 +205,7 @@ def run_explain(
     whose = "" if alone else _class_words(class_, names)
     explained = Explained(
         method.name,
-        visible(f"{run.words()}, of {whose}'{what.output}', by '{subject.name}'"),
+        escaped(f"{run.words()}, of {whose}'{what.output}' with respect to '{subject.name}'"),
         values.values, rows, values.classes, values.scores, names, values.gaps,
         tokens, texts, lengths, proof, alone,
     )  # fmt: skip
@@ -205,14 +216,14 @@ def run_explain(
 
 
 def _class_words(class_: int | str, names: Sequence[str]) -> str:
-    words = {"argmax": "the class that the model finds", "label": "the labelled class"}
-    return f"the score of {words.get(str(class_)) or called(int(class_), names)} of "
+    words = {"argmax": "the predicted class", "label": "the labelled class"}
+    return f"the score of {words.get(str(class_)) or called(int(class_), names)} in "
 
 
 def _tokens(
     subject: Subject, model: ModelProto, data: Data, rows: np.ndarray
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The tokens whose embeddings are explained, and how many each sample has."""
+    """Return the tokens whose embeddings are explained, and the length of each sample; None, None for other values."""
     lookup = next((n for n in model.graph.node if subject.name in n.output and n.op_type == "Gather"), None)
     if lookup is None or lookup.input[1] not in data.arrays:
         return None, None
@@ -223,34 +234,36 @@ def _tokens(
 
 
 def _texts(tokens: np.ndarray | None, lengths: np.ndarray | None, tokenizer: Path | None) -> list[list[str]] | None:
-    """What tokens stand for.
+    """Return, for each sample, the texts of its tokens; None without a tokenizer.
 
     Raises:
-        UsageError: there are none, or the tokenizer can't be used.
+        UsageError: the explained value is not embeddings of tokens, or the tokenizer can't be used.
     """
     if tokenizer is None:
         return None
     if tokens is None or lengths is None:
-        raise UsageError("`tokenizer`: what is explained are no tokens", "leave it out, or explain their embeddings")
+        raise UsageError(
+            "`tokenizer`: the explained value is not tokens", "leave it out, or explain the embeddings of tokens"
+        )
     names = Tokenizer(tokenizer)
     return [names.texts(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)]
 
 
-def _picture(graph: Graph, data: Data, target: Path) -> tuple[str, Layout]:
-    """The input that pictures are drawn of."""
+def _picture(graph: Graph, data: Data, target: Path) -> tuple[str, PictureLayout]:
+    """Return the input that takes pictures, and the layout of the pictures."""
     for name in data.arrays:
         layout = layout_of(graph.types[name]) if name in graph.types and is_float(graph.types[name]) else None
         if layout is not None:
             return name, layout
-    raise UsageError(f"'{target}' is a picture, and the model is fed none", "write .npz")
+    raise UsageError(f"can't draw '{target}': the model has no picture input", "write .npz")
 
 
 def _arrays(found: Explained, target: Path) -> bytes:
-    """Attributions alone, or with what they are of, by the ending of the file."""
+    """Return the content of the output file, in the format that its suffix gives."""
     if target.suffix.lower() == ".html":
         return _token_page(found, target)
-    stream = BytesIO()
     if target.suffix.lower() == ".npy":
+        stream = BytesIO()
         np.save(stream, found.values)
         return stream.getvalue()
     arrays = {"attributions": found.values, "samples": found.samples, "classes": found.classes, "scores": found.scores}
@@ -259,30 +272,31 @@ def _arrays(found: Explained, target: Path) -> bytes:
     if found.texts is not None:
         length = 0 if found.tokens is None else found.tokens.shape[1]
         arrays["texts"] = np.array([[*row, *[""] * (length - len(row))] for row in found.texts])
-    write_npz(arrays, stream)
-    return stream.getvalue()
+    return npz_bytes(arrays)
 
 
 def _token_page(found: Explained, target: Path) -> bytes:
-    """The tokens in the colours of what they add.
+    """Return an HTML page of the tokens, coloured by their attributions.
 
     Raises:
-        UsageError: it is no tokens that are explained.
+        UsageError: the explained value is not embeddings of tokens.
     """
     tokens = found.of_tokens()
     if tokens is None:
-        raise UsageError(f"'{target}' is a page of tokens, and what is explained are none", "write .png or .npz")
+        raise UsageError(
+            f"can't write '{target}': .html is for tokens, but the explained value is not tokens", "write .png or .npz"
+        )
     headings = [
         f"sample {number}: {found.name_of(row)}, {found.scores[row]:.5g}" for row, number in enumerate(found.samples)
     ]
     return page(found.words, list(zip(headings, tokens, strict=True))).encode()
 
 
-def _drawn(found: Explained, target: Path, run: Run, name: str, layout: Layout) -> bytes:
-    """The samples beside their attributions.
+def _drawn(found: Explained, target: Path, run: Run, name: str, layout: PictureLayout) -> bytes:
+    """Return a picture of the samples beside their attributions.
 
     Raises:
-        UsageError: attributions are of no places.
+        UsageError: the attributions don't belong to the pixels of a picture.
     """
     pictures = run.data.batch(found.samples)[name].astype(np.float64)
     if layout.axis is not None:
@@ -290,5 +304,5 @@ def _drawn(found: Explained, target: Path, run: Run, name: str, layout: Layout) 
         pictures = pictures[..., 0] if pictures.shape[-1] < 3 else pictures
     heat = found.values if found.method == "grad-cam" else found.of_places(run.channels(found.values.ndim))
     if heat.ndim != 3:
-        raise UsageError(f"'{target}' is a picture, and attributions have the shape {list(heat.shape)}", "write .npz")
+        raise UsageError(f"can't draw '{target}': the attributions have the shape {list(heat.shape)}", "write .npz")
     return draw(pictures, heat, found.method == "grad-cam", found.words)

@@ -1,4 +1,4 @@
-"""From a checkpoint, an adapter or a trained file, and the model it belongs to, back to an inference model."""
+"""Write trained weights or adapters into the inference model that they belong to."""
 
 from __future__ import annotations
 
@@ -8,45 +8,48 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.adapters.branches import of_integers
+from onnxgrad_cli.adapters.formats import AdapterTarget, files_of, is_foreign, read_adapters
+from onnxgrad_cli.adapters.merge import adaptable as make_adaptable, merge as merge_model, requantized
+from onnxgrad_cli.adapters.own_file import is_adapter
+from onnxgrad_cli.adapters.requantize import measured
+from onnxgrad_cli.checkpoints.base_model_digest import is_base
+from onnxgrad_cli.checkpoints.model_values import check_fits, read_model_values
+from onnxgrad_cli.checkpoints.stored_weights import stored_tensors
+from onnxgrad_cli.checkpoints.tensors import holds_weights_alone, is_safetensors, load_tensors
+from onnxgrad_cli.checkpoints.validate_checkpoint import check_ema
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.inputs import keep
+from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.typed_json import decoded
+from onnxgrad_cli.common.wording import job
+from onnxgrad_cli.data import Preprocessing
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
+from onnxgrad_cli.execution.observation import fed_types
 from onnxgrad_cli.files import (
     STREAM,
+    AtomicWriteGroup,
     ModelSource,
-    Switch,
     check_target,
     own_model,
     read_model,
     save_model,
     stage_model,
 )
+from onnxgrad_cli.files.outputs import is_model
 from onnxgrad_cli.files.start_values import HeldValues, is_values, places, read_values
-from onnxgrad_cli.files.switch import is_model
 from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.jobs.output_plan import target_of
 from onnxgrad_cli.jobs.proof_data import ProofData
-from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter, Quantized
-from onnxgrad_cli.training.adapters.branches import of_integers
-from onnxgrad_cli.training.adapters.formats import AdapterTarget, files_of, is_foreign, read_adapters
-from onnxgrad_cli.training.adapters.lossy import measured
-from onnxgrad_cli.training.adapters.merge import adaptable as make_adaptable, merge as merge_model, requantized
-from onnxgrad_cli.training.adapters.own_file import is_adapter
-from onnxgrad_cli.training.data import Preprocessing
 from onnxgrad_cli.training.new_head import with_trained_classes
-from onnxgrad_cli.training.run.base import is_base
-from onnxgrad_cli.training.run.ema_weights import check_ema
-from onnxgrad_cli.training.run.export import stored_tensors
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, load_checkpoint
-from onnxgrad_cli.training.run.model_values import check_fits, read_model_values
-from onnxgrad_cli.training.run.tensors import holds_weights_alone, is_safetensors, load_tensors
 from onnxgrad_cli.verification.written import check_opens
 
 
-@judged
+@attribute_failures
+@job
 def run_export(
     source: str | Path,
     model: ModelSource,
@@ -63,55 +66,61 @@ def run_export(
     force: bool = False,
     tell: Tell = silent,
 ) -> list[Path]:
-    """Write the inference model with the weights of a checkpoint, adapters merged into those they belong to.
+    """Write an inference model with trained weights, and with adapters merged into the weights that they adapt.
 
     Args:
-        source: the folder of a run of `onnxgrad train`, whose best checkpoint is taken, or else the last one; one of
-            its checkpoints; or adapters in any form: a file that training
-            has written, an `.onnx_adapter`, or a folder of PEFT; what was trained elsewhere, as bytes (.bin) in the
-            order of a training model's JSON; a safetensors file that has nothing but weights of the model; or an ONNX
-            file with weights: a trained model, a model of derivatives, or a training model.
-        model: the inference model that was trained, or that the trained model of derivatives was made from.
-        out: by default `<model>.trained.onnx`, or `<model>.adaptable.onnx`.
-        roles: that JSON, where it does not lie beside the bytes under the same name.
-        adaptable: write the model as it is, with empty factors in place of the adapters, which a runtime overrides.
-        merge: add adapters into matrices that are stored as integers, too, and round these anew, which is lossy; what
-            outputs lose is told. Else such an adapter stands beside its product.
-        test_data: an .npz with inputs on which that is measured, or data to train on, of which the first samples are
-            taken; else they are drawn at random.
-        tokenizer: what makes tokens of text in these data: a tokenizer.json, or the folder that it is in.
-        adapter: a file or folder for the adapters alone, see `AdapterTarget`; then the model is written only where
-            `out`, `adaptable` or `merge` asks for it.
-        use_ema: write the moving averages that `Options.ema` has kept, in place of the weights.
-        keep_mode: leave BatchNormalization and Dropout in the mode in which the model came; else they are in
-            inference mode.
+        source: the trained values, in one of these forms.
+
+            - The folder of a run of `onnxgrad train`. Its best checkpoint is read, or the last one if there is no best
+              one.
+            - A single checkpoint.
+            - Adapters: a file that training has written, an `.onnx_adapter`, or a PEFT folder.
+            - A .bin file: the bytes of weights that were trained elsewhere, in the order of a training model's JSON.
+            - A safetensors file that holds only weights of the model.
+            - An ONNX file with weights: a trained model, a model of derivatives, or a training model.
+        model: the inference model that was trained. If a model of derivatives was trained: the model it was built from.
+        out: the file for the model; by default `<model>.exported.onnx`, or with `adaptable` `<model>.adaptable.onnx`.
+        roles: the JSON file that describes the .bin file, if its name or folder differs from the .bin file's.
+        adaptable: write a model whose adapters add nothing until a runtime overrides their factors.
+        merge: also merge the adapters of matrices that are stored as integers, and quantize these again. The loss of
+            precision in the outputs is measured and reported. Without `merge`, such an adapter is computed in nodes of
+            its own, without loss.
+        test_data: data for measuring this loss of precision: an .npz, or training data, of which the first samples are
+            used. By default inputs are drawn at random.
+        tokenizer: the tokenizer for text in these data: a tokenizer.json, or the folder that holds it.
+        adapter: a file or folder to which only the adapters are written; see `AdapterTarget`. The model is then
+            written only if `out`, `adaptable` or `merge` is given.
+        use_ema: write the moving averages that `Options.ema` keeps, in place of the weights.
+        keep_mode: leave BatchNormalization and Dropout in the mode that they have in the model; by default they are
+            written in inference mode.
         force: replace a file that onnxgrad did not write.
-        tell: takes a line where another program has written the checkpoint, whose damage would not be noticed.
+        tell: receives progress messages, and a note if a checkpoint has no checksums, so that damage would not be
+            noticed.
 
     Returns:
         The files written, the model first.
 
     Raises:
-        UsageError: a file would be replaced that must not be, or there are no averages of the weights' types.
-        OnnxgradError: the checkpoint can't be read, is damaged, or is that of another model.
-        CheckFailed: onnxruntime does not open what would be written, and opens the model.
+        UsageError: an existing file would be replaced, or `use_ema` is set and there are no moving averages.
+        OnnxgradError: the checkpoint can't be read, is damaged, or belongs to another model.
+        CheckFailed: onnxruntime opens the original model but not the model to be written.
     """
     _check_asked(adaptable, merge, test_data)
     roles = checks.path_or_none("roles", roles)
     given = ProofData.of(checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer))
     proto, path = own_model(model)
     source = _file_of(checks.path("source", source), tell)
-    keep(test_data, tokenizer, *files_of(source), places(source)[0] if roles is None else roles)
+    protect_inputs(test_data, tokenizer, *files_of(source), places(source)[0] if roles is None else roles)
     trained = _read(source, roles, proto, path, use_ema, tell)
     if not trained.adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"
-        raise UsageError(f"`{name}`: '{source}' holds no adapters", "they are trained with `lora=RANK`")
+        raise UsageError(f"`{name}`: '{source}' contains no adapters", "train adapters with `lora=RANK`")
     alone = AdapterTarget(adapter) if adapter is not None else None
     if alone is not None:
         alone.check(proto, path, force)
         if out is None and not adaptable and not merge:
             return alone.save(proto, trained.adapters, trained.stored)
-    target = target_of(model, out, "adaptable" if adaptable else "trained")
+    target = target_of(model, out, "adaptable" if adaptable else "exported")
     if target is not None:
         check_target(target, proto, path, force)
     if adaptable:
@@ -127,17 +136,17 @@ def run_export(
 def _save(
     model: ModelProto, target: Path | None, alone: AdapterTarget | None, trained: _Trained, tell: Tell
 ) -> list[Path]:
-    """Write a model, and the adapters alone where that is asked for; the files take their names together.
+    """Write a model, and to `alone` only the adapters, if it is given. All files are replaced atomically.
 
     Returns:
-        The files, the model first; without it where it goes to stdout, which is `target` None.
+        The files, the model first. A model written to stdout (`target` is None) is not among them.
     """
     original, path = trained.model, trained.path
     if target is None:
         files = alone.save(original, trained.adapters, trained.stored) if alone is not None else []
         return [*save_model(model, STREAM), *files]
-    tell("writing the model, and opening what was written", 1)
-    with Switch(target) as switch:
+    tell("writing the model, and opening the written file", 1)
+    with AtomicWriteGroup(target) as switch:
         files = stage_model(switch, model, target, path, check=check_opens(model, original, path))
         if alone is not None:
             files += alone.stage(switch, original, trained.adapters, trained.stored)
@@ -146,15 +155,19 @@ def _save(
 
 
 def _check_asked(adaptable: bool, merge: bool, test_data: str | Path | None) -> None:
-    """Refuse what does not go together."""
+    """Raise an error if arguments contradict each other."""
     if adaptable and merge:
-        raise UsageError("`merge` does not go with `adaptable`, which leaves room for adapters", "choose one")
+        raise UsageError(
+            "`merge` can't be combined with `adaptable`, which leaves the weights unchanged",
+            "choose one",
+            code="conflict",
+        )
     if test_data is not None and not merge:
-        raise UsageError("`test_data` goes with `merge`, whose loss is measured on them", "leave it out")
+        raise UsageError("`test_data` requires `merge`, whose loss of precision it measures", "leave it out")
 
 
 def _write_preprocessing(source: Path, model: ModelProto) -> None:
-    """Let a model say what was done to data before it saw them, as a run's folder or a trained model says."""
+    """Copy the preprocessing of the training data from the run's folder, or from the trained model, into a model."""
     if _holds_model(source):
         begun: Preprocessing | None = Preprocessing.of_model(read_model(source)[0])
     else:
@@ -164,20 +177,20 @@ def _write_preprocessing(source: Path, model: ModelProto) -> None:
 
 
 def _holds_model(source: Path) -> bool:
-    """Return True if a file is an ONNX model: such a file and one of tensors may begin with the same byte."""
+    """Return True if a file is an ONNX model, and not a file of tensors that begins with the same byte."""
     return source.is_file() and is_model(source) and not is_safetensors(source) and not is_foreign(source)
 
 
 @dataclass(frozen=True)
 class _Trained:
-    """An inference model and what was trained of it.
+    """An inference model and its trained values.
 
     Attributes:
         model, path: the model, and the file that it was read from.
-        weights: the weights, or their moving averages.
-        state: the state besides.
-        adapters: the adapters whose factors are weights.
-        quantized: what the model stores as integers.
+        weights: the trained weights, or their moving averages.
+        state: the other trained values, such as running statistics.
+        adapters: the adapters whose factors are among the weights.
+        quantized: the weights that the model stores as integers.
     """
 
     model: ModelProto
@@ -189,38 +202,36 @@ class _Trained:
 
     @property
     def stored(self) -> Arrays:
-        """What files of adapters hold: factors, weights trained in full, and of the state what the model has."""
+        """The content of an adapter file: factors, weights trained in full, and state that the model stores, too."""
         own = {name for _, name in stored_tensors(self.model.graph)} if self.adapters else set()
         return {**{name: array for name, array in self.state.items() if name in own}, **self.weights}
 
     def merged(self, keep_mode: bool) -> ModelProto:
-        """The model with all that was trained; adapters of integers stand beside their products."""
+        """Return the model with all trained values. Adapters of weights stored as integers become branches."""
         return merge_model(self.model, self.adapters, self.weights, self.path, self.state, keep_mode, self.quantized)
 
     def rounded(self, keep_mode: bool, given: ProofData, tell: Tell) -> ModelProto:
-        """The model with adapters rounded into its integers; what that costs is told."""
+        """Return the model with adapters merged into its integer matrices, and report the loss of precision."""
         found, lost = requantized(
             self.model, self.adapters, self.weights, self.path, self.state, keep_mode, self.quantized
         )
-        stored = {tensor.name for tensor in self.model.graph.initializer}
-        inputs = {value.name: value.type for value in self.model.graph.input if value.name not in stored}
-        data = given.arrays(self.model, inputs, (), tell)
+        data = given.arrays(self.model, fed_types(self.model), (), tell)
         worst = max(lost, key=lambda each: each.lost)
         tell(
-            f"rounded into integers, which is lossy: {len(lost)} matrices, of '{worst.weight}' the most, "
-            f"{worst.lost:.0%} of what its adapter adds",
+            f"{len(lost)} matrices with adapters were rounded to integers again, which loses precision; "
+            f"'{worst.weight}' lost the most: {worst.lost:.0%} of the change by its adapter",
             0,
         )
-        tell("measuring what is lost", 1)
+        tell("measuring the loss of precision", 1)
         for each in measured(self.model, self.merged(keep_mode), found, self.path, data):
-            tell(f"{each}, on {'given' if data else 'drawn'} data", 0)
+            tell(f"{each}, measured on {'the given' if data else 'random'} data", 0)
         return found
 
 
 def _read(
     source: Path, roles: Path | None, model: ModelProto, path: Path | None, use_ema: bool, tell: Tell
 ) -> _Trained:
-    """What was trained of a model, from a file."""
+    """Read the trained values of a model from a file in any supported format."""
     held = _held(source, roles, model, path, use_ema, tell)
     ema = _ema(source, held) if use_ema else {}
     weights = {name: held.values[ema.get(name, name)] for name in held.weights}
@@ -229,22 +240,30 @@ def _read(
 
 
 def _file_of(source: Path, tell: Tell) -> Path:
-    """What is read: of the folder of a run, its best checkpoint, or else its last."""
+    """Return the file to read.
+
+    In a run's folder, this is the best checkpoint, or the last one if there is no best one.
+    """
     found = next((source / name for name in (BEST, CHECKPOINT) if (source / name).is_file()), None)
-    if found is None:
-        return source
-    tell(f"taking '{found}'", 0)
-    return found
+    if found is not None:
+        tell(f"reading '{found}'", 0)
+        return found
+    best = source.with_name(BEST)
+    if source.name == CHECKPOINT and best.is_file():
+        tell(f"'{source}' contains the last weights, '{best}' contains the best ones", 0)
+    return source
 
 
 def _held(
     source: Path, roles: Path | None, model: ModelProto, path: Path | None, use_ema: bool, tell: Tell
 ) -> HeldValues:
-    """All that a file holds, of whatever form it is."""
+    """Read all values in a file in any supported format."""
     if is_values(source):
         return read_values(source, roles)
     if roles is not None:
-        raise UsageError(f"`roles` says what bytes are, and '{source}' says so itself", "leave it out")
+        raise UsageError(
+            f"`roles` describes the bytes of a .bin file, but '{source}' has another format", "leave it out"
+        )
     if _holds_model(source):
         found = read_model_values(source, model)
         _fit_classes(model, found.held.values, tell)
@@ -253,8 +272,8 @@ def _held(
     if is_foreign(source) or is_adapter(source):
         if use_ema:
             raise UsageError(
-                "`use_ema`: an adapter has no averages besides its factors",
-                "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
+                "`use_ema`: an adapter file stores no moving averages",
+                "name a checkpoint, or train with `onnxgrad train --use-ema`, which writes the averages as the factors",
             )
         adapters, values = read_adapters(source, model, tell)
         _fit_classes(model, values, tell)
@@ -279,23 +298,22 @@ def _held(
         check_fits(source, model, path, held, progress["untrained"], tell)
     elif not same:
         raise OnnxgradError(
-            f"'{source}' is of another model: one of other nodes, opsets, inputs or outputs, or of other weights where "
-            "they were not trained",
+            f"'{source}' belongs to another model: its nodes, opsets, inputs, outputs or untrained weights differ",
             "name the model that was trained",
         )
     return held
 
 
 def _fit_classes(model: ModelProto, values: Arrays, tell: Tell) -> None:
-    """Let a model have the classes that a training with `classes` has given it."""
+    """If the training has changed the number of classes of an output, change it in the model, too."""
     for output, classes in with_trained_classes(model, values).items():
-        tell(f"output '{output}' has {classes} classes, as it was trained", 0)
+        tell(f"output '{output}' gets {classes} classes, as in the training", 0)
 
 
 def _ema(source: Path, held: HeldValues) -> dict[str, str]:
     ema = check_ema(held.averages, held.values)
     if not any(held.values[average].any() for average in ema.values()):
         raise UsageError(
-            f"`use_ema`: the averages in '{source}' are still zeros: no step has been taken", "leave `use_ema` out"
+            f"`use_ema`: the averages in '{source}' are still zero, because no step was taken", "leave `use_ema` out"
         )
     return ema

@@ -1,7 +1,7 @@
-"""How a training keeps to a limit of memory: what it computes again, and in how many runs it takes a step.
+"""Keep a training within a memory limit, by recomputing activations and by splitting a step into several runs.
 
-Nothing is chosen that changes what a step comes to, but for the rounding of sums. So samples of a batch are shared
-among runs only where they are proven not to mix, and where the mean of the runs' means is that of the batch.
+Neither changes the result of a step, except for the rounding of sums. For this reason a batch is split only if its
+samples provably don't affect each other, and if the mean over the runs equals the mean over the batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.derivatives.independence import sample_axes
+from onnxgrad_cli.derivatives.sample_gradients import sample_axes
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.metadata import describe
@@ -21,20 +21,20 @@ from onnxgrad_cli.report.words import scaled
 from onnxgrad_cli.training.steps.step_memory import StepMemory, step_memory
 
 KINDS = (RecomputeSpec("elementwise"), RecomputeSpec("block", "auto"))
-"""What can be computed again, the cheaper first."""
+"""The kinds of recomputation that are tried, the cheapest first."""
 
 Build = Callable[[Options], TrainingModel]
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """A way to take a step.
 
     Attributes:
-        options: what is built.
+        options: the options of the training model.
         built: the training model.
-        runs: how many runs a step takes, each on as large a part of the batch.
-        memory: what a step takes at its peak.
+        runs: the number of runs per step. Each run gets an equal part of the batch.
+        memory: the peak memory of a step.
     """
 
     options: Options
@@ -44,52 +44,56 @@ class Plan:
 
     def __str__(self) -> str:
         chosen = [f"`recompute={self.options.recompute}`"] if self.options.recompute else []
-        chosen += [f"{self.runs} runs a step"] if self.runs > 1 else []
-        return " and ".join(chosen) or "as it is"
+        chosen += [f"{self.runs} runs per step"] if self.runs > 1 else []
+        return " and ".join(chosen) or "no recomputation"
 
 
 def planned(
     build: Build, options: Options, limit: int, batch_size: int, threads: int | None, whole: str, tell: Tell
-) -> Plan:
-    """The first way to take a step within a limit, from the quickest to the slowest.
+) -> StepPlan:
+    """Return the fastest plan for a step that stays within a memory limit.
 
     Args:
-        build: makes a training model.
-        options: what is asked for; what they say of recomputation and accumulation is kept to.
-        limit: the bytes that a step may take, beyond what the process and its data take.
-        batch_size: the samples of a step.
+        build: builds a training model.
+        options: the user's options. If they set recomputation or accumulation, it is not changed.
+        limit: the bytes that a step may use, in addition to the memory of the process and its data.
+        batch_size: the number of samples per step.
         threads: see `Trainer`.
-        whole: why a batch can't be shared among runs; "" where nothing is known against it.
-        tell: takes what is narrated.
+        whole: a known reason why a batch can't be split into several runs; "" if none is known.
+        tell: receives progress messages.
 
     Raises:
-        UsageError: there is no such way, or a size is not known.
+        UsageError: no plan stays within the limit, or a size is unknown.
     """
-    found: list[Plan] = []
+    found: list[StepPlan] = []
     for plan in _ways(build, options, batch_size, threads, whole):
         if plan.memory.unknown:
             names = ", ".join(f"'{name}'" for name in plan.memory.unknown)
-            raise UsageError(f"`memory`: nobody has told the size of {names}", "`dims` tells it: NAME=SIZE")
+            raise UsageError(f"`memory`: the size of {names} is unknown", "set it with `dims`: NAME=SIZE")
         found.append(plan)
         if plan.memory.peak <= limit:
-            first = "" if len(found) == 1 else f"; as asked it would take {_size(found[0])}"
-            tell(f"memory: a step takes about {_size(plan)} of {scaled(limit, 'B')}: {plan}{first}", 0)
+            first = "" if len(found) == 1 else f"; with the given options it would take {_size(found[0])}"
+            tell(f"memory: a step takes about {_size(plan)} of the allowed {scaled(limit, 'B')} with {plan}{first}", 0)
             return plan
     raise _too_little(found, limit, whole or _mixing(found[0].built, options))
 
 
-def _ways(build: Build, options: Options, batch_size: int, threads: int | None, whole: str) -> Iterator[Plan]:
-    """Ways to take a step: as asked, with recomputation, then in ever more runs with what has saved most."""
+def _ways(build: Build, options: Options, batch_size: int, threads: int | None, whole: str) -> Iterator[StepPlan]:
+    """Yield plans, the fastest first.
 
-    def way(options: Options, runs: int) -> Plan:
+    These are the given options; the options with each of `KINDS`; and the one of these with the least memory, in 2, 4,
+    8 and more runs.
+    """
+
+    def way(options: Options, runs: int) -> StepPlan:
         built = build(options)
-        return Plan(options, built, runs, step_memory(built, _sizes(built, batch_size // runs), threads))
+        return StepPlan(options, built, runs, step_memory(built, _sizes(built, batch_size // runs), threads))
 
-    begun: list[Plan] = []
+    begun: list[StepPlan] = []
     for spec in (options.recompute, *(() if options.recompute else KINDS)):
         try:
             begun.append(way(replace(options, recompute=spec), 1))
-        except UsageError:  # there are no layers that are alike
+        except UsageError:  # the model has no repeated layers
             if spec is options.recompute:
                 raise
             continue
@@ -104,18 +108,20 @@ def _ways(build: Build, options: Options, batch_size: int, threads: int | None, 
 
 
 def _sizes(built: TrainingModel, batch_size: int) -> Mapping[str, int]:
-    """The sizes of the symbols that the first axes of inputs and labels have."""
+    """Return a map: symbol on the first axis of an input or label -> the batch size."""
     types = built.graph.types
     first = ((shape_of(types[name]) or ("",))[0] for name in describe(built.model).sampled)
     return {symbol: batch_size for symbol in first if isinstance(symbol, str)}
 
 
 def _mixing(built: TrainingModel, options: Options) -> str:
-    """Why the gradients of parts of a batch don't add up to those of the batch; "" where they do."""
+    """Return the reason why the gradients of parts of a batch don't add up to that of the batch; "" if they do."""
     if not _sizes(built, 1):
-        return "the model takes batches of one size"
+        return "the model has a fixed batch size"
     if any(cautions(replace(options, accumulate=2), built.training)):
         return "its labels weigh differently in a mean over several losses"
+    if built.training.scalars or built.training.mixing:
+        return next(iter(built.training.mixing.values()), "the loss is one number for a batch")
     try:
         sample_axes(built.graph, built.training.predictions)
     except UnsupportedError as error:
@@ -123,15 +129,15 @@ def _mixing(built: TrainingModel, options: Options) -> str:
     return ""
 
 
-def _size(plan: Plan) -> str:
+def _size(plan: StepPlan) -> str:
     return scaled(plan.memory.peak, "B")
 
 
-def _too_little(found: list[Plan], limit: int, whole: str) -> UsageError:
-    """What to say where no way fits."""
+def _too_little(found: list[StepPlan], limit: int, whole: str) -> UsageError:
+    """Return the error that no plan stays within the limit."""
     least = min(found, key=lambda plan: plan.memory.peak)
     held, values = scaled(least.memory.held, "B"), scaled(least.memory.peak - least.memory.held, "B")
-    text = f"`memory`: a step takes {_size(least)} at least, {least}, and {scaled(limit, 'B')} are allowed: "
-    text += f"weights and state take {held}, a run {values}"
+    text = f"`memory`: a step takes at least {_size(least)} (with {least}), but only {scaled(limit, 'B')} are allowed; "
+    text += f"weights and state take {held}, each run takes {values}"
     hint = "train fewer weights, which changes what is learnt: `freeze=GLOB`, `train_last=N` or `lora=RANK`"
-    return UsageError(text, f"{hint}; a batch is not shared among runs: {whole}" if whole else hint)
+    return UsageError(text, f"{hint}; a step can't be split into several runs: {whole}" if whole else hint)

@@ -1,4 +1,4 @@
-"""What explaining and attacking a model have in common: where results go, and the gradients of scores, proved."""
+"""Functions that `explain` and `attack` share: choose the output file, and build and check gradients of scores."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.explanations.samples import Scored
 from onnxgrad_cli.explanations.scorer import Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import Subject
-from onnxgrad_cli.files import check_target, followed
+from onnxgrad_cli.files import check_target, resolve_output
 from onnxgrad_cli.jobs.derive import proof_of
 from onnxgrad_cli.jobs.proof_data import ProofData
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.verification.verdict import NOT_PROVED
 
-ONE_BY_ONE = "note: samples are run one by one: they are not proven to be independent of others in a batch"
+ONE_BY_ONE = "note: samples are run one by one, because they are not proven to be independent of others in a batch"
 
 Verdict = tuple[str, str]
-"""What became of the proof of gradients, and why."""
+"""The verdict of a check of gradients, and the reason for the verdict."""
 
-UNPROVED: Verdict = ("not proved", "a proof was not to be made")
+UNPROVED: Verdict = (NOT_PROVED, "no proof was requested")
 
 
 def file_for(
     out: str | Path | None, endings: Collection[str], model: ModelProto, path: Path | None, force: bool
 ) -> Path | None:
-    """The file for results; None where there is to be none.
+    """Return the path of the output file, after checking that it may be written; None if no name is given.
 
     Args:
-        out: its name.
-        endings: those of the forms that are written.
-        model, path: the model, and where it was read from.
+        out: the name that the user gave, or None.
+        endings: the suffixes of the supported formats.
+        model, path: the model, and the file it was read from.
         force: replace a file that onnxgrad did not write.
 
     Raises:
-        UsageError: the ending is none that is written, or a file would be replaced that must not be.
+        UsageError: the suffix is not supported, or an existing file would be replaced.
     """
     if out is None:
         return None
-    target = followed(checks.path("out", out))
+    target = resolve_output(checks.path("out", out))
     if target.suffix.lower() not in endings:
-        raise UsageError(f"'{target}' ends in none of {', '.join(endings)}", "name a file that does")
+        raise UsageError(f"'{target}' has no supported suffix", f"use one of {', '.join(endings)}")
     check_target(target, model, path, force)
     return target
 
@@ -52,20 +53,21 @@ def file_for(
 def proved_scorer(
     subject: Subject, score: str, what: Scored, fixed: int | None, options: Options, verify: bool | None, tell: Tell
 ) -> tuple[Scorer, Verdict]:
-    """What runs a model and the gradient of a class's score by a subject, after that was proved.
+    """Return a scorer, which computes the scores of a model and their gradients, and the verdict on the gradients.
 
     Args:
-        subject: what is differentiated by.
-        score: the value that is differentiated, of the classes of `what`.
-        what: the output that is looked at.
-        fixed: how many samples the model takes at once; None is any number.
+        subject: the value to differentiate by.
+        score: the value to differentiate. Its classes are those of `what`.
+        what: the output with the scores.
+        fixed: the batch size of the model if it is fixed; None if it is free.
         options: shapes and modes, as for a build.
-        verify: whether gradients are proved; None where that takes a few seconds.
-        tell: takes what is narrated.
+        verify: True checks the gradients numerically; None checks them if that takes only a few seconds.
+        tell: receives progress messages.
 
     Raises:
-        CheckFailed: a gradient is wrong, or there is no proof though one is asked for.
-        UnsupportedError: the model can't be differentiated, or takes several samples at once that may mix.
+        CheckFailed: a gradient is wrong, or a requested proof was not possible.
+        UnsupportedError: the model can't be differentiated, or its samples may affect each other and it requires
+            batches.
     """
     derived = differentiate_score(subject, score, what.axis, options)
     verdict = UNPROVED

@@ -1,4 +1,7 @@
-"""Which form of a gradient is the fastest on this machine: all are measured at the shapes of a model, node by node."""
+"""Find the fastest implementation of each gradient on this machine, by timing them at the shapes of a model.
+
+Some gradients can be computed by several equivalent groups of nodes, called forms.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
@@ -16,43 +19,44 @@ from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tun
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.compat.random_feed import random_feed
+from onnxgrad_cli.common.wording import job
+from onnxgrad_cli.compat.random_feeds import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.interleaved_timing import interleaved
-from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import load_onnxruntime, open_session
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import shape_of
-from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.ir.weightless_copy import copied
+from onnxgrad_cli.jobs.output_plan import target_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets import STANDARD
 
-if TYPE_CHECKING:
-    import onnxruntime
-
 GAIN = 0.95
-"""What a form must take of the default's time to be chosen: less is within the noise of a shared machine."""
+"""A form is chosen if its time is below this fraction of the default form's. Smaller gains may be measurement noise."""
 
-SAME = 1e-3
-"""How far two forms may be apart, relative to the largest number of the gradient: both are float32 sums."""
+MAX_RELATIVE_DIFFERENCE = 1e-3
+"""Largest allowed difference between two forms, as a fraction of the gradient's largest element.
+
+Forms round differently.
+"""
 
 LEADING, OTHER = 8, 64
-"""The sizes of symbols that lead an input, and of others, that are measured at where none is given."""
+"""Default sizes of symbols in measurements: of those on the first axis of an input, and of all others."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A gradient that has several forms.
+    """The measured times of a gradient that has several forms.
 
     Attributes:
-        place: operator, gradient, shapes and attributes; see `kernel_variants.key`.
-        milliseconds: of each form, the node itself and its other gradients included.
-        default: the form that follows from the shapes.
-        best: the fastest, or the default where none is clearly faster.
+        place: a text with the operator, gradient, shapes and attributes; see `kernel_variants.key`.
+        milliseconds: form -> its time, including the time of the forward node and of its other gradients.
+        default: the form that a build uses by default for these shapes.
+        best: the fastest form, or the default form if no other is clearly faster.
     """
 
     place: str
@@ -61,7 +65,8 @@ class Measured:
     best: str
 
 
-@judged
+@attribute_failures
+@job
 def run_tune(
     model: ModelSource,
     out: str | Path | None = None,
@@ -72,22 +77,22 @@ def run_tune(
     repeat: int = 7,
     tell: Tell = silent,
 ) -> tuple[list[Measured], Path]:
-    """Measure the forms of all gradients of a model that have several, and write the choices that are faster.
+    """For each gradient of a model with several forms, time the forms. Write those that are faster than the default.
 
     Args:
         model: the inference model.
-        out: the choices; by default `<model>.tuned.toml`.
-        options: what is built of it.
-        sizes: symbol -> the size that it is measured at.
-        threads: how many the processor uses; None is onnxruntime's choice.
-        repeat: rounds of interleaved measurements.
-        tell: takes what is narrated.
+        out: the file for the chosen forms; by default `<model>.tuned.toml`.
+        options: the options of the training model.
+        sizes: symbol -> its size in the measurements.
+        threads: the number of threads; None is onnxruntime's choice.
+        repeat: the number of rounds of measurements. In each round, all forms are timed in turn.
+        tell: receives progress messages.
 
     Returns:
-        What was measured, and the file.
+        The measurements, and the file.
 
     Raises:
-        UsageError: a file would be replaced that holds no choices, or so many threads make no sense.
+        UsageError: a file that does not contain chosen forms would be replaced, or the number of threads is too large.
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, a file can't be written, or two forms compute different gradients.
     """
@@ -96,7 +101,7 @@ def run_tune(
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
         raise UsageError(
-            f"tuning measures standard operators, and `target={options.target!r}` has forms of its own",
+            f"tuning measures standard operators only, but `target={options.target!r}` uses forms of its own",
             "leave `target` out",
         )
     target = _target(model, out)
@@ -113,7 +118,7 @@ def run_tune(
         if here is None or len(choice.forms) < 2:
             continue
         if not _is_sized(here):
-            tell(f"{place} is left out: the sizes of what it reads are known only in a run", 0)
+            tell(f"{place} is skipped, because the sizes of its inputs are only known in a run", 0)
             continue
         tell(place, 1)
         times = interleaved(_steps(here, threads), repeat)
@@ -126,14 +131,15 @@ def run_tune(
 
 
 def _target(model: ModelSource, out: str | Path | None) -> Path:
-    """The file that the choices go to.
+    """Return the path of the file for the chosen forms.
 
     Raises:
-        UsageError: the model or the choices would go through a pipe, or the file is an input, or holds no choices.
-        OnnxgradError: it can't be written.
+        UsageError: the model is stdin or the file stdout; the file is an input; or an existing file does not contain
+            chosen forms.
+        OnnxgradError: the file can't be written.
     """
     if model == STREAM or str(out) == STREAM:
-        raise UsageError("tuning reads its model from a file and writes to one", "name both")
+        raise UsageError("tuning can't use stdin or stdout", "name a file for the model, and a file for the output")
     target = target_of(model, out, "tuned", ".toml", streams=False)
     assert target is not None, "stdin is refused above"
     check_target(target, force=True)
@@ -159,7 +165,7 @@ def _guess(built: TrainingModel) -> dict[str, int]:
 
 
 def _bind(options: Options, built: TrainingModel, bound: Mapping[str, int]) -> Options:
-    """With whole shapes, for a dimension without a name can't be bound by one."""
+    """Return the options with the complete shape of each input. Sizes alone can't be set for unnamed dimensions."""
     known = {name: shape_of(built.graph.types.get(name)) for name in built.training.inputs}
     shapes = {name: tuple(bound.get(str(n), n) for n in shape) for name, shape in known.items() if shape is not None}
     return replace(options, shapes={**options.shapes, **shapes})
@@ -170,47 +176,51 @@ def _site(choice: VariantChoice) -> tuple[str, str]:
 
 
 def _is_sized(choice: VariantChoice) -> bool:
-    """Whether all sizes of what a node reads are known; drawn ones would say nothing, and a window might not fit."""
+    """Return True if the sizes of all inputs of a node are known. With random sizes, a node might be invalid."""
     shapes = (shape_of(choice.graph.types.get(name)) for name in choice.node.input if name)
     return all(shape is not None and all(isinstance(size, int) for size in shape) for shape in shapes)
 
 
 def _steps(choice: VariantChoice, threads: int | None) -> dict[str, Callable[[], object]]:
-    """A run of the node's gradients in each form.
+    """Return a map: form -> a function that runs the node and its gradients with this form.
 
     Raises:
         OnnxgradError: two forms give different gradients.
     """
-    alone, steps, outputs = _alone(choice.graph, choice.node), {}, {}
+    alone, outputs = _alone(choice.graph, choice.node), {}
+    steps: dict[str, Callable[[], object]] = {}
     feeds: dict[str, np.ndarray] = {}
     for form in choice.forms:
         tuned = Options(tuned={choice.name: form})
         gradient = derive(alone, wrt=choice.wanted, options=tuned)
         feeds = feeds or {name: _small(x) for name, x in random_feed(gradient, seed=0).items()}
         session = open_session(gradient, threads=threads)
-        steps[form] = _bound(session, feeds)
+        steps[form] = partial(session.run, None, feeds)
         outputs[form] = session.run(None, feeds)
     for form, arrays in outputs.items():
         for one, other in zip(arrays, outputs[choice.default], strict=True):
-            if np.abs(one - other).max(initial=0) > SAME * np.abs(other).max(initial=1e-30):
+            if np.abs(one - other).max(initial=0) > MAX_RELATIVE_DIFFERENCE * np.abs(other).max(initial=1e-30):
                 raise OnnxgradError(
-                    f"the forms '{form}' and '{choice.default}' of {choice.name} differ at '{choice.node.name}'",
-                    "this is an error in onnxgrad: please report it with the model",
+                    f"the forms '{form}' and '{choice.default}' of {choice.name} give different gradients at node "
+                    f"'{choice.node.name}'",
+                    "this is a bug in onnxgrad: please report it with the model",
                 )
     return steps
 
 
 def _small(x: np.ndarray) -> np.ndarray:
-    """A tenth of random floats: with weights around 1 the gradient of a long recurrent layer is rounding alone."""
+    """Multiply random floats by 0.1.
+
+    With weights around 1, gradients of long recurrent layers would be mostly rounding.
+    """
     return x * x.dtype.type(0.1) if x.dtype.kind == "f" else x
 
 
-def _bound(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> Callable[[], object]:
-    return lambda: session.run(None, feeds)
-
-
 def _alone(graph: Graph, node: Node) -> ModelProto:
-    """A model of one node; constants stay constants."""
+    """Return a model with a single node.
+
+    Constants of fewer than two axes stay constants; other operands become inputs.
+    """
     names = [name for name in dict.fromkeys(node.input) if name]
     constants = {name: array for name in names if (array := graph.constant(name)) is not None and array.ndim < 2}
     types = {name: graph.types[name] for name in (*names, *node.output) if name}

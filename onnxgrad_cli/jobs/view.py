@@ -1,24 +1,31 @@
-"""From a model in a file to a picture of it in another."""
+"""Draw the graph of a model, and write the picture."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, followed, read_model, save_bytes
-from onnxgrad_cli.view import Drawing, draw, fold, render
-from onnxgrad_cli.view.html import html
-from onnxgrad_cli.view.render import SUFFIXES
+from onnxgrad_cli.common.wording import job
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
+from onnxgrad_cli.files import STREAM, ModelSource, check_target, read_model, resolve_output, save_bytes
+from onnxgrad_cli.view import Drawing, dot, draw, fold, html
+
+SUFFIXES = {".dot": "dot", ".gv": "dot", ".html": "html", ".htm": "html"}
+"""Suffix of a file -> the format to write."""
+
+OF_GRAPHVIZ = frozenset({".svg", ".png", ".pdf"})
+"""Suffixes of pictures that Graphviz can make from DOT. onnxgrad does not write them."""
 
 
-@judged
+@attribute_failures
+@job
 def run_view(
     model: ModelSource,
     out: str | Path | None = None,
-    kind: str | None = None,
+    form: str | None = None,
     *,
     limit: int = 150,
     depth: int | None = None,
@@ -29,41 +36,52 @@ def run_view(
 
     Args:
         model: any model; '-' is stdin.
-        out: where the picture goes; '-' or None writes none, and the caller has the text.
-        kind: its format; by default what the suffix of `out` says, or else DOT.
-        limit: fold the model until at most so many boxes stand for nodes; 0 folds nothing. A page of HTML holds the
-            whole model, and opens so.
-        depth: fold at this depth of its modules instead.
+        out: the file of the picture. '-' or None writes no file: the caller prints the text.
+        form: the format, 'dot' or 'html'. By default it follows from the suffix of `out`; without a file it is 'dot'.
+        limit: the maximum number of boxes. Modules are folded until there are at most this many; 0 folds nothing. An
+            HTML page contains the whole model, and is folded like this when it opens.
+        depth: fold all modules at this depth, instead of using `limit`.
         force: replace a file that onnxgrad did not write.
-        tell: takes what is narrated.
+        tell: receives progress messages.
 
     Returns:
-        The drawing as it was folded, and the picture as text.
+        The folded drawing, and the picture as text.
 
     Raises:
-        UsageError: the format is unknown, or a file would be replaced that must not be.
+        UsageError: the format is unknown, or an existing file would be replaced.
         OnnxgradError: the model can't be read, or the picture can't be written.
     """
-    target = None if out is None or str(out) == STREAM else followed(checks.path("out", out), streams=True)
-    kind = kind or _by_suffix(target)
+    file = None if out is None or str(out) == STREAM else checks.path("out", out)
+    target = file and resolve_output(file, streams=True)
+    form = _format(file) if form is None else form
+    if form not in SUFFIXES.values():
+        raise UsageError(f"no format '{form}' for pictures", "use 'dot' or 'html'")
     proto, path = read_model(model)
     if target is not None:
         check_target(target, proto, path, force)
     whole = draw(proto, path)
-    tell("laying out the picture", 1)
+    tell("writing the picture", 1)
     drawing = fold(whole, limit, depth)
-    text = html(whole, limit, depth) if kind == "html" else render(drawing, kind)  # a page folds and unfolds itself
+    # a page contains the code that folds and unfolds it
+    text = html(whole, limit, depth) if form == "html" else dot(drawing)
     if target is not None:
         save_bytes(text.encode(), target)
     return drawing, text
 
 
-def _by_suffix(target: Path | None) -> str:
-    if target is None:
-        return "dot"
-    if target.suffix.lower() not in SUFFIXES:
+def _format(file: Path | None) -> str:
+    """Return the format for the suffix of a file; 'dot' for stdout."""
+    suffix = file.suffix.lower() if file else ".dot"
+    if file and suffix in OF_GRAPHVIZ:
+        made = file.with_suffix(".dot")
+        command = shlex.join(["dot", f"-T{suffix[1:]}", str(made), "-o", str(file)])
         raise UsageError(
-            f"the name of '{target}' says no format of a picture",
-            f"{suggest(target.suffix, SUFFIXES, 'suffixes')}; or name one with `format`",
+            f"can't draw '{file}': onnxgrad draws .html and .dot",
+            f"use `out={str(made)!r}`, then run Graphviz: {command}",
         )
-    return SUFFIXES[target.suffix.lower()]
+    if suffix not in SUFFIXES:
+        raise UsageError(
+            f"`out`: can't tell the format of a picture from the name '{file}'",
+            "use .html or .dot, or name the format with `form`",
+        )
+    return SUFFIXES[suffix]

@@ -1,7 +1,7 @@
-"""The losses: what a training model minimises, each a short function written with the same `op` as the rules.
+"""The losses that a training model minimises: short functions written with the same `op` as the rules.
 
-A loss says what label it wants and returns one number per element or per sample; reduction, sample weights and sums
-of several losses are the loss pass's business. Importing this package registers them all.
+A loss declares the kind of label that it requires, and returns one value per element or per sample. The loss pass
+applies sample weights and the reduction, and sums several losses. Importing this package registers all losses.
 """
 
 from onnxgrad_cli.common.settings import Option

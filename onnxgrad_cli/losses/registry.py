@@ -1,4 +1,4 @@
-"""The table of losses: how each is called, what label it wants, and what options it takes."""
+"""The registry of losses: their names, the kinds of their labels, and their options."""
 
 from __future__ import annotations
 
@@ -13,22 +13,35 @@ from onnx import TensorProto, TypeProto
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
 from onnxgrad_cli.common.settings import Option, chosen, declared, undocumented
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import UsageError, wrong_value
 from onnxgrad_cli.ir.types import tensor_type
 
 LABELS = {
     "same": "of the output's type and shape",
-    "class": "the class of each sample (int64), of the output's shape without the axis of classes: 1, or class-axis",
-    "token": "the token at each place (int64), of the output's shape without its last axis, that of the vocabulary",
+    "class": (
+        "the class of each sample (int64), with the shape of the output without the axis of classes (axis 1, or "
+        "class-axis)"
+    ),
+    "token": "the token at each position (int64), with the shape of the output without the last axis, the vocabulary",
     "none": "none",
 }
-"""The kinds of label, in words."""
+"""Map from a kind of label to the description that users see."""
+
+OTHERS = ("input", "output", "label")
+"""The kinds of parameters that a loss function may have in addition to prediction and label; see `of_function`."""
 
 RANKS = {"class": 2, "token": 3}
-"""How many axes an output has at least, by the kind of label."""
+"""Map from a kind of label to the smallest number of axes that the output must have."""
 
-AXES = {"class": ", the second the classes", "token": ", the second the places, the third the vocabulary"}
-"""The axes of an output behind that of the batch, by the kind of label, in words."""
+AXES = {
+    "class": ", and the second axis has the classes",
+    "token": ", the second axis the positions, and the third axis the vocabulary",
+}
+"""Map from a kind of label to a description of the output's axes after the batch axis, for error messages."""
+
+
+FOR_OUTPUTS = {"Softmax": "log", "LogSoftmax": "nll", "Sigmoid": "bce"}
+"""Operator that computes an output -> the loss of a classifier for this output."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +49,19 @@ class Loss(Documented):
     """A loss.
 
     Attributes:
-        name: what it is called on the command line.
-        function: `function(op, prediction, label, **options)`, without `label` where it takes none. It returns the
-            losses, or the losses (weighted) and their weights: then the mean divides by the sum of the weights.
-            The first axis of the losses is the batch.
-        label: what label it wants, a key of `LABELS`.
-        rank: how many axes the output has at least.
-        options: what it takes besides.
-        rather: operators that the output must not come from -> the loss that takes such an output.
+        name: the name on the command line.
+        function: `function(op, prediction, label, **options)`, without `label` if the loss has no label. It returns
+            the losses, or a pair of the weighted losses and their weights. In the second case, the mean divides by the
+            sum of the weights. The first axis of the losses is the batch.
+        label: the kind of label, a key of `LABELS`.
+        rank: the smallest number of axes of the output.
+        options: the options of `function`.
+        rather: map from an operator to the name of another loss. If that operator computes the output, this loss is
+            wrong and the error suggests the other one.
+        operands: map from each parameter after the prediction, in order, to a pair. The first item is a kind in
+            `OTHERS`. The second is the name of the input or output that is passed or, for "label", of the value that
+            has the label's type. ("label", "") is the usual label of the loss. None if the label is the only such
+            parameter.
     """
 
     name: str
@@ -52,12 +70,16 @@ class Loss(Documented):
     rank: int
     options: tuple[Option, ...]
     rather: Mapping[str, str]
+    operands: Mapping[str, tuple[str, str]] | None = None
 
     def class_axis(self, given: Mapping[str, object]) -> int | None:
-        """The axis of the output that runs over the classes, as given or by default; None where labels are no classes.
+        """Return the axis of the output that runs over the classes, or None if labels are not classes.
+
+        Args:
+            given: the options of the loss.
 
         Raises:
-            UsageError: a value is of another kind.
+            UsageError: an option has a value of the wrong type.
         """
         if self.label == "token":
             return -1
@@ -65,10 +87,14 @@ class Loss(Documented):
         return 1 if asked is None and self.label == "class" else asked
 
     def label_type(self, prediction: Val, given: Mapping[str, object]) -> TypeProto | None:
-        """The type of the label for an output, with the options `given`; None where there is no label.
+        """Return the type of the label for an output, or None if the loss has no label.
+
+        Args:
+            prediction: the output.
+            given: the options of the loss.
 
         Raises:
-            UsageError: the output's rank is unknown, or too low for this loss, or it has no such axis of classes.
+            UsageError: the output's rank is unknown or too low for this loss, or the axis of classes doesn't exist.
         """
         if self.label == "none":
             return None
@@ -81,31 +107,35 @@ class Loss(Documented):
         if len(shape) < self.rank:
             dims = ", ".join(map(str, shape))
             raise UsageError(
-                f"{self.name} takes an output of at least {self.rank} axes, '{prediction.name}' is [{dims}]",
-                f"the first axis is the batch{AXES.get(self.label, '')}",
+                f"{self.name} requires an output with at least {self.rank} axes, but '{prediction.name}' is [{dims}]",
+                f"choose an output whose first axis is the batch{AXES.get(self.label, '')}",
             )
         axis = self.class_axis(given)
         if axis is None:
             return tensor_type(prediction.dtype, shape)
         if not -len(shape) < axis < len(shape) or axis == 0:
             raise UsageError(
-                f"`loss_options=class-axis={axis}`: '{prediction.name}' has {len(shape)} axes; the first is the batch"
+                f"`loss_options=class-axis={axis}` is not an axis of classes: '{prediction.name}' has "
+                f"{len(shape)} axes, and the first is the batch"
             )
         return tensor_type(TensorProto.INT64, np.delete(np.array(shape, object), axis).tolist())
 
     def settings(self, given: Mapping[str, object]) -> dict[str, Any]:
-        """The options for `function`: of `given`, those it knows.
+        """Return those options in `given` that the loss has, with their values checked.
 
         Raises:
-            UsageError: a value is of another kind.
+            UsageError: an option has a value of the wrong type.
         """
         return chosen(self.options, given)
 
     def ignored(self, given: Mapping[str, object]) -> int | None:
-        """The label of samples that do not count, as given or by default; None where the loss has none.
+        """Return the label of samples that the loss ignores, or None if it ignores no label.
+
+        Args:
+            given: the options of the loss.
 
         Raises:
-            UsageError: a value is of another kind.
+            UsageError: an option has a value of the wrong type.
         """
         return self._setting("ignore_index", given)
 
@@ -134,15 +164,15 @@ def loss(
     """Register the decorated function as a loss; its keyword-only parameters are its options.
 
     Args:
-        name: what it is called on the command line.
-        label: what label it wants, a key of `LABELS`.
-        rank: how many axes the output has at least.
-        options: option -> what it does. Kinds and defaults are read from the function's signature.
-        rather: operators that the output must not come from -> the loss that takes such an output.
-        override: replace a loss of this name instead of refusing.
+        name: the name on the command line.
+        label: the kind of label, a key of `LABELS`.
+        rank: the smallest number of axes of the output.
+        options: map from an option to its description. Types and defaults are read from the function's signature.
+        rather: map from an operator that must not compute the output to the loss to use for such an output.
+        override: replace a loss with the same name instead of raising.
 
     Raises:
-        OnnxgradError: there is a loss of this name, or an option is not documented.
+        OnnxgradError: the name is already used, or an option is not documented.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,41 +184,63 @@ def loss(
 
 
 def of_function(function: Callable[..., Any]) -> Loss:
-    """The loss that a function is: the registered one, or one by its signature.
+    """Return the registered loss that uses this function, or a new loss described by the function's signature.
 
-    The signature is that of the registered ones, `function(op, prediction, label, *, option=default)`. A loss without
-    a label has two parameters. The label is of the output's type and shape, unless its annotation is another key of
-    `LABELS`: `label: "class"`.
+    The signature is `function(op, prediction, label, *, option=default)`. Parameters after the prediction may have an
+    annotation:
+
+    ================= ==================================================================================
+    annotation        parameter
+    ================= ==================================================================================
+    none or "same"    the label of the loss, with the type and shape of the output
+    "class", "token"  the label of the loss, see `LABELS`
+    "input"           the model input with the name of the parameter; "input NAME" for another name
+    "output"          the model output with the name of the parameter; "output NAME" for another name
+    "label NAME"      a further label, named like the parameter, with the type and shape of the input or
+                      output NAME
+    ================= ==================================================================================
 
     Raises:
-        UsageError: it has another signature.
+        UsageError: the function has another signature.
     """
     known = next((each for each in LOSSES if each.function is function), None)
     if known is not None:
         return known
     what = f"the loss '{getattr(function, '__name__', function)}'"
-    hint = "a loss is a function(op, prediction, label, *, option=default)"
+    hint = (
+        "write the loss as function(op, prediction, label, *, option=default); annotate an input of the model as "
+        "x: 'input'"
+    )
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        raise UsageError(f"{what} is no Python function", hint) from None
-    operands = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(operands) not in (2, 3) or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        raise UsageError(f"{what} takes {', '.join(map(str, parameters)) or 'nothing'}", hint)
-    label = "none" if len(operands) == 2 else _label_of(operands[2], what)
-    return Loss(function.__name__, function, label, RANKS.get(label, 0), undocumented(function, what), {})
+        raise UsageError(f"{what} is not a Python function", hint) from None
+    operands = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][2:]
+    kinds = {p.name: _kind_of(p, what) for p in operands}
+    labels = [kind for kind in kinds.values() if not isinstance(kind, tuple)]
+    fixed = len(parameters) < 2 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    if fixed or len(labels) > 1 or any(p.kind is p.KEYWORD_ONLY for p in parameters[:2]):
+        raise UsageError(f"{what} has the parameters {', '.join(map(str, parameters)) or '(none)'}", hint)
+    label = labels[0] if labels else "none"
+    values = {name: kind if isinstance(kind, tuple) else ("label", "") for name, kind in kinds.items()}
+    return Loss(function.__name__, function, label, RANKS.get(label, 0), undocumented(function, what), {}, values)
 
 
-def _label_of(parameter: inspect.Parameter, what: str) -> str:
+def _kind_of(parameter: inspect.Parameter, what: str) -> str | tuple[str, str]:
+    """Return the kind of label (a key of `LABELS`) for a label; otherwise the parameter's kind and value name."""
     if parameter.annotation is parameter.empty:
         return "same"
-    kind = str(getattr(parameter.annotation, "__name__", parameter.annotation)).strip("'\"")
-    if kind == "Val":
+    text = str(getattr(parameter.annotation, "__name__", parameter.annotation)).strip("'\"")
+    kind, _, name = text.partition(" ")
+    if kind in OTHERS and (name or kind != "label"):
+        return kind, name or parameter.name
+    if text == "Val":
         return "same"
-    if kind not in LABELS or kind == "none":
-        kinds = [kind for kind in LABELS if kind != "none"]
-        raise UsageError(
-            f"{what}: '{kind}' is no kind of label",
-            f"annotate it with one of {', '.join(map(repr, kinds))}; the first is meant where nothing is said",
+    if text not in LABELS or text == "none":
+        kinds = [repr(kind) for kind in LABELS if kind != "none"] + ["'input'", "'output'", "'label NAME'"]
+        raise wrong_value(
+            f"{what}: the annotation '{text}' is not a kind of parameter",
+            f"annotate the parameter with one of {', '.join(kinds)}; without an annotation, it is a label like "
+            "the output",
         )
-    return kind
+    return text

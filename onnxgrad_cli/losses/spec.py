@@ -1,4 +1,4 @@
-"""A loss as it is asked for: in Python, and as it is typed on the command line."""
+"""`LossSpec`, the user's choice of a loss, from Python or from the command line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from onnxgrad_cli.common import checks
@@ -15,18 +16,22 @@ from onnxgrad_cli.losses.registry import LOSSES, Loss, of_function
 FORM = "NAME[:OUTPUT[:LABEL[:WEIGHT]]]"
 
 CODE = re.compile(r"(?P<file>.*?\.py):(?P<function>[^:]*)")
-"""A function in a Python file, as it is typed: FILE.py:FUNCTION."""
+"""The form of a function in a Python file on the command line: FILE.py:FUNCTION."""
 
 
 @dataclass(frozen=True)
 class LossSpec:
-    """One loss as asked for: its name or file, the output it judges, the label input, its share of the total.
+    """The user's choice of one loss.
 
-    With a `function` that is the loss, and the name what it is called; see `losses.registry.of_function`.
+    Attributes:
+        name: the name of the loss, or its file with the suffix .onnx. If `function` is set, a name for this function.
+        output: the model output that the loss is computed on; None for the default.
+        label: the name of the label input; None for the default.
+        weight: the factor of this loss in the sum of all losses.
+        function: a function that computes the loss; see `losses.registry.of_function`.
 
     Raises:
-        UsageError: there is no loss of this name (a file's ends in .onnx), the function is no loss, or the weight is no
-            finite number.
+        UsageError: no loss has this name, the function is not a loss, or the weight is not a finite number.
     """
 
     name: str
@@ -40,22 +45,44 @@ class LossSpec:
         checks.text("output", self.output, optional=True)
         checks.text("label", self.label, optional=True)
         if not checks.is_number(self.weight):
-            raise UsageError(f"`losses`: the weight {self.weight!r} of '{self.name}' is no finite number")
+            raise UsageError(f"`losses`: the weight {self.weight!r} of '{self.name}' is not a finite number")
         self.loss  # noqa: B018  (looked up, for its errors)
 
     @property
     def loss(self) -> Loss | None:
-        """The loss that is meant; None for one in a file, which is read where it is used."""
+        """The requested loss; None for a loss in an .onnx file, which is read when the loss is appended."""
         if self.function is not None:
             return of_function(self.function)
         return None if self.name.endswith(".onnx") else LOSSES.lookup(self.name)
 
+    @property
+    def typed(self) -> str:
+        """The loss as it is typed on the command line. A Python function is written as FILE.py:FUNCTION."""
+        code = getattr(self.function, "__code__", None)
+        name = self.name if code is None else f"{code.co_filename}:{code.co_name}"
+        parts = [(part or "").replace(":", "\\:") for part in (self.output, self.label)]
+        share = f"{self.weight!r}" if self.weight != 1.0 else ""
+        return ":".join([name, *parts, share]).rstrip(":")
+
+
+@cache
+def default_loss() -> LossSpec:
+    """Return the loss of options that name none.
+
+    It is one object, so that `is` tells it from a loss that the user named.
+    """
+    return LossSpec("mse")
+
 
 def as_losses(given: object) -> object:
-    """What stands for losses as a tuple of `LossSpec`: a name as it is typed, a function, or several of these.
+    """Convert losses to a tuple of `LossSpec`.
+
+    Args:
+        given: a loss as it is typed on the command line, a function, a `LossSpec`, or an iterable of these. Anything
+            else is returned unchanged.
 
     Raises:
-        UsageError: there is no loss of a name, or a function is none.
+        UsageError: a name is not the name of a loss, or a function is not a loss.
     """
     if isinstance(given, (str, LossSpec)) or callable(given):
         given = (given,)
@@ -73,27 +100,32 @@ def _as_loss(given: object) -> object:
 
 
 def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None = None) -> LossSpec:
-    r"""Read `NAME[:OUTPUT[:LABEL[:WEIGHT]]]`; `\:` is a plain colon.
+    r"""Parse `NAME[:OUTPUT[:LABEL[:WEIGHT]]]`. `\:` is an escaped colon.
 
     Args:
         text: NAME may be a file that ends in .onnx, or a function in a Python file, FILE.py:FUNCTION.
-        load: gives the function of a file; without it, code is refused.
+        load: a function that loads a function from a Python file, given FILE and FUNCTION. If it is None, Python files
+            are refused.
 
     Raises:
-        UsageError: no such loss, too many parts, or a weight that is no finite number.
+        UsageError: the loss doesn't exist, the text has too many parts, or the weight is not a finite number.
     """
     code, file = CODE.match(text), re.match(r".*?\.onnx(?=:|$)", text)
     named = code or file
     name, rest = (named[0], text[named.end() + 1 :]) if named else (text.partition(":")[0], text.partition(":")[2])
     parts = [part.replace("\\:", ":") or None for part in re.split(r"(?<!\\):", rest)]
     if len(parts) > 3:
-        raise UsageError(f"`losses` '{text}' has too many parts", f"{FORM}; write \\: for a colon")
+        raise UsageError(f"`losses` '{text}' has too many parts", f"write {FORM}, and \\: for a colon")
     function = None
     if code:
         if load is None:
-            raise UsageError(f"`losses` '{text}' names code", "give the function itself, such as losses=focal")
+            raise UsageError(
+                f"`losses` '{text}' refers to code in a file", "pass the function itself, such as losses=focal"
+            )
         function = load(code["file"], code["function"])
         name = of_function(function).name
+    elif name.endswith(".py"):
+        raise UsageError(f"`losses` '{text}' names no function", f"name one: {name}:FUNCTION")
     elif not file:
         LOSSES.lookup(name)
     output, label, weight = [*parts, None, None][:3]
@@ -102,16 +134,16 @@ def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None 
     except ValueError:
         share = math.nan
     if not math.isfinite(share):
-        raise UsageError(f"`losses` '{text}': the weight '{weight}' is no number", FORM)
+        raise UsageError(f"`losses` '{text}': the weight '{weight}' is not a number", FORM)
     return LossSpec(name, output, label, share, function)
 
 
 def settings_of(given: Mapping[str, object], *owners: str | None) -> dict[str, object]:
-    """The settings of one loss: those of all, then those of its own, which are called OWNER:NAME.
+    """Return the settings of one loss. Its own settings, named OWNER:NAME, override the settings of all losses.
 
     Args:
         given: `LossOptions.loss_options`.
-        owners: what the loss goes by: the output it judges, its label.
+        owners: the names that select the loss: its output and its label.
     """
     own = {name.rpartition(":")[2]: value for name, value in given.items() if name.rpartition(":")[0] in owners}
     return {name: value for name, value in given.items() if ":" not in name} | own

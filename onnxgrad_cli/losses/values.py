@@ -1,6 +1,7 @@
-"""Losses that compare the output with a label of its own type and shape, element by element or sample by sample.
+"""Losses that compare the output with a label of the same type and shape, per element or per sample.
 
-Each is PyTorch's of the same name, written so that neither the value nor the gradient overflows or cancels.
+Most equal a loss of PyTorch. They are written so that neither the value nor the gradient overflows or loses digits by
+cancellation.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ def mae(op, prediction, label):
     return op.Abs(prediction - label)
 
 
-@loss("huber", options={"delta": "the error at which the square becomes a line"})
+@loss("huber", options={"delta": "the error above which the loss is linear"})
 def huber(op, prediction, label, *, delta: float = 1.0):
-    """(p - y)²/2 up to |p - y| = delta, and a line of slope delta beyond. As torch.nn.HuberLoss."""
+    """(p - y)² / 2 where |p - y| < delta, and delta (|p - y| - delta / 2) elsewhere. As torch.nn.HuberLoss."""
     require(delta > 0, "delta must be positive")
     d = prediction - label
     near = op.Clip(d, op.const(-delta, d), op.const(delta, d))
     return near * (d - near * 0.5)
 
 
-@loss("smooth-l1", options={"beta": "the error at which the square becomes a line; 0 is mae"})
+@loss("smooth-l1", options={"beta": "the error above which the loss is linear; 0 gives mae"})
 def smooth_l1(op, prediction, label, *, beta: float = 1.0):
-    """(p - y)²/2 beta up to |p - y| = beta, and a line of slope 1 beyond. As torch.nn.SmoothL1Loss."""
+    """(p - y)² / (2 beta) where |p - y| < beta, and |p - y| - beta / 2 elsewhere. As torch.nn.SmoothL1Loss."""
     require(beta >= 0, "beta must not be negative")
     if beta == 0:
         return mae(op, prediction, label)
     return huber(op, prediction, label, delta=beta) * (1 / beta)
 
 
-@loss("elastic", options={"l1_ratio": "the share of the absolute error"})
+@loss("elastic", options={"l1_ratio": "the fraction of the absolute error"})
 def elastic(op, prediction, label, *, l1_ratio: float = 0.5):
-    """A mixture of both errors, l1_ratio |p - y| + (1 - l1_ratio) (p - y)²."""
-    require(0 <= l1_ratio <= 1, "l1_ratio must lie between 0 and 1")
+    """Weighted sum of absolute and squared error, l1_ratio |p - y| + (1 - l1_ratio) (p - y)²."""
+    require(0 <= l1_ratio <= 1, "l1_ratio must be between 0 and 1")
     return mae(op, prediction, label) * l1_ratio + mse(op, prediction, label) * (1 - l1_ratio)
 
 
@@ -57,8 +58,8 @@ def elastic(op, prediction, label, *, l1_ratio: float = 0.5):
 def bce(op, prediction, label):
     """Binary cross-entropy of probabilities, -y log p - (1 - y) log(1 - p). As torch.nn.BCELoss.
 
-    No logarithm goes below -100 (float32: -87), where its gradient is 0. An output that comes from a Sigmoid loses
-    precision on the way: bce-logits on what goes into it is better.
+    Logarithms are clamped at -100 (float32: -87), and their gradient is 0 there. If a Sigmoid computes the output,
+    bce-logits on the input of the Sigmoid is more precise.
     """
     return -(label * log_of(op, prediction) + (1 - label) * log_of(op, 1 - prediction))
 
@@ -80,8 +81,8 @@ def bce_logits(op, prediction, label, *, pos_weight: Floats = None):
     "kl-div",
     rank=1,
     options={
-        "log_target": "the label holds log-probabilities",
-        "batchmean": "sum over each sample, so that the mean is over samples: the mathematical divergence",
+        "log_target": "the label contains log-probabilities",
+        "batchmean": "sum over each sample and average over the samples, as the mathematical divergence",
     },
     rather={"Softmax": "mse"},
 )
@@ -97,11 +98,11 @@ def kl_div(op, prediction, label, *, log_target: bool = False, batchmean: bool =
     options={
         "log_input": "the output is the logarithm of the rate",
         "full": "add Stirling's approximation of log y!",
-        "eps": "added to the rate before its logarithm, without log_input",
+        "eps": "a small number that is added to the rate before its logarithm, if log_input is false",
     },
 )
 def poisson_nll(op, prediction, label, *, log_input: bool = True, full: bool = False, eps: float = 1e-8):
-    """Negative log-likelihood of counts, exp p - y p, or p - y log p for a rate. As torch.nn.PoissonNLLLoss."""
+    """Negative Poisson log-likelihood exp p - y p; p - y log p if p is a rate. As torch.nn.PoissonNLLLoss."""
     if log_input:
         losses = op.Exp(prediction) - label * prediction
     else:
@@ -118,16 +119,18 @@ def poisson_nll(op, prediction, label, *, log_input: bool = True, full: bool = F
 @loss(
     "cosine",
     rank=2,
-    options={"axis": "the axis along which the vectors lie", "eps": "the smallest norm that is divided by"},
+    options={
+        "axis": "the axis along which the vectors lie",
+        "eps": "a lower bound of the norms, which prevents a division by zero",
+    },
 )
 def cosine(op, prediction, label, *, axis: int = -1, eps: float = 1e-8):
-    """One minus the cosine of the angle between output and label. The cosine is torch.nn.CosineSimilarity's."""
-    require(-prediction.rank <= axis < prediction.rank, f"axis = {axis}: the output has {prediction.rank} axes")
-    require(axis % prediction.rank > 0, "axis must not be the batch")
+    """One minus the cosine of the angle between output and label. The cosine is as in torch.nn.CosineSimilarity."""
+    checked_axis(prediction, axis)
     require(eps > 0, "eps must be positive")
 
     def square(x):
-        return op.Max(op.sum(x * x, [axis], keepdims=False), max(eps * eps, SMALLEST[x.dtype]))
+        return op.Max(op.sum(x * x, [axis], keepdims=False), max(eps * eps, MIN_PROBABILITY[x.dtype]))
 
     product = op.sum(prediction * label, [axis], keepdims=False)
     return 1 - product / (op.Sqrt(square(prediction)) * op.Sqrt(square(label)))
@@ -135,22 +138,38 @@ def cosine(op, prediction, label, *, axis: int = -1, eps: float = 1e-8):
 
 @loss("identity", label="none")
 def identity(op, prediction):
-    """The output itself, which already is a loss; no label."""
+    """The output itself, for a model that already computes its loss. There is no label."""
     return prediction
 
 
-SMALLEST: dict[int, float] = {TensorProto.FLOAT: 2.0**-126, TensorProto.DOUBLE: math.exp(-100)}
-"""The smallest probability whose logarithm is taken: the smallest normal number, or what gives PyTorch's -100."""
+MIN_PROBABILITY: dict[int, float] = {TensorProto.FLOAT: 2.0**-126, TensorProto.DOUBLE: math.exp(-100)}
+"""Map from an element type to the smallest probability of which a logarithm is taken; smaller ones are replaced by it.
+
+PyTorch clamps logarithms at -100, so the value for float64 is exp(-100). In float32, exp(-100) is subnormal, so the
+value is the smallest normal number.
+"""
 
 
 def log_of(op, p):
-    """The logarithm of a probability that may be 0."""
-    return op.Log(op.Max(p, SMALLEST[p.dtype]))
+    """Return the logarithm of a probability `p`, or of `MIN_PROBABILITY` if `p` is smaller."""
+    return op.Log(op.Max(p, MIN_PROBABILITY[p.dtype]))
+
+
+def checked_axis(prediction: Val, axis: int) -> int:
+    """Return the non-negative number of an axis of the output. An error is raised for the batch axis."""
+    require(
+        -prediction.rank <= axis < prediction.rank,
+        f"axis = {axis} does not exist: the output has {prediction.rank} axes",
+    )
+    require(axis % prediction.rank > 0, "axis must not be the batch axis")
+    return axis % prediction.rank
 
 
 def softplus(op, x):
-    """log(1 + exp x). But at opset 18 onnxruntime has no Softplus for double; what stands in for it has the right
-    slope at 0 too, since Max shares a tie evenly.
+    """Return log(1 + exp x).
+
+    At opset 18, onnxruntime has no float64 kernel for Softplus, so for float64 other operators compute it. Their slope
+    at 0 is right too, because Max shares its gradient evenly between equal operands.
     """
     if x.dtype == TensorProto.DOUBLE:
         return op.Max(x, 0) + op.Log(op.Exp(-op.Abs(x)) + 1)
@@ -158,16 +177,16 @@ def softplus(op, x):
 
 
 def weighted_mean(op: Op, total: Val, weight: Val) -> Val:
-    """total / weight; where nothing weighs anything it is nan, and its gradient 0, as PyTorch's."""
+    """Return total / weight. If the weight is 0, the result is nan with gradient 0, as in PyTorch."""
     none = op.Equal(weight, op.const(0.0, weight))
     return op.Where(none, op.const(math.nan, total), total / op.Where(none, op.const(1.0, weight), weight))
 
 
 def per_element(op, name, values, x, axis):
-    """One number, or one for each place along an axis of `x`, as a constant."""
+    """Return `values` as a constant of the type of `x`: one number, or one number per position along an axis of `x`."""
     size = x.shape[axis]
     require(
         values.ndim == 0 or not isinstance(size, int) or len(values) == size,
-        f"{name} has {values.size} values, the output {size} along that axis",
+        f"{name} has {values.size} values, but the output has {size} along that axis",
     )
     return op.const(values, x)

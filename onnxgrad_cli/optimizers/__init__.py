@@ -1,7 +1,7 @@
-"""The optimizers: what a step does with a gradient, each a short function written with the same `op` as the rules.
+"""The optimizers: short functions that compute the next weight, written with the same `op` as the rules.
 
-An optimizer turns a weight and its gradient into the next weight, and keeps state in named slots; declaring, storing
-and naming these is the optimizer pass's business. Importing this package registers them all.
+An optimizer turns a weight and its gradient into the next weight, and keeps state in named slots. The optimizer
+pass declares, stores and names these slots. Importing this package registers all optimizers.
 """
 
 from onnxgrad_cli.optimizers.registry import OPTIMIZERS, Optimizer, State, optimizer

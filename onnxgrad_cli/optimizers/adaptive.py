@@ -1,4 +1,4 @@
-"""Steps whose size adapts to the gradients so far, element by element."""
+"""Optimizers whose step size is adapted by earlier gradients, the gradient's sign, or the norm of the weight."""
 
 from __future__ import annotations
 
@@ -9,56 +9,59 @@ from onnx import TensorProto
 
 from onnxgrad_cli.common.settings import require
 from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.sums import norm
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.optimizers.descent import DECAY, decayed
 from onnxgrad_cli.optimizers.registry import State, optimizer
 
-EPS = "added to the root that is divided by"
-SHRINK = "the weight shrinks by this times the rate"
+EPS = "a small number that is added to the root in the denominator"
+SHRINK = "the weight shrinks by this factor times the learning rate"
 MEANS = {
-    "m": "the decaying mean of the gradients",
-    "v": "the decaying mean of their squares",
+    "m": "the moving average of the gradients",
+    "v": "the moving average of the squared gradients",
     "vmax": "amsgrad: the largest v so far",
 }
-ADAM = {
-    "beta1": "how much of the mean of the gradients stays",
-    "beta2": "how much of the mean of their squares stays",
+MEAN_AND_SQUARES = {slot: MEANS[slot] for slot in ("m", "v")}
+BETAS = {
+    "beta1": "the decay rate of the moving average of the gradients",
+    "beta2": "the decay rate of the moving average of the squared gradients",
     "eps": EPS,
-    "amsgrad": "divide by the root of the largest mean of squares so far",
 }
+ADAM = {**BETAS, "amsgrad": "divide by the root of the largest average of squares so far"}
 
 
 @optimizer(
     "rmsprop",
     slots={
-        "v": "the decaying mean of the squared gradients",
-        "a": "centered: the decaying mean of the gradients",
+        "v": "the moving average of the squared gradients",
+        "a": "centered: the moving average of the gradients",
         "m": "with momentum: the decaying sum of the scaled gradients",
     },
     options={
-        "alpha": "how much of the mean of squares stays",
+        "alpha": "the decay rate of the moving average of the squared gradients",
         "eps": EPS,
         "weight_decay": DECAY,
-        "momentum": "how much of the sum of the scaled gradients stays; 0: there is none",
+        "momentum": "the fraction of the previous sum of scaled gradients that is kept; 0 is without momentum",
         "centered": "divide by the root of the variance instead of the mean square",
     },
+    cycled="momentum",
 )
 def rmsprop(
     op, w, g, state, *, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0,
     momentum: float = 0.0, centered: bool = False,
 ):  # fmt: skip
-    """v = alpha v + (1 - alpha) g², w - rate g / (√v + eps). As torch.optim.RMSprop.
+    """v = alpha v + (1 - alpha) g², then w - rate g / (√v + eps). As torch.optim.RMSprop.
 
     Source: T. Tieleman and G. Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012; centered: A. Graves,
     Generating Sequences With Recurrent Neural Networks, 2013.
     """
     require_shares(alpha=alpha)
-    require(eps >= 0 and momentum >= 0, "eps and momentum must not be negative")
+    require(eps >= 0 and (isinstance(momentum, Val) or momentum >= 0), "eps and momentum must not be negative")
     g = decayed(w, g, weight_decay)
     spread = decaying_mean(state, "v", alpha, g * g)
     if centered:
         a = decaying_mean(state, "a", alpha, g)
-        spread = op.Max(spread - a * a, op.const(0.0, g))  # rounding may leave less than nothing
+        spread = op.Max(spread - a * a, op.const(0.0, g))  # rounding may make the difference negative
     scaled = g / (op.Sqrt(spread) + eps)
     if momentum:
         scaled = state["m"] = momentum * state["m"] + scaled
@@ -69,7 +72,7 @@ def rmsprop(
     "adagrad",
     slots={"v": "the sum of the squared gradients"},
     options={
-        "lr_decay": "the rate is divided by one plus this times the steps done",
+        "lr_decay": "the learning rate is divided by 1 + lr-decay times the number of past steps",
         "weight_decay": DECAY,
         "initial_accumulator_value": "the sum before the first step",
         "eps": EPS,
@@ -79,7 +82,7 @@ def adagrad(
     op, w, g, state, *, lr_decay: float = 0.0, weight_decay: float = 0.0,
     initial_accumulator_value: float = 0.0, eps: float = 1e-10,
 ):  # fmt: skip
-    """v = v + g², w - rate g / (√v + eps). As torch.optim.Adagrad.
+    """v = v + g², then w - rate g / (√v + eps). As torch.optim.Adagrad.
 
     Source: J. Duchi et al., Adaptive Subgradient Methods for Online Learning and Stochastic Optimization, JMLR 2011.
     """
@@ -91,25 +94,25 @@ def adagrad(
     return w - rate * g / (op.Sqrt(state["v"]) + eps)
 
 
-@optimizer("adam", slots=MEANS, options={**ADAM, "weight_decay": DECAY})
+@optimizer("adam", slots=MEANS, options={**ADAM, "weight_decay": DECAY}, cycled="beta1")
 def adam(
     op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0,
     amsgrad: bool = False,
 ):  # fmt: skip
-    """w - rate m / (√v + eps), m and v the unbiased decaying means of g and g². As torch.optim.Adam.
+    """w - rate m / (√v + eps), with bias-corrected decaying means m of g and v of g². As torch.optim.Adam.
 
-    Source: D. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, ICLR 2015; amsgrad: S. Reddi et al., On
-    the Convergence of Adam and Beyond, ICLR 2018.
+    Source: D. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, ICLR 2015; amsgrad: S. Reddi et al., On the
+    Convergence of Adam and Beyond, ICLR 2018.
     """
     return w - adam_step(op, decayed(w, g, weight_decay), state, state.rate, beta1, beta2, eps, amsgrad)
 
 
-@optimizer("adamw", slots=MEANS, options={**ADAM, "weight_decay": SHRINK})
+@optimizer("adamw", slots=MEANS, options={**ADAM, "weight_decay": SHRINK}, cycled="beta1")
 def adamw(
     op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
     amsgrad: bool = False,
 ):  # fmt: skip
-    """Adam after w (1 - rate weight_decay): the weight decay is no part of the gradient. As torch.optim.AdamW.
+    """Adam, but w is first multiplied by 1 - rate weight_decay, and g stays without weight decay. As torch.optim.AdamW.
 
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, ICLR 2019.
     """
@@ -120,18 +123,19 @@ def adamw(
 
 @optimizer(
     "adamax",
-    slots={"m": MEANS["m"], "u": "the decaying maximum of their magnitudes"},
+    slots={"m": MEANS["m"], "u": "the decaying maximum of the gradients' magnitudes"},
     options={
         "beta1": ADAM["beta1"],
-        "beta2": "how much of the maximum stays",
-        "eps": "added to the magnitudes",
+        "beta2": "the decay rate of the maximum",
+        "eps": "a small number that is added to the magnitudes",
         "weight_decay": DECAY,
     },
+    cycled="beta1",
 )
 def adamax(
     op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0
 ):  # fmt: skip
-    """w - rate m / u, m the unbiased decaying mean of g, u = max(beta2 u, |g| + eps). As torch.optim.Adamax.
+    """w - rate m / u, with the bias-corrected mean m of g and u = max(beta2 u, |g| + eps). As torch.optim.Adamax.
 
     Source: D. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, section 7.1.
     """
@@ -145,15 +149,15 @@ def adamax(
 
 @optimizer(
     "adadelta",
-    slots={"v": "the decaying mean of the squared gradients", "d": "the decaying mean of the squared steps"},
+    slots={"v": "the moving average of the squared gradients", "d": "the moving average of the squared steps"},
     options={
-        "rho": "how much of either mean stays",
-        "eps": "added to the means before their roots",
+        "rho": "the decay rate of both moving averages",
+        "eps": "a small number that is added to the averages before their roots",
         "weight_decay": DECAY,
     },
 )
 def adadelta(op, w, g, state, *, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0):
-    """w - rate d, d = √(mean of d²) / √(mean of g²) g. As torch.optim.Adadelta, whose rate begins at 1.
+    """w - rate d, d = g √(mean of d²) / √(mean of g²). As torch.optim.Adadelta, where the rate is 1 by default.
 
     Source: M. Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012.
     """
@@ -168,9 +172,9 @@ def adadelta(op, w, g, state, *, rho: float = 0.9, eps: float = 1e-6, weight_dec
 
 @optimizer(
     "nadam",
-    slots={slot: MEANS[slot] for slot in ("m", "v")},
+    slots=MEAN_AND_SQUARES,
     options={
-        **{option: ADAM[option] for option in ("beta1", "beta2", "eps")},
+        **BETAS,
         "momentum_decay": "how fast the momentum rises from half of beta1 to beta1",
         "weight_decay": DECAY,
     },
@@ -179,7 +183,7 @@ def nadam(
     op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 0.004,
     weight_decay: float = 0.0,
 ):  # fmt: skip
-    """Adam with Nesterov's momentum. As torch.optim.NAdam, whose rate begins at 0.002.
+    """Adam with Nesterov's momentum. As torch.optim.NAdam, where the learning rate is 0.002 by default.
 
     The momentum of step t is beta1 (1 - 0.96^(t momentum_decay) / 2).
 
@@ -201,10 +205,11 @@ def nadam(
 
 
 def _momenta_weight(op: Op, beta1: float, decay: float, steps: Val) -> Val:
-    """Return 1 - the product of NAdam's momenta up to a step, without a state.
+    """Return 1 minus the product of NAdam's momenta of all steps so far, computed from the number of steps alone.
 
-    The logarithm of 1 - exp(decay i) / 2 is a power series in exp(decay i). Each power is a geometric series over the
-    steps i, which has a closed form. Terms beyond 52 are below the last digit of float64.
+    The logarithm of the product is a sum over the steps i of log(1 - exp(decay i) / 2), which is a power series in
+    exp(decay i). Summed over the steps, each power is a geometric series and has a closed form. After 52 terms, the
+    rest is below the precision of float64.
     """
     if beta1 == 0:
         return op.const(1.0, steps)
@@ -218,15 +223,11 @@ def _momenta_weight(op: Op, beta1: float, decay: float, steps: Val) -> Val:
     return 2 * half / (1 + half)
 
 
-@optimizer(
-    "radam",
-    slots={slot: MEANS[slot] for slot in ("m", "v")},
-    options={**{option: ADAM[option] for option in ("beta1", "beta2", "eps")}, "weight_decay": DECAY},
-)
+@optimizer("radam", slots=MEAN_AND_SQUARES, options={**BETAS, "weight_decay": DECAY}, cycled="beta1")
 def radam(
     op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0
 ):  # fmt: skip
-    """Adam without its division in the first steps, whose mean of squares varies too much. As torch.optim.RAdam.
+    """Adam that does not divide by √v in the first steps, when v varies too much. As torch.optim.RAdam.
 
     Source: L. Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, ICLR 2020, algorithm 2.
     """
@@ -246,14 +247,15 @@ def radam(
 
 
 LEAST_LENGTH = 5.0
-"""The length of a mean of squares from which RAdam divides by its root."""
+"""The threshold of `_length_of_mean` above which RAdam divides by the root of the mean of squares."""
 
 
 def _length_of_mean(op: Op, share: float, steps: Val) -> Val:
-    """Return RAdam's rho: the number of squares that a decaying mean is worth.
+    """Return RAdam's rho: the number of values of a simple moving average that is equivalent to the decaying mean.
 
-    2 / (1 - share) - 1 - 2 steps share**steps / (1 - share**steps) is a small difference of large numbers, which
-    float32 does not hold. With L(x) = coth(x) - 1/x it is steps - steps L(a steps) + L(a), a = -ln(share) / 2.
+    The paper's formula, 2 / (1 - share) - 1 - 2 steps share**steps / (1 - share**steps), is a small difference of large
+    numbers, which is inaccurate in float32. With L(x) = coth(x) - 1/x and a = -ln(share) / 2, the same value is steps -
+    steps L(a steps) + L(a).
     """
     a = -math.log(share) / 2
     if steps.dtype == TensorProto.DOUBLE:
@@ -265,39 +267,84 @@ def _length_of_mean(op: Op, share: float, steps: Val) -> Val:
     return steps - steps * langevin + (1 / math.tanh(a) - 1 / a)
 
 
+@optimizer(
+    "lion",
+    slots={"m": "the moving average of the gradients"},
+    options={
+        "beta1": "the weight of the moving average in the direction of a step",
+        "beta2": "the decay rate of the moving average for the next step",
+        "weight_decay": SHRINK,
+    },
+)
+def lion(op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.99, weight_decay: float = 0.0):
+    """w (1 - rate weight_decay) - rate sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g.
+
+    Source: X. Chen et al., Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, algorithm 2.
+    """
+    require_shares(beta1=beta1, beta2=beta2)
+    require(weight_decay >= 0, "weight_decay must not be negative")
+    direction = op.Sign(beta1 * state["m"] + (1 - beta1) * g)
+    decaying_mean(state, "m", beta2, g)
+    return w - state.rate * (direction + weight_decay * w if weight_decay else direction)
+
+
+@optimizer(
+    "lamb",
+    slots=MEAN_AND_SQUARES,
+    options={**BETAS, "weight_decay": "this factor times the weight is added to Adam's direction"},
+)
+def lamb(
+    op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-6, weight_decay: float = 0.01
+):  # fmt: skip
+    """w - rate (|w| / |r|) r, where r is Adam's step plus weight_decay w; |w| / |r| is 1 if a norm is zero.
+
+    Source: Y. You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, ICLR 2020, algorithm
+    2, with the norm of the weight itself.
+    """
+    require(weight_decay >= 0, "weight_decay must not be negative")
+    r = adam_step(op, g, state, 1.0, beta1, beta2, eps)
+    r = r + weight_decay * w if weight_decay else r
+    ours, theirs = norm(op, w), norm(op, r)
+    moves = op.And(ours > 0.0, theirs > 0.0)
+    return w - state.rate * op.Where(moves, ours / theirs, op.const(1.0, ours)) * r
+
+
 def adam_step(
-    op: Op, g: Val, state: State, rate: Val | float, beta1: float, beta2: float, eps: float, amsgrad: bool = False
+    op: Op, g: Val, state: State, rate: Val | float, beta1: float | Val, beta2: float, eps: float, amsgrad: bool = False
 ) -> Val:
-    """What Adam subtracts: rate m / (√v + eps), m and v the unbiased decaying means of g and g²."""
+    """Return the step that Adam subtracts: rate m / (√v + eps), with bias-corrected means m of g and v of g²."""
     require_shares(beta1=beta1, beta2=beta2)
     require(eps >= 0, "eps must not be negative")
     steps = state.count + 1
     m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
     if amsgrad:
         v = state["vmax"] = op.Max(state["vmax"], v)
-    root = op.Sqrt(mean_weight(op, beta2, steps))  # of scalars: a tensor less to divide
+    root = op.Sqrt(mean_weight(op, beta2, steps))  # scales scalars, which saves a division of a whole tensor
     return (rate * root / mean_weight(op, beta1, steps)) * m / (op.Sqrt(v) + root * eps)
 
 
-def decaying_mean(state: State, slot: str, share: float, x: Val) -> Val:
-    """Take `x` into a mean of which `share` stays."""
+def decaying_mean(state: State, slot: str, share: float | Val, x: Val) -> Val:
+    """Replace the decaying mean in a slot by share * mean + (1 - share) * x, and return the new mean."""
     state[slot] = share * state[slot] + (1 - share) * x
     return state[slot]
 
 
-def mean_weight(op: Op, share: float, steps: Val) -> Val:
-    """1 - share**steps, which is what the weights of a decaying mean add up to.
+def mean_weight(op: Op, share: float | Val, steps: Val) -> Val:
+    """Return 1 - share**steps, by which a decaying mean is divided to correct its bias.
 
-    As 2 t / (1 + t) with t = tanh(-steps ln(share) / 2), for in float32 the difference itself has lost three of its
-    seven digits at share = 0.999.
+    It is computed as 2 t / (1 + t) with t = tanh(-steps ln(share) / 2). In float32, the difference 1 - share**steps
+    would lose three of seven digits at share = 0.999.
     """
+    if isinstance(share, Val):
+        t = op.Tanh(op.Log(share) * steps * -0.5)
+        return 2 * t / (1 + t)
     if not 0 < share < 1:
         return 1.0 - op.const(share, steps) ** steps
     t = op.Tanh(steps * (-math.log(share) / 2))
     return 2 * t / (1 + t)
 
 
-def require_shares(**shares: float) -> None:
-    """Refuse what is no share of a mean."""
+def require_shares(**shares: float | Val) -> None:
+    """Raise an error unless each number is in [0, 1). A `Val`, which is known only at run time, is not checked."""
     for name, value in shares.items():
-        require(0 <= value < 1, f"{name} must lie between 0 and 1, and not be 1")
+        require(isinstance(value, Val) or 0 <= value < 1, f"{name} must be at least 0 and below 1")

@@ -1,4 +1,4 @@
-"""Steps against the gradient, or against a sum of the gradients so far: one rate for all elements of a weight."""
+"""Gradient descent and momentum: steps with one learning rate for all elements of a weight."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.optimizers.registry import State, optimizer
 
-DECAY = "added to the gradient: this times the weight"
-MOMENTUM = "how much of the sum so far stays"
+DECAY = "L2 penalty: this factor times the weight is added to the gradient"
+MOMENTUM = "the fraction of the previous sum that is kept at each step"
 SUM = {"m": "the decaying sum of the gradients"}
 
 
@@ -23,22 +23,23 @@ def sgd(op, w, g, state, *, weight_decay: float = 0.0):
     slots=SUM,
     options={
         "momentum": MOMENTUM,
-        "dampening": "how much of each gradient but the first is left out of the sum",
+        "dampening": "the fraction of each gradient, except the first, that is left out of the sum",
         "weight_decay": DECAY,
     },
+    cycled="momentum",
 )
 def momentum(op, w, g, state, *, momentum: float = 0.9, dampening: float = 0.0, weight_decay: float = 0.0):
-    """Descent with momentum, m = momentum m + g, w - rate m. As torch.optim.SGD(momentum=...).
+    """Descent with momentum: m = momentum m + g, then w - rate m. As torch.optim.SGD(momentum=...).
 
-    Source: B. T. Polyak, Some methods of speeding up the convergence of iteration methods, 1964; the form without the
-    rate in m is that of Sutskever et al., On the importance of initialization and momentum, ICML 2013.
+    Source: B. T. Polyak, Some methods of speeding up the convergence of iteration methods, 1964. The form with the rate
+    outside m is from Sutskever et al., On the importance of initialization and momentum, ICML 2013.
     """
     return w - state.rate * _sum(op, decayed(w, g, weight_decay), state, momentum, dampening)
 
 
-@optimizer("nesterov", slots=SUM, options={"momentum": MOMENTUM, "weight_decay": DECAY})
+@optimizer("nesterov", slots=SUM, options={"momentum": MOMENTUM, "weight_decay": DECAY}, cycled="momentum")
 def nesterov(op, w, g, state, *, momentum: float = 0.9, weight_decay: float = 0.0):
-    """Descent with Nesterov's momentum, m = momentum m + g, w - rate (g + momentum m). As torch.optim.SGD(nesterov).
+    """Descent with Nesterov's momentum: m = momentum m + g, then w - rate (g + momentum m). As in torch.optim.SGD.
 
     Source: Sutskever et al., On the importance of initialization and momentum in deep learning, ICML 2013.
     """
@@ -46,8 +47,8 @@ def nesterov(op, w, g, state, *, momentum: float = 0.9, weight_decay: float = 0.
     return w - state.rate * (g + momentum * _sum(op, g, state, momentum, 0.0))
 
 
-def _sum(op: Op, g: Val, state: State, momentum: float, dampening: float) -> Val:
-    require(momentum >= 0, "momentum must not be negative")
+def _sum(op: Op, g: Val, state: State, momentum: float | Val, dampening: float) -> Val:
+    require(isinstance(momentum, Val) or momentum >= 0, "momentum must not be negative")
     if dampening:
         g = g * op.Where(op.Equal(state.count, op.const(0.0, g)), op.const(1.0, g), op.const(1 - dampening, g))
     state["m"] = momentum * state["m"] + g
@@ -55,6 +56,6 @@ def _sum(op: Op, g: Val, state: State, momentum: float, dampening: float) -> Val
 
 
 def decayed(w: Val, g: Val, weight_decay: float) -> Val:
-    """The gradient of the loss and of weight_decay / 2 times the sum of the squares of the weight."""
+    """Return the gradient of loss + weight_decay / 2 * |w|², which is g + weight_decay w."""
     require(weight_decay >= 0, "weight_decay must not be negative")
     return g + weight_decay * w if weight_decay else g

@@ -1,4 +1,4 @@
-"""The table of optimizers: how each is called, what state it keeps for a weight, and what options it takes."""
+"""The registry of optimizers: their names, their state per weight, and their options."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxgrad_cli.emission.values import Val
 
 
 class State(Protocol):
-    """What an optimizer knows of one weight besides its gradient.
+    """The state that an optimizer keeps for one weight.
 
-    `state["m"]` is the value of a slot, of the weight's shape, zero before the first step; what is assigned to it is
-    its value from then on, and in the next step.
+    `state["m"]` is the value of a slot. It has the weight's shape and is zero before the first step. A value that is
+    assigned to a slot replaces the old one at once and is kept for the next step.
 
     Attributes:
         rate: the learning rate, a scalar.
-        count: how many steps were done before this one, a scalar of the weight's type.
+        count: the number of steps before this one, a scalar of the weight's type.
     """
 
     rate: Val
@@ -28,7 +28,7 @@ class State(Protocol):
     def __getitem__(self, slot: str) -> Val: ...
     def __setitem__(self, slot: str, value: Val) -> None: ...
     def start(self, slot: str, value: float) -> None:
-        """Let a slot hold `value` instead of zero before the first step; to be called before it is read."""
+        """Set the value of a slot before the first step (default: zero). Call this before the slot is read."""
 
 
 @dataclass(frozen=True)
@@ -36,31 +36,34 @@ class Optimizer(Documented):
     """An optimizer.
 
     Attributes:
-        name: what it is called on the command line.
-        function: `function(op, weight, gradient, state, **options)`, which returns the next weight. For weights of 16
-            bits it computes in float32.
-        slots: slot -> what it holds. Some are kept only if an option asks for them.
-        options: what it takes besides.
+        name: the name on the command line.
+        function: `function(op, weight, gradient, state, **options)` returns the next weight. For 16-bit weights it
+            computes in float32.
+        slots: map from a slot to the description of its content. Some slots are kept only if an option requires them.
+        options: the options of `function`.
+        cycled: the option that a learning rate schedule may also change: the momentum or beta1, or "" for none.
+            `function` accepts a `Val` for this option.
     """
 
     name: str
     function: Callable[..., Any]
     slots: Mapping[str, str]
     options: tuple[Option, ...]
+    cycled: str = ""
 
     def settings(self, given: Mapping[str, object]) -> dict[str, Any]:
-        """The options for `function`.
+        """Return the options for `function`.
 
         Raises:
-            UsageError: it has no such option, or a value is of another kind.
+            UsageError: an option does not exist, or a value has the wrong type.
         """
         return exactly(self.options, given, self.name)
 
 
 OPTIMIZERS: Catalogue[Optimizer] = Catalogue(
-    "optimizer", "optimizers", [f"onnxgrad_cli.optimizers.{family}" for family in ("descent", "adaptive", "normalized")]
+    "optimizer", "optimizers", ["onnxgrad_cli.optimizers.descent", "onnxgrad_cli.optimizers.adaptive"]
 )
-"""From the plain ones to those built on them."""
+"""All optimizers, the simple ones first."""
 
 
 def optimizer(
@@ -68,23 +71,25 @@ def optimizer(
     *,
     slots: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
+    cycled: str = "",
     override: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as an optimizer; its keyword-only parameters are its options.
 
     Args:
-        name: what it is called on the command line.
-        slots: slot -> what it holds for each weight. In the model it is called `<weight>_<slot>`.
-        options: option -> what it does. Kinds and defaults are read from the function's signature.
-        override: replace an optimizer of this name instead of refusing.
+        name: the name on the command line.
+        slots: map from a slot to the description of its content. In the model, its name is `<weight>_<slot>`.
+        options: map from an option to its description. Types and defaults are read from the function's signature.
+        cycled: see `Optimizer`.
+        override: replace an optimizer with the same name instead of raising an error.
 
     Raises:
-        OnnxgradError: there is an optimizer of this name, or an option is not documented.
+        OnnxgradError: an optimizer with this name exists, or an option is not documented.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         found = declared(function, options, f"optimizer '{name}'")
-        OPTIMIZERS.add(name, Optimizer(name, function, dict(slots or {}), found), override)
+        OPTIMIZERS.add(name, Optimizer(name, function, dict(slots or {}), found, cycled), override)
         return function
 
     return register

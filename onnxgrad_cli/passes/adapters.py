@@ -1,8 +1,8 @@
-"""Freeze the weights and train low-rank adapters of them: y = x W becomes y = x W + alpha / rank (x A) B.
+"""Low-rank adapters (LoRA) of frozen weights: y = x W becomes y = x W + alpha / rank (x A) B.
 
-A and B are thin, and the product with x comes first, so that neither W nor A B ever has a gradient of its size.
-B begins at zero: the model computes at first what it did. Source: E. Hu et al., LoRA: Low-Rank Adaptation of Large
-Language Models, ICLR 2022.
+A and B are thin matrices. x A is computed first, so no gradient has the size of W. B starts at zero, so the model
+initially computes the same as before. Source: E. Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR
+2022.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from onnx import TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, UsageError, suggest
+from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of, reads
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec
-from onnxgrad_cli.passes.magnitudes import bias_apart, gains, squared_norms, store
+from onnxgrad_cli.passes.dora import bias_apart, gains, squared_norms, store
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.passes.quantized_matrices import is_transpose, quantized_matrices
+from onnxgrad_cli.passes.stored_integers import is_transpose, quantized_matrices
 from onnxgrad_cli.record import ParameterRecord
 
 Uses = Mapping[str, list[tuple[Node, int]]]
 
 
 def parse_lora(text: str) -> LoraSpec:
-    """RANK or RANK:ALPHA.
+    """Parse RANK or RANK:ALPHA.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text has another form.
     """
     rank, _, alpha = text.partition(":")
     try:
         return LoraSpec(int(rank), float(alpha) if alpha else None)
     except ValueError:
-        raise UsageError(f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "such as 8, or 8:16") from None
+        raise UsageError(f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "write, for example, 8 or 8:16") from None
 
 
 def adapters_asked(options: AdaptationOptions) -> bool:
-    """Whether there are to be adapters.
+    """Return True if adapters are requested.
 
     Raises:
-        UsageError: options say what they are to be like, and none asks for them.
+        UsageError: options configure adapters, but `lora` is not set.
     """
     own = {"lora_target": (), "lora_scaling": "lora", "lora_dropout": 0.0, "lora_dora": False}
     told = next((name for name, usual in own.items() if getattr(options, name) != usual), "")
     if told and options.lora is None:
-        raise UsageError(f"`{told}`: no adapters are asked for", "ask for them with `lora=RANK`")
+        raise UsageError(f"`{told}` requires adapters", "request adapters with `lora=RANK`")
     return options.lora is not None
 
 
 class Reader(NamedTuple):
-    """A product that reads a weight: the node, at which input, and whether through a transpose."""
+    """A product that reads a weight: its node, the position of the weight, and True if it is read transposed."""
 
     node: Node
     position: int
@@ -79,12 +79,12 @@ class Reader(NamedTuple):
 
     @property
     def inputs_first(self) -> bool:
-        """Whether the weight, as the right-hand factor that is read here, has the axis of the inputs first."""
+        """True if the product reads the weight with the axis of the inputs first, as W in x W."""
         return self.node.op_type == "MatMul" or (self.node.op_type == "Gemm" and not self.settings.get("transB", 0))
 
     @property
     def leads(self) -> bool:
-        """Whether the input of the product meets the first axis of the weight as it is stored."""
+        """True if the product sums over the first axis of the stored weight, False if over its second axis."""
         if self.node.op_type == "Conv":
             return False
         transposed = self.transposed != bool(self.settings.get("transB" if self.position else "transA", 0))
@@ -121,46 +121,34 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
 
 
 def _targets(graph: Graph, spec: LoraSpec, options: AdaptationOptions, training: ParameterRecord) -> dict[str, _Weight]:
-    """The weights that get an adapter, each with the products that read it."""
+    """Return the weights that get an adapter, each with the products that read it."""
     found = _asked(graph, options, training)
     products = Counter(reader.node.name for weight in found.values() for reader in weight.readers)
     twice = {name for name, count in products.items() if count > 1}
-    judged = _leading_to(graph, training.predictions)
+    judged = graph.ancestors(training.predictions)
     reasons = {name: _obstacle(graph, name, weight, spec, training, twice, judged) for name, weight in found.items()}
     if options.lora_dora:
         found = {name: weight if reasons[name] else _measured(graph, weight) for name, weight in found.items()}
         reasons = {name: reasons[name] or _without_directions(weight) for name, weight in found.items()}
     barred = {name: why for name, why in reasons.items() if why}
     if (barred and options.lora_target) or len(barred) == len(found):
-        raise _no_adapters(barred, spec, "`lora_target`" if options.lora_target else "`lora`")
-    training.not_trained.update((name, f"frozen, and without an adapter: {why}") for name, why in barred.items())
+        option = "`lora_target`" if options.lora_target else "`lora`"
+        what = "these weights can't" if barred else "no weight is left that can"
+        raise UsageError(
+            f"{option}: {what} have an adapter of rank {spec.rank}",
+            "name other weights with `lora_target`, choose a smaller rank, or train these weights fully with `train`",
+            [f"{name}: {why}" for name, why in list(barred.items())[:20]],
+        )
+    training.not_trained.update((name, f"frozen, without an adapter: {why}") for name, why in barred.items())
     training.cautions.extend(Caution("note", name, f"'{name}' gets no adapter: {why}") for name, why in barred.items())
     return {name: weight for name, weight in found.items() if name not in barred}
 
 
-def _leading_to(graph: Graph, outputs: Sequence[str]) -> set[str]:
-    """The values of which outputs are made, and these themselves."""
-    found = set(outputs)
-    for node in reversed(graph.nodes):
-        if not found.isdisjoint(node.output):
-            found.update(reads(node))
-    return found
-
-
-def _no_adapters(barred: Mapping[str, str], spec: LoraSpec, option: str) -> UsageError:
-    """The error where weights that `option` asks for, or all, can't have an adapter; `barred` says which and why."""
-    what = "these weights can't" if barred else "no weight is left to"
-    return UsageError(
-        f"{option}: {what} have an adapter of rank {spec.rank}",
-        "name others with `lora_target`, choose a smaller rank, or train them in full with `train`",
-        [f"{name}: {why}" for name, why in list(barred.items())[:20]],
-    )
-
-
 def _asked(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> dict[str, _Weight]:
-    """What is to have an adapter, if it can: as named, else the matrices of MatMul and Gemm that would be trained.
+    """Return the weights that should get an adapter: those that `lora_target` selects, or the matrices of products.
 
-    Of what is stored as integers, these are all.
+    Without `lora_target`, these are the matrices of MatMul and Gemm that would be trained, and all that are stored as
+    integers. Some of them may turn out to be impossible; see `_obstacle`.
     """
     uses = graph.uses()
     quantized = {name: _weight(graph, uses, values) for name, values in quantized_matrices(graph).items()}
@@ -178,20 +166,23 @@ def _asked(graph: Graph, options: AdaptationOptions, training: ParameterRecord) 
 
 
 ALL = "all-linear"
-"""The word for all matrices of MatMul and Gemm."""
+"""The value of `lora_target` that selects all matrices of MatMul and Gemm."""
 
 MODULES = {
     "attention": re.compile(r"(self_?)?attn|.*attention.*|[qkvo]_proj|(in|out|qkv)_proj|query|key|value|qkv|c_attn"),
     "mlp": re.compile(r"mlp|ffn?|feed_?forward|(gate|up|down)_proj|fc\d*|intermediate|c_fc"),
 }
-"""What modules of a transformer are called, by the word for them."""
+"""Map from a value of `lora_target` to a pattern for the names of the modules whose weights it selects."""
 
 
 def _named(pattern: str, every: Mapping[str, _Weight], linear: set[str]) -> set[str]:
-    """The weights that a pattern names: by name, by the path of a module that reads them, or its end, or by a word.
+    """Return the weights that a pattern of `lora_target` selects.
+
+    A pattern is the name of a weight, the path of a module that reads it, the end of such a path, a glob for one of
+    these, a key of `MODULES`, or `ALL`.
 
     Raises:
-        UsageError: it names none.
+        UsageError: the pattern matches no weight.
     """
     names = {name: [name, *weight.modules] for name, weight in every.items()}
     if pattern == ALL:
@@ -203,18 +194,19 @@ def _named(pattern: str, every: Mapping[str, _Weight], linear: set[str]) -> set[
         ends = (pattern, f"*.{pattern}")
         found = {n for n, own in names.items() if pattern in own or any(fnmatchcase(o, e) for o in own for e in ends)}
     if not found:
-        known = [*itertools.chain(*names.values()), *MODULES, ALL]
-        raise UsageError(
-            f"`lora_target`: '{pattern}' matches no matrix weight", suggest(pattern, known, "matrix weights")
+        known = [*itertools.chain(*names.values()), *(name for name in (*MODULES, ALL) if name != pattern)]
+        raise unknown_name(
+            f"`lora_target`: '{pattern}' matches no matrix weight",
+            suggest(pattern, known, "matrix weights"),
         )
     return found
 
 
 class _Weight(NamedTuple):
-    """A weight in the graph: its shape and type, the names of it and of views that are a matrix too, and their readers.
+    """A weight of the graph. `names` are its own name and those of its views that are matrices too.
 
-    One that is stored as integers has the shape and type of what products read. With DoRA it has the squared norms of
-    the weights of each output, where these are at hand.
+    For a weight that is stored as integers, shape and type are those of the dequantized matrix. With DoRA, `squares`
+    holds the squared norm of each output's weights, or None if the values are not available.
     """
 
     dims: Shape
@@ -225,17 +217,17 @@ class _Weight(NamedTuple):
 
     @property
     def products(self) -> set[str]:
-        """The kinds of nodes that read it."""
+        """The operators of the nodes that read the weight."""
         return {reader.node.op_type for reader in self.readers}
 
     @property
     def modules(self) -> list[str]:
-        """The paths of the modules that read it, with dots: the innermost of each reader."""
+        """The dotted path of the innermost module of each node that reads the weight."""
         return [path for reader in self.readers if (path := module_path(reader.node))]
 
 
 def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:
-    """A weight by the values that it is, of one shape: several where it is dequantized for each of its readers."""
+    """Return the weight with these names; it has several if it is dequantized separately for each reader."""
     value_type = graph.types[values[0]]
     views = [view for value in values for view in views_of(uses, value)]
     same = all(shape_of(graph.types[value]) == shape_of(value_type) for value in values)
@@ -244,7 +236,7 @@ def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:
 
 
 def views_of(uses: Uses, name: str, transposed: bool = False) -> Iterator[tuple[str, list[Reader]]]:
-    """A matrix and its views that are one too, transposed perhaps, each by its name and what else reads it."""
+    """Yield the name of a matrix and its readers, then the same for its views that are (transposed) matrices."""
     readers, views = list[Reader](), list[Node]()
     for node, position in uses.get(name, ()):
         if is_transpose(node) or node.op_type == "Identity":
@@ -260,25 +252,26 @@ def _obstacle(
     graph: Graph, name: str, weight: _Weight, spec: LoraSpec, training: ParameterRecord, twice: Collection[str],
     judged: set[str],
 ) -> str:  # fmt: skip
-    """Why a weight can't have an adapter; "" if it can.
+    """Return the reason why a weight can't have an adapter, or "" if it can.
 
-    `twice` are the products of two that are to have one, `judged` the values that the loss is made of.
+    `twice` has the names of the products both of whose factors would have an adapter. `judged` has the values that the
+    loss depends on.
     """
     if is_float(graph.types[name]) and name not in training.adaptable:
         return training.not_trained[name]
     dims = [dim for dim in weight.dims if isinstance(dim, int)]
     if len(dims) < max(len(weight.dims), 2) or set(dims[2:]) - {1}:
-        return f"it is no matrix, but of shape {list(weight.dims)}"
+        return f"it is not a matrix, but has the shape {list(weight.dims)}"
     if judged.isdisjoint(output for reader in weight.readers for output in reader.node.output):
-        return "no path ties it to the loss"
+        return "the loss doesn't depend on it"
     if spec.rank >= min(dims[:2]):
-        return f"the rank is not below its smaller side, {min(dims[:2])}"
+        return f"the rank must be less than the smaller side of the matrix, {min(dims[:2])}"
     if not set(graph.output_names).isdisjoint(weight.names):
         return "it is an output of the model"
     for reader in weight.readers:
         label = f"'{reader.node.name}' ({reader.node.op_type})"
         if reader.node.name in twice:
-            return f"{label} multiplies it with itself or with another of them"
+            return f"{label} multiplies it by itself or by another weight that would get an adapter"
         if why := _unlike_a_product(graph, reader, len(dims)):
             return f"{label} {why}"
     return ""
@@ -290,33 +283,33 @@ def _measured(graph: Graph, weight: _Weight) -> _Weight:
 
 
 def _without_directions(weight: _Weight) -> str:
-    """Why the weights of each output of a matrix have no directions that DoRA could train; "" if they have."""
+    """Return the reason why DoRA can't train the directions of a matrix, or "" if it can."""
     if weight.squares is None:
-        return "what it is made of is not at hand"
+        return "the values that it is computed from are unknown"
     if not np.isfinite(weight.squares).all():
-        return "it has numbers that are not finite"
+        return "some of its values are not finite"
     if not weight.squares.all():
-        return f"the weights of its output {int(weight.squares.argmin())} are zeros, which have no direction"
+        return f"all weights of its output {int(weight.squares.argmin())} are zero, so they have no direction"
     for reader in weight.readers:
         if reader.position == 0:
-            return f"'{reader.node.name}' ({reader.node.op_type}) multiplies with it from the left"
-    return "it is read the other way around, too" if len({reader.leads for reader in weight.readers}) > 1 else ""
+            return f"'{reader.node.name}' ({reader.node.op_type}) multiplies by it from the left"
+    return "it is also read transposed" if len({reader.leads for reader in weight.readers}) > 1 else ""
 
 
 PRODUCTS = frozenset({("MatMul", 0), ("MatMul", 1), ("Gemm", 0), ("Gemm", 1), ("Conv", 1)})
-"""Where a weight may stand that gets an adapter."""
+"""Operators and input positions, as (operator, position), at which a weight can have an adapter."""
 
 
 def _unlike_a_product(graph: Graph, reader: Reader, rank: int) -> str:
     node, position = reader.node, reader.position
     if position < 0:
-        return "reads it inside a body"
+        return "reads it inside a subgraph"
     if not is_standard(node.domain) or (node.op_type, position) not in PRODUCTS:
-        return "reads it, and not as a matrix of a product"
+        return "does not use it as a matrix in a product"
     if (rank == 2) == (node.op_type == "Conv") or reader.settings.get("group", 1) != 1:
-        return "reads it, and not as one matrix"
+        return "does not use it as one matrix"
     other = node.input[1 - position]
-    return "" if other in graph.types else f"multiplies it with '{other}', of unknown type"
+    return "" if other in graph.types else f"multiplies it by '{other}', whose type is unknown"
 
 
 # -- how they are written -------------------------------------------------------------------------------------------
@@ -325,7 +318,7 @@ def _unlike_a_product(graph: Graph, reader: Reader, rank: int) -> str:
 def _store(
     graph: Graph, name: str, weight: _Weight, spec: LoraSpec, scaling: str, random: np.random.Generator
 ) -> Adapter:
-    """The factors of a weight as initializers: A drawn as nn.Linear draws its weights (and peft A), B zero."""
+    """Store the factors of an adapter as initializers: A is initialized as nn.Linear and PEFT do, B with zeros."""
     first, last, *ones = (int(dim) for dim in weight.dims)
     leads = weight.readers[0].leads
     dtype = helper.tensor_dtype_to_np_dtype(weight.dtype)
@@ -340,7 +333,7 @@ def _store(
 
 
 def _with_magnitudes(op: Op, adapter: Adapter, reader: Reader, weight: _Weight) -> tuple[Adapter, list[Node], Val]:
-    """An adapter with magnitudes, the nodes that come before the first product, and what lengthens its outputs."""
+    """Return the adapter with DoRA's magnitudes, the nodes before the first product, and the gain of each output."""
     assert weight.squares is not None
     dtype = helper.tensor_dtype_to_np_dtype(weight.dtype)
     magnitude, known = store(op.graph, adapter.weight, weight.squares, dtype)
@@ -355,7 +348,7 @@ def _with_magnitudes(op: Op, adapter: Adapter, reader: Reader, weight: _Weight) 
 
 
 def _sides(op: Op, adapter: Adapter, reader: Reader) -> tuple[Val, Val]:
-    """The factors in the order in which their product has the shape of the weight, as it is read."""
+    """Return the factors (left, right) whose product has the shape in which `reader` reads the weight."""
     a, b = op.val(adapter.a), op.val(adapter.b)
     left, right = (a, b) if a.shape[1] == adapter.rank else (b, a)
     if reader.transposed:
@@ -364,7 +357,7 @@ def _sides(op: Op, adapter: Adapter, reader: Reader) -> tuple[Val, Val]:
 
 
 def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float, gain: Val | None) -> list[Node]:
-    """What a product gains by an adapter, as nodes that follow it."""
+    """Return nodes to insert after a product; they add the result of the adapter to the product's result."""
     graph, node = op.graph, reader.node
     op.scope = f"{node.name}/adapter"
     op.nodes = []
@@ -410,7 +403,7 @@ def _conv(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scal
 
 
 def _lengthened(op: Op, y: Val, gain: Val, bias: str, beta: float, spatial: int) -> Val:
-    """The outputs times their gains, and then what a product adds; of a convolution, axes of space follow theirs."""
+    """Multiply outputs by their gains, then add the bias times `beta`. `spatial` axes follow the channel axis."""
     axes = range(1, 1 + spatial)
     y = y * op.unsqueeze(gain, axes)
     return y + _scaled(op.unsqueeze(op.val(bias), axes), beta) if bias else y
@@ -422,4 +415,4 @@ def _scaled(thin: Val, scale: float) -> Val:
 
 _THROUGH = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv}
 
-ADAPTERS = Pass("adapters", "with --lora: weights frozen, low-rank adapters of them added", _run, ("prepare",))
+ADAPTERS = Pass("adapters", "with --lora: freezes weights and adds low-rank adapters to them", _run, ("prepare",))

@@ -1,4 +1,4 @@
-"""The backward pass: the adjoint of every node between the loss and what is wanted."""
+"""The backward pass: append the gradient of every node between the loss and the requested weights and inputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.options import BackwardOptions
-from onnxgrad_cli.passes.learned_steps import balanced
 from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.prepare.lsq import balanced
 from onnxgrad_cli.record import BackwardRecord
 from onnxgrad_cli.targets import find_target
 
@@ -30,7 +30,8 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
     seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}
     given = set(graph.types)
     cotangents = differentiate(graph, seeds, wanted, op, training)
-    cotangents |= balanced(op, cotangents, training.learned_scales)
+    if training.learned_scales:
+        cotangents |= balanced(op, cotangents, training.learned_scales)
     given |= graph.initializers.keys()
     op.forward, op.scope = "", "grad/result"
     training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in wanted)
@@ -48,7 +49,7 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
     for name, gradient in training.gradients.items():
         graph.types[gradient] = graph.types[name]
     nodes = op.nodes
-    if options.recompute is None:  # which plans by the order in which rules write, and makes nodes wait by itself
+    if options.recompute is None:  # recomputation relies on the order of the rules, and delays nodes itself
         nodes = _cotangents_last(nodes, {*results, *(seed.name for seed in seeds.values())})
     graph.nodes.extend(nodes)
     op.forget()
@@ -56,12 +57,12 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
 
 
 def _cotangents_last(nodes: Sequence[Node], cotangents: Collection[str]) -> list[Node]:
-    """The nodes of the backward part in another order: first what is made of forward values alone, such as masks.
+    """Return the nodes of the backward part reordered: nodes that need only forward values, such as masks, come first.
 
-    onnxruntime computes of a node's operands first the one whose node stands last in the file (`run_order`). A mask
-    behind the cotangent that it is multiplied with would so be made before all that the cotangent needs, and lie there
-    as long as that takes: in a network of many layers all masks would, beside what they are made of. ResNet-50 takes
-    0.87 of the memory so, U-Net 0.86.
+    Of a node's operands, onnxruntime computes first the one whose node is last in the file (`run_order`). If a mask
+    came after the cotangent that it is multiplied by, the mask would be computed before everything that the cotangent
+    needs, and would stay in memory during that time. In a deep network, all masks would then be in memory, in addition
+    to the values that they are computed from. With this order, ResNet-50 takes 0.87 of the memory and U-Net 0.86.
     """
     late = set(cotangents)
     for node in nodes:
@@ -70,4 +71,6 @@ def _cotangents_last(nodes: Sequence[Node], cotangents: Collection[str]) -> list
     return sorted(nodes, key=lambda node: not late.isdisjoint(node.output))
 
 
-BACKWARD = Pass("backward", "the adjoint of every node between the loss and what is wanted", _run, ("yield",))
+BACKWARD = Pass(
+    "backward", "adds the gradient computation of each node between the loss and the trained weights", _run, ("yield",)
+)

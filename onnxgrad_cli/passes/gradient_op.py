@@ -1,19 +1,18 @@
-"""Say the backward part in one node, the standard's Gradient operator, in place of the nodes that compute it.
+"""Write the backward part as a single node, the standard's Gradient operator.
 
-The compact form is for exchange: it says what is differentiated and leaves the how to the reader. No runtime has a
-kernel for it; `onnxgrad expand` writes it out.
+This compact form is for exchange: it states which derivative is meant, and leaves its computation to whoever reads the
+model. No runtime has a kernel for Gradient; `onnxgrad expand` replaces it by plain operators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import onnx
 from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
-from onnxgrad_cli.common.visible import decoded
+from onnxgrad_cli.common.escape import decoded
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
@@ -25,14 +24,14 @@ from onnxgrad_cli.record import StepRecord
 
 
 def is_gradient(node: Node) -> bool:
-    """Whether a node is the Gradient operator of the standard."""
+    """Return True if a node is the Gradient operator of the standard."""
     return node.op_type == "Gradient" and node.domain == PREVIEW
 
 
 def xs_zs_y(node: Node) -> tuple[list[str], list[str], str]:
-    """The tensors that a Gradient node names in its attributes xs, zs and y; those left out are empty.
+    """Return the tensor names in the attributes xs, zs and y of a Gradient node. Absent attributes are empty.
 
-    What is no UTF-8 is the name of none, and is given so that it can be told.
+    Names that are not valid UTF-8 match no tensor. They are returned in a printable form for messages.
     """
     given = {attribute.name: attribute for attribute in node.attribute}
     xs, zs = (list(map(decoded, given[key].strings)) if key in given else [] for key in ("xs", "zs"))
@@ -40,7 +39,7 @@ def xs_zs_y(node: Node) -> tuple[list[str], list[str], str]:
 
 
 def rename_named(node: Node, identifier: Callable[[str], str]) -> None:
-    """Call what a node names in its attributes, if it is a Gradient, by other names."""
+    """Rename the tensors that the attributes of a Gradient node name. Other nodes are not changed."""
     for attribute in node.attribute if is_gradient(node) else ():
         attribute.strings[:] = [identifier(decoded(name)).encode() for name in attribute.strings]
         if attribute.HasField("s"):
@@ -48,7 +47,7 @@ def rename_named(node: Node, identifier: Callable[[str], str]) -> None:
 
 
 def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bool:
-    """Append one Gradient node, after a trial differentiation has refused what its expansion would refuse."""
+    """Append one Gradient node. First differentiate on trial, so that errors of a later expansion are raised now."""
     _refuse_what_it_can_not_say(options)
     training.forward_nodes = len(graph.nodes)
     xs = [*training.trained, *training.grad_of_input]
@@ -69,47 +68,57 @@ def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bo
         y=training.loss,
     )
     graph.nodes.append(node)
-    if graph.opset(PREVIEW) is None:
-        graph.proto.opset_import.append(onnx.helper.make_opsetid(PREVIEW, 1))
+    graph.use_domain(PREVIEW)
     return True
 
 
 def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
-    if options.yield_ != "ones":
-        raise UsageError(
-            f"`as_gradient_op` does not go with `yield_={options.yield_!r}`", "a Gradient starts from ones"
-        )
-    if options.loss_scale is not None:
-        raise UsageError("`as_gradient_op` does not go with `loss_scale`", "a Gradient starts from ones")
-    if options.recompute is not None:
-        raise UsageError("`as_gradient_op` does not go with `recompute`", "what a Gradient keeps is up to its runtime")
-    if options.lora_dora:
-        raise UsageError(
-            "`as_gradient_op` does not go with `lora_dora`",
-            "a Gradient is the derivative itself, in which the norms of weights move: leave one of the two out",
-        )
-    if options.quantization != "refuse":
-        raise UsageError(
-            f"`as_gradient_op` does not go with `quantization={options.quantization!r}`",
-            "a Gradient is the derivative itself: leave one of the two out",
-        )
+    itself = "a Gradient node replaces the backward nodes"
+    conflicts = {
+        f"yield_={options.yield_!r}": (
+            options.yield_ != "ones",
+            "leave out one of them: a Gradient node always starts from ones",
+        ),
+        "loss_scale": (
+            options.loss_scale is not None,
+            "leave out one of them: a Gradient node always starts from ones",
+        ),
+        "recompute": (
+            options.recompute is not None,
+            "leave out one of them: the runtime decides which values a Gradient node stores",
+        ),
+        "lora_dora": (
+            options.lora_dora,
+            f"leave out one of them: {itself}, which DoRA needs for the norms of the weights",
+        ),
+        f"quantization={options.quantization!r}": (
+            options.quantization != "refuse",
+            f"leave out one of them: {itself}",
+        ),
+    }
+    for option, (is_set, hint) in conflicts.items():
+        if is_set:
+            raise UsageError(f"`as_gradient_op` can't be combined with `{option}`", hint, code="conflict")
 
 
 def _refuse_bfloat16(graph: Graph, names: Iterable[str]) -> None:
     found = [name for name in names if dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16]
     if found:
         raise UsageError(
-            f"`as_gradient_op`: the standard's Gradient takes no bfloat16, and '{found[0]}' is of that type",
-            "leave the option out",
+            "`as_gradient_op`: the standard's Gradient operator doesn't support bfloat16, which is the type "
+            f"of '{found[0]}'",
+            "leave out the option",
         )
 
 
 def _rehearse(graph: Graph, training: StepRecord, xs: list[str]) -> None:
-    """Refuse and caution as the expansion will; what is written for that is thrown away."""
+    """Differentiate as a later expansion would, only for the errors and cautions. The nodes are discarded."""
     op = Op(graph)
     found = differentiate(graph, {training.loss: op.fill(1.0, op.val(training.loss))}, xs, op, training)
     for name in xs:
         or_zero(op, name, found[name], training)
 
 
-GRADIENT = Pass("gradient", "with --as-gradient-op, in place of yield and backward: one Gradient node", _run, ("loss",))
+GRADIENT = Pass(
+    "gradient", "with --as-gradient-op, instead of yield and backward: adds one Gradient node", _run, ("loss",)
+)

@@ -1,6 +1,6 @@
-"""Names that are valid C identifiers, as the standard asks of all names, for runtimes that make variables of them.
+"""Rename values and nodes to valid C identifiers, as the standard requires, for runtimes that generate code.
 
-Only names that the tool has written are changed: those of the model stay what its users know. Source: the ONNX
+Only names that onnxgrad wrote are changed. The names of the model stay, because its users know them. Source: the ONNX
 Intermediate Representation specification, "Names Within a Graph".
 """
 
@@ -25,13 +25,13 @@ IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def make_identifiers(graph: Graph, keep: Collection[str] = ()) -> dict[str, str]:
-    """Rename every value and node that the model did not have, where its name is no identifier.
+    """Rename every value and node that onnxgrad added and whose name is not an identifier.
 
     Args:
-        keep: names that stay: those that the user has given.
+        keep: names that stay because the user chose them.
 
     Returns:
-        old name -> new name.
+        A map from the old names to the new names.
     """
     names: dict[str, str] = {}
 
@@ -49,7 +49,7 @@ def make_identifiers(graph: Graph, keep: Collection[str] = ()) -> dict[str, str]
 
 
 def as_identifier(name: str) -> str:
-    """A name in the characters of identifiers."""
+    """Replace the characters of a name that identifiers can't have by underscores."""
     stem = re.sub(r"\W", "_", name, flags=re.ASCII)
     return stem if IDENTIFIER.fullmatch(stem) else f"_{stem}"
 
@@ -71,38 +71,35 @@ def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
 
 
 def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
-    """Rename what the tool has written, in the graph and in the record of the build."""
-    if not options.identifiers:
-        return False
+    """Rename the names that onnxgrad wrote, in the graph and in the record of the build."""
     names = make_identifiers(graph, [*training.labels, training.sample_weight or ""])
+
+    def own(name: str) -> str:
+        return names.get(name, name)
+
     for renamed in (training.gradients, training.state, training.yielded):
         for key, value in list(renamed.items()):
-            renamed[names.get(key, key)] = names.get(value, value)
+            renamed[own(key)] = own(value)
             if key in names:
                 del renamed[key]
-    training.loss = names.get(training.loss, training.loss)
-    training.divisors = {position: names.get(name, name) for position, name in training.divisors.items()}
-    training.trained = [names.get(name, name) for name in training.trained]
-    training.slots = {
-        names.get(name, name): replace(slot, of=names.get(slot.of, slot.of)) for name, slot in training.slots.items()
-    }
-    own = names.get
+    training.loss = own(training.loss)
+    training.divisors = {position: own(name) for position, name in training.divisors.items()}
+    training.trained = list(map(own, training.trained))
+    training.slots = {own(name): replace(slot, of=own(slot.of)) for name, slot in training.slots.items()}
     if training.step is not None:
-        groups = [replace(g, weights=tuple(own(name, name) for name in g.weights)) for g in training.step.groups]
+        groups = [replace(g, weights=tuple(map(own, g.weights))) for g in training.step.groups]
         training.step = replace(training.step, groups=tuple(groups))
     training.adapters = [
-        replace(each, a=own(each.a, each.a), b=own(each.b, each.b), magnitude=own(each.magnitude, each.magnitude))
-        for each in training.adapters
+        replace(each, a=own(each.a), b=own(each.b), magnitude=own(each.magnitude)) for each in training.adapters
     ]
-    graph.held = {names.get(name, name) for name in graph.held}
-    training.integer_weights = [replace(w, weight=names.get(w.weight, w.weight)) for w in training.integer_weights]
+    graph.held = set(map(own, graph.held))
+    training.integer_weights = [replace(w, weight=own(w.weight)) for w in training.integer_weights]
     if training.chunks is not None:
-        values = tuple(names.get(name, name) for name in training.chunks.values)
-        training.chunks = training.chunks._replace(values=values)
+        training.chunks = training.chunks._replace(values=tuple(map(own, training.chunks.values)))
     embed(graph, options, training)
     return bool(names)
 
 
 IDENTIFIERS = Pass(
-    "identifiers", "names written by the tool made valid C identifiers, if asked for", _run, ("cleanup",)
+    "identifiers", "with --identifiers: turns the names that onnxgrad adds into valid C identifiers", _run, ("cleanup",)
 )

@@ -1,7 +1,7 @@
-"""Scale the loss gradient up and the gradients of the weights down again, so that 16 bits hold what lies between.
+"""Scale the gradient of the loss up and the gradients of the weights down, so that 16-bit values do not underflow.
 
-Below 6e-8 float16 knows zero alone. The gradients leave in float32, unscaled, as what they are without a scale.
-Source: P. Micikevicius et al., Mixed Precision Training, ICLR 2018; the dynamic scale is that of torch.amp.GradScaler.
+float16 has no positive values below 6e-8. The resulting gradients are float32 and unscaled, as without a scale. Source:
+P. Micikevicius et al., Mixed Precision Training, ICLR 2018. The dynamic scale is the algorithm of torch.amp.GradScaler.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from onnxgrad_cli.record import StepRecord
 
 
 def parse_loss_scale(text: str) -> LossScale:
-    """A number above zero, or 'dynamic'.
+    """Parse a number above zero, or 'dynamic'.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text has another form.
     """
     found = value_of(text)
     if found == DYNAMIC:
@@ -36,11 +36,14 @@ def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
     asked = options.loss_scale
     assert asked is not None, "the pipeline has this pass where it is asked for"
     if asked == DYNAMIC and not options.optimizer:
-        raise UsageError("`loss_scale='dynamic'` needs steps to adapt to", "add `optimizer=NAME`, or name a number")
+        raise UsageError(
+            "`loss_scale='dynamic'` requires an optimizer, because it adapts the scale at each step",
+            "add `optimizer=NAME`, or set `loss_scale` to a number",
+        )
     op = Op(graph)
     op.role, op.scope = "backward", "loss_scale"
     if asked == DYNAMIC:
-        from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import first_scale  # which few builds need
+        from onnxgrad_cli.passes.optimizer.step import first_scale  # few builds need this module
 
         scale = first_scale(op, options, training)
     else:
@@ -51,14 +54,15 @@ def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
         wide = op.wide(op.val(gradient))
         unscaled[name] = wide / op.cast(scale, wide)
     scaled = {gradient: graph.fresh(f"{gradient}_scaled") for gradient in training.gradients.values()}
-    _rename(graph, op, scaled)
+    rename([*graph.nodes, *op.nodes], scaled)
+    graph.types.update((new, graph.types[old]) for old, new in scaled.items())
     op.rename_all({training.gradients[name]: value for name, value in unscaled.items()})
     graph.nodes.extend(op.nodes)
     return True
 
 
 def _scale_up(op: Op, training: StepRecord, scale: Val) -> None:
-    """Let what reads the cotangent of the loss read the scaled one."""
+    """Multiply the cotangent of the loss by `scale` for all nodes that read it."""
     graph, before = op.graph, len(op.nodes)
     where = 1 + next(i for i, node in enumerate(graph.nodes) if node.op_type == "YieldOp")
     after = graph.nodes[where:]
@@ -69,14 +73,9 @@ def _scale_up(op: Op, training: StepRecord, scale: Val) -> None:
     del op.nodes[before:]
 
 
-def _rename(graph: Graph, op: Op, names: dict[str, str]) -> None:
-    rename([*graph.nodes, *op.nodes], names)
-    graph.types.update((new, graph.types[old]) for old, new in names.items())
-
-
 LOSS_SCALE = Pass(
     "loss-scale",
-    "with --loss-scale: the gradient of the loss scaled up, those of the weights down",
+    "with --loss-scale: multiplies the gradient of the loss by a scale, and divides the gradients of the weights by it",
     _run,
     ("backward",),
 )

@@ -1,11 +1,12 @@
-"""What runs: a pipeline is a list of passes over one graph, and their records are in the report.
+"""Run passes over a graph. A pipeline is a list of passes, and the report includes their records.
 
-A pass states what it needs, does one thing, and tells the truth about what it changed."""
+A pass names the passes that must have run before it, does one thing, and returns True if it changed the graph.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxgrad_cli.errors import OnnxgradError
@@ -15,7 +16,7 @@ from onnxgrad_cli.record import Training
 
 
 class Pass(NamedTuple):
-    """One step: `run(graph, options, training) -> changed`; `needs` names the passes that come before it."""
+    """A pass: `run(graph, options, training)` returns True if it changed the graph; `needs` names earlier passes."""
 
     name: str
     summary: str
@@ -24,7 +25,7 @@ class Pass(NamedTuple):
 
 
 class PassRecord(NamedTuple):
-    """What a pass did: how long it took, the nodes before and after, whether it changed the graph."""
+    """The record of a pass: its duration, the number of nodes before and after, and True if it changed the graph."""
 
     name: str
     seconds: float
@@ -34,33 +35,27 @@ class PassRecord(NamedTuple):
 
 
 def run(
-    passes: Sequence[Pass],
-    graph: Graph,
-    options: Options,
-    training: Training,
-    after: Callable[[Pass, Graph, PassRecord], None] | None = None,
-    stop_after: str | None = None,
-) -> list[PassRecord]:
-    """Run `passes` in order on `graph`, in place, and return their records.
+    passes: Sequence[Pass], graph: Graph, options: Options, training: Training, stop_after: str | None = None
+) -> Iterator[tuple[Pass, PassRecord]]:
+    """Run `passes` in order on `graph`, in place.
 
     Args:
-        after: called after each pass, to write the model or to check it.
-        stop_after: the name of the pass to end with.
+        stop_after: the name of the last pass to run.
+
+    Yields:
+        Each pass that has run, with its record. The next pass runs when the next item is requested.
 
     Raises:
-        OnnxgradError: a pass failed, or its needs were not met.
+        OnnxgradError: a pass failed, or a pass that it needs did not run before it.
     """
-    records: list[PassRecord] = []
+    done: set[str] = set()
     for step in passes:
-        missing = [name for name in step.needs if name not in {r.name for r in records}]
+        missing = [name for name in step.needs if name not in done]
         if missing:
             raise OnnxgradError(f"pass '{step.name}' needs {', '.join(missing)} before it")
         before, start = len(graph.nodes), time.perf_counter()
         changed = step.run(graph, options, training)
-        record = PassRecord(step.name, time.perf_counter() - start, before, len(graph.nodes), changed)
-        records.append(record)
-        if after:
-            after(step, graph, record)
+        done.add(step.name)
+        yield step, PassRecord(step.name, time.perf_counter() - start, before, len(graph.nodes), changed)
         if step.name == stop_after:
             break
-    return records

@@ -1,54 +1,39 @@
-"""The roles of inputs and outputs as the passes have declared them, for the model's metadata."""
+"""Collect the roles of inputs and outputs that the passes declared, for the model's metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from onnxgrad_cli.common.version import tool_version
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.losses.spec import settings_of
-from onnxgrad_cli.metadata import Quantized, Role, Roles, Term, tool_version, write
+from onnxgrad_cli.metadata import Quantized, Role, Roles, Term, write
 from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.record import StepRecord
 
 
 def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
-    """The roles of a model's inputs and outputs, as the passes have declared them so far."""
-    successors = {successor: name for name, successor in training.state.items()}
-    gradients = {gradient: name for name, gradient in training.gradients.items()}
-    trained, labels = set(training.trained), set(training.labels)
-
-    def of_input(name: str) -> str:
-        if name in labels:
-            return "label"
-        if name == training.sample_weight:
-            return "sample weight"
-        if name == training.learning_rate:
-            return "learning rate"
-        if name in trained:
-            return "weight"
-        if name in training.state:
-            return "state"
-        if name in training.yielded.values():
-            return "loss gradient"
-        return "constant" if name in graph.initializers else "model input"
-
-    def of_output(name: str) -> Role:
-        if name == training.loss:
-            return Role("loss")
-        if name in gradients:
-            return Role("gradient", gradients[name])
-        if name in successors:
-            return Role("next state", successors[name])
-        return Role("kept output")
-
+    """Return the roles of the model's inputs and outputs, as far as passes have declared them."""
+    inputs: dict[str | None, str] = {
+        **dict.fromkeys(training.yielded.values(), "loss gradient"),
+        **dict.fromkeys(training.state, "state"),
+        **dict.fromkeys(training.trained, "weight"),
+        training.learning_rate: "learning rate",
+        training.sample_weight: "sample weight",
+        **dict.fromkeys(training.labels, "label"),
+    }
+    outputs = {successor: Role("next state", name) for name, successor in training.state.items()}
+    outputs |= {gradient: Role("gradient", name) for name, gradient in training.gradients.items()}
+    outputs[training.loss] = Role("loss")
+    stored = graph.initializers
     return Roles(
         tool_version(),
         tuple(_terms(graph, options, training)),
         options.reduction,
-        {name: of_input(name) for name in graph.input_names},
-        {name: of_output(name) for name in graph.output_names},
+        {name: inputs.get(name, "constant" if name in stored else "model input") for name in graph.input_names},
+        {name: outputs.get(name, Role("kept output")) for name in graph.output_names},
         any(full.endswith("::QuantizeLinear") for full, _ in training.rules),
         tuple(dict.fromkeys(training.partial)),
         options.optimizer,
@@ -62,6 +47,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         ),
         tuple(sorted(graph.held.intersection(graph.producers()))) if graph.held else (),
         training.step,
+        tuple(training.inner),
     )
 
 
@@ -81,5 +67,5 @@ def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator
 
 
 def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:
-    """Write the roles into the model's metadata, in place of those of an earlier build."""
+    """Write the roles of inputs and outputs into the model's metadata. They replace those of an earlier build."""
     write(graph.proto, roles(graph, options, training))

@@ -1,7 +1,7 @@
-"""Write a training model for runtimes that have faster operators than the standard's, or fewer: an opt-in.
+"""Rewrite a training model for a chosen runtime, which has faster operators than the standard, or fewer.
 
-It comes late, so that whatever forward and backward part consist of can be replaced; what the functions stand for is
-known without them, see `targets.standard`.
+The pass runs late, so that all nodes of the forward and backward parts can be replaced. Where nodes become calls of
+functions, the standard operators still define their meaning; see `targets.standard`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import declare
+from onnxgrad_cli.ir.type_inference import declare
 from onnxgrad_cli.options import GradientOptions
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import Targeted, Training
@@ -31,7 +31,7 @@ def _run(graph: Graph, options: GradientOptions, training: Training) -> bool:
 
 TARGET = Pass(
     "target",
-    "with --target: operators of one runtime where they are faster; what it lacks is refused",
+    "with --target: uses operators of one runtime where they are faster, and refuses those that it doesn't support",
     _run,
     ("cleanup",),
 )

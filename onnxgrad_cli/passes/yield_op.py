@@ -1,14 +1,13 @@
-"""Mark where the forward part ends: YieldOp hands the loss out and takes its cotangent in.
+"""Mark the end of the forward part with a YieldOp, which returns the cotangent of the loss.
 
-This is ONNX Runtime's own marker (domain com.microsoft, `full_shape_outputs`, `non_differentiable_outputs`), so a
-model dumped after this pass or after `backward` reads as its module builder would have written it.
+YieldOp is ONNX Runtime's own marker (domain com.microsoft; attributes `full_shape_outputs`,
+`non_differentiable_outputs`). A model saved after this pass or after `backward` has the same form as one written by
+ONNX Runtime's module builder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import onnx
 
 from onnxgrad_cli.autodiff.activity import on_the_way
 from onnxgrad_cli.ir.graph import Graph
@@ -19,12 +18,12 @@ from onnxgrad_cli.record import StepRecord
 
 
 def insert_yield(graph: Graph, outputs: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, str]:
-    """Append a YieldOp over `outputs`, which are to be differentiated with respect to `wanted`.
+    """Append a YieldOp over `outputs`, which will be differentiated with respect to `wanted`.
 
     Returns:
-        The outputs that are float, each with the name of its cotangent, of the same type: `<output>_grad`, or
-        `<output>_grad_external` where another of them depends on it and adds to its cotangent, or where
-        it is wanted itself, so that its gradient has that name.
+        A map from each float output to the name of its cotangent, which has the same type. The name is `<output>_grad`.
+        But it is `<output>_grad_external` if `<output>_grad` will name another value: the total cotangent, if another
+        output depends on this one, or the gradient, if this output is in `wanted`.
     """
     floats = [name for name in outputs if is_float(graph.types.get(name))]
     others = [position for position, name in enumerate(outputs) if name not in floats]
@@ -40,15 +39,13 @@ def insert_yield(graph: Graph, outputs: Sequence[str], wanted: Sequence[str] = (
         non_differentiable_outputs=others or None,
     )
     graph.nodes.append(node)
-    for name, cotangent in yielded.items():
-        graph.types[cotangent] = graph.types[name]
-    if graph.opset("com.microsoft") is None:
-        graph.proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    graph.types.update((cotangent, graph.types[name]) for name, cotangent in yielded.items())
+    graph.use_domain("com.microsoft")
     return yielded
 
 
 def _feeds(graph: Graph, name: str, outputs: Sequence[str]) -> bool:
-    """Whether a float path leads from an output to another one."""
+    """Return True if a path of float values leads from the output `name` to another output."""
     others = [other for other in outputs if other != name]
     return bool(others) and not on_the_way(graph, [name], [])[0].isdisjoint(others)
 
@@ -59,4 +56,4 @@ def _run(graph: Graph, options: object, training: StepRecord) -> bool:
     return True
 
 
-YIELD = Pass("yield", "the YieldOp marker between forward and backward", _run, ("loss",))
+YIELD = Pass("yield", "adds the YieldOp marker between forward and backward", _run, ("loss",))

@@ -1,21 +1,25 @@
-"""What a document consists of: headings, sentences, tables, listings, pictures; a format decides how they look."""
+"""Parts of a document: headings, paragraphs, tables, code, pictures. `markdown.Writer` writes them as Markdown."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class Name(str):
-    """A word of the user's (a tensor, a file, a command), to be shown as it is."""
+    """A word from the user's model or command line (a tensor, a file, a command), shown verbatim as code."""
 
 
-class Place(Name):
-    """The name of something in the model, a module, a node or a value, to which a picture of it may be opened."""
+class ModelName(Name):
+    """The name of a module, node or value of the model. The HTML page can link it to the picture of the model."""
 
 
 Inline = str | tuple[str, ...]
-"""A run of text: plain words and `Name`s."""
+"""A piece of text: a string, or a tuple of strings in which each `Name` is shown as code."""
+
+Row = tuple[Inline, ...]
+"""The cells of a row of a table."""
 
 
 class Paragraph(NamedTuple):
@@ -25,10 +29,10 @@ class Paragraph(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows under a head; columns in `right` hold numbers and stand flush right."""
+    """A table with a header row `head`. `right` has the positions of the columns with numbers, aligned to the right."""
 
     head: tuple[str, ...]
-    rows: list[tuple[Inline, ...]]
+    rows: list[Row]
     right: frozenset[int] = frozenset()
 
 
@@ -38,51 +42,31 @@ class Bullets(NamedTuple):
     items: list[Inline]
 
 
-class Listing(NamedTuple):
-    """Something to type or to run, in `language`."""
+class CodeBlock(NamedTuple):
+    """A command or a program to copy, written in `language`."""
 
     language: str
     text: str
 
 
 class Picture(NamedTuple):
-    """An `svg` element that also stands in `file`, beside the document; `words` say what it shows."""
+    """A picture. `draw` returns it as an `svg` element, and `words` is its caption.
 
-    svg: str
-    file: str
-    words: str
-
-
-class Course(NamedTuple):
-    """How a quantity goes from 0 up and down: its values in order, and what they are and how many at most, in words."""
-
-    values: list[int]
-    words: str
-
-
-class Trade(NamedTuple):
-    """How much of one quantity is to be had for how much of another.
-
-    Attributes:
-        axes: what the two are, with their units.
-        pairs: what may be had, in order.
-        taken: what was taken, which need not be one of these.
-        words: what it shows.
-        few: some of the pairs, where there are no pictures.
+    The HTML page shows the element. Markdown can't embed it. It shows `instead` if given, otherwise a link to `file`,
+    which is in the folder of the document.
     """
 
-    axes: tuple[str, str]
-    pairs: tuple[tuple[int, int], ...]
-    taken: tuple[int, int]
+    draw: Callable[[], str]
     words: str
-    few: Table
+    instead: Table | CodeBlock | None = None
+    file: str = ""
 
 
-Block = Paragraph | Table | Bullets | Listing | Picture | Course | Trade
+Block = Paragraph | Table | Bullets | CodeBlock | Picture
 
 
 class Section(NamedTuple):
-    """A heading and what stands under it."""
+    """A heading and the blocks below it."""
 
     title: str
     blocks: list[Block]
@@ -93,8 +77,9 @@ class Page:
     """A whole document.
 
     Attributes:
-        tone: 'good', 'warn' or 'bad'.
-        picture: a link to the page with the picture of the model, in which places are; "" where there is none.
+        tone: 'good', 'warn' or 'bad', which sets the color of the verdict.
+        glance: rows of the short table above the sections, as (label, text).
+        appendix: sections that HTML shows collapsed and Markdown omits.
     """
 
     title: Inline
@@ -102,4 +87,4 @@ class Page:
     tone: str
     glance: list[tuple[str, Inline]]
     sections: list[Section]
-    picture: str = ""
+    appendix: list[Section] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""The course of a loss as a picture: a line of block characters for a terminal, and an SVG that needs nothing else.
+"""Draw curves of a training run: as a line of block characters for a terminal, and as a self-contained SVG.
 
-A loss that falls by more than a factor of ten is drawn on a logarithmic scale, where its end can still be seen. The
-same numbers give the same bytes.
+Values that span more than a factor of ten are drawn on a logarithmic scale, so that small values remain visible. Equal
+numbers give the same bytes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxgrad_cli.common.checks import is_number
-from onnxgrad_cli.common.visible import visible
+from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.report.words import scaled
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 WIDTH, HEIGHT = 720.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 40.0, 40.0
-"""Pixels of the picture, and around what is drawn in it."""
+"""Size of a picture and its margins, in pixels."""
 
 COLUMNS, SMOOTH = 600, 50
-"""Points of a line at most, and the share of all steps, one in so many, whose mean is a point of the smooth line."""
+"""Largest number of points of the line through all steps, and of the smoothed line. A point may be a mean of steps."""
 
 STYLE = """
 .curve { max-width: 100%; height: auto; } .curve rect { fill: #fff; }
@@ -42,9 +42,11 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses of a run: (step, loss) of each step, and of each judgement on validation data.
+    """The curve of one quantity of a run, as points (step, value).
 
-    Of a metric there are judgements alone; of the rate steps alone.
+    Attributes:
+        steps: the points for the training steps. Empty for a metric.
+        judged: the points measured on the validation data. Empty for the learning rate.
     """
 
     steps: list[Point] = field(default_factory=list)
@@ -52,7 +54,7 @@ class Curve:
 
     @staticmethod
     def of(log: Iterable[Mapping[str, Any]]) -> Curve:
-        """The curve in the lines of a log."""
+        """Return the curve of the loss, from the lines of a run's log."""
         lines = list(log)
         return Curve(
             list(_points((line for line in lines if "rate" in line), "loss")), list(_points(lines, "val_loss"))
@@ -60,7 +62,10 @@ class Curve:
 
     @staticmethod
     def others(log: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
-        """What else a log tells: the curve of each metric, and that of the rate where it changes."""
+        """Return metric -> its curve, from the lines of a run's log. If the learning rate changes, 'rate' is its curve.
+
+        Curves of a single point are omitted.
+        """
         lines = list(log)
         names = dict.fromkeys(name for line in lines for name in line if name.startswith("val_") and name != "val_loss")
         found = {name: Curve(judged=list(_points(lines, name))) for name in names}
@@ -71,7 +76,7 @@ class Curve:
 
 
 def _points(lines: Iterable[Mapping[str, Any]], name: str) -> Iterator[Point]:
-    """The points of what is called so, in the lines that have a number for it; a log may be damaged."""
+    """Yield the points of the quantity with this key in the log. Lines without a number for it are skipped."""
     for line in lines:
         step, value = line.get("step"), line.get(name)
         if is_number(step) and is_number(value):
@@ -79,7 +84,10 @@ def _points(lines: Iterable[Mapping[str, Any]], name: str) -> Iterator[Point]:
 
 
 def blocks(values: Sequence[float], columns: int = 60) -> str:
-    """Values as a line of block characters, '▇▅▃▂▁'; where they are many, each stands for the mean of some."""
+    """Return values as a line of block characters, such as '▇▅▃▂▁'.
+
+    If there are more values than columns, each block shows the mean of several values.
+    """
     means = [value for _, value in _means(list(enumerate(values)), columns)]
     scale = _scale(means)
     low, high = scale(min(means)), scale(max(means))
@@ -87,14 +95,17 @@ def blocks(values: Sequence[float], columns: int = 60) -> str:
 
 
 def bars(values: Sequence[float], columns: int = 60) -> str:
-    """Values from 0 on as a line of block characters; where they are many, each stands for the largest of some."""
+    """Return values as a line of block characters whose heights start at 0.
+
+    If there are more values than columns, each block shows the maximum of several values.
+    """
     size, top = -(-len(values) // columns), max(*values, 0) or 1
     most = (max(values[i : i + size]) for i in range(0, len(values), size))
     return "".join(BLOCKS[round(value / top * (len(BLOCKS) - 1))] for value in most)
 
 
 def area(values: Sequence[float], caption: str) -> str:
-    """Values from 0 on as steps in an `svg` element for HTML, as high as their largest."""
+    """Return values as a filled step curve above 0, scaled to their maximum: an `svg` element for HTML."""
     top, width = max(*values, 0) or 1, (WIDTH - 4) / len(values)
     steps = "".join(f"V{96 - 92 * value / top:.1f}H{2 + (i + 1) * width:.1f}" for i, value in enumerate(values))
     return (
@@ -105,13 +116,13 @@ def area(values: Sequence[float], caption: str) -> str:
 
 
 def trade(axes: tuple[str, str], pairs: Sequence[Point], taken: Point, caption: str) -> str:
-    """What may be had of one quantity for how much of another, and what was taken, as an `svg` element for HTML.
+    """Return a trade-off curve between two quantities as an `svg` element for HTML. The chosen point is marked.
 
     Args:
-        axes: what the quantities are: the first one goes to the right, the second one up.
-        pairs: in order; joined by a line.
-        taken: one more, which is marked.
-        caption: what the picture shows, for those who don't see it.
+        axes: the names of the two quantities; the first is the horizontal axis.
+        pairs: the points of the curve in order; a line joins them.
+        taken: the chosen point.
+        caption: a description of the picture, for screen readers.
     """
     width, height = max(x for x, _ in (*pairs, taken)) or 1, max(y for _, y in (*pairs, taken)) or 1
 
@@ -141,12 +152,12 @@ def trade(axes: tuple[str, str], pairs: Sequence[Point], taken: Point, caption: 
 
 
 def svg(curve: Curve, caption: str) -> str:
-    """A curve with at least one point as an `svg` element."""
+    """Return a curve with at least one point as an `svg` element."""
     return "\n".join(_lines(curve, caption))
 
 
 def _lines(curve: Curve, caption: str) -> Iterator[str]:
-    """The lines of the picture: frame, axes, the losses and the validation."""
+    """Yield the lines of the `svg` element: frame, axes, losses and validation losses."""
     raw, smooth = _means(curve.steps, COLUMNS), _smooth(curve.steps)
     shown = [loss for _, loss in (*raw, *curve.judged)]
     scale, last = _scale(shown), max(*(step for step, _ in (*curve.steps[-1:], *curve.judged[-1:])), 2)
@@ -182,9 +193,9 @@ def _lines(curve: Curve, caption: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    from html import escape  # which reports without pictures don't need
+    from html import escape  # reports without pictures don't need it
 
-    return escape(visible(text))
+    return escape(escaped(text))
 
 
 def _scale(values: Sequence[float]) -> Callable[[float], float]:
@@ -192,7 +203,7 @@ def _scale(values: Sequence[float]) -> Callable[[float], float]:
 
 
 def _means(points: Sequence[Point], columns: int) -> list[Point]:
-    """As many points as there are columns at most, each the mean of its share."""
+    """Return at most `columns` points, each the mean of several consecutive ones."""
     size = max(-(-len(points) // columns), 1)
     parts = (points[i : i + size] for i in range(0, len(points), size))
     return [(sum(x for x, _ in part) / len(part), math.fsum(y for _, y in part) / len(part)) for part in parts]
@@ -203,7 +214,7 @@ def _smooth(points: Sequence[Point]) -> list[Point]:
 
 
 def _ticks(low: float, high: float, logarithmic: bool) -> list[float]:
-    """Round numbers from `low` to `high`, four or so."""
+    """Return about four round numbers between `low` and `high`."""
     if logarithmic:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         found = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]

@@ -1,49 +1,73 @@
-"""The report at a glance: what each line is about, and the essence in a few words."""
+"""The summary of a report: labeled lines of a few words each, for the terminal and the head of the document."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from onnxgrad_cli.common.wording import in_flags
-from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.common.wording import as_cli_flags, status_text
 from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
 from onnxgrad_cli.record import Recomputed, Targeted
 from onnxgrad_cli.report.blocks import Inline, Name
-from onnxgrad_cli.report.model import KINDS, Report, Tuned
-from onnxgrad_cli.report.words import number, percent, pieces, quoted, scaled, seconds, several
+from onnxgrad_cli.report.model import CONVENTIONS, KINDS, WARNINGS, Report
+from onnxgrad_cli.report.words import number, percent, pieces, plain, quoted, scaled, several
 from onnxgrad_cli.verification.verdict import Proof
+
+MOST_WARNINGS = 8
+"""Largest number of warnings that are printed in full."""
+
+LONGEST_REASONS = 120
+"""If the reasons why tensors are frozen have more characters than this, the line omits them."""
 
 
 def glance(report: Report) -> list[tuple[str, Inline]]:
-    """The report in a few lines: what it is about -> the essence."""
+    """Return the lines of the summary as (label, text)."""
+    tuned = report.tuned
     lines: dict[str, Inline] = {
         "loss": losses_in_words(report),
         "optimizer": Name(report.asked.optimizer),
         "trained": _trained_line(report),
+        "frozen": _frozen_line(report),
         "adapters": adapters_in_words(report) if report.adapters else "",
         "nodes": _nodes_line(report),
-        "backward": ("one Gradient node, which ", Name("onnxgrad expand"), " writes out for runtimes")
+        "backward": ("one Gradient node, which ", Name("onnxgrad expand"), "expands into standard operators")
         if report.compact
         else "",
         "cost": _cost_line(report),
         "recomputed": recomputed_in_words(report.recomputed) if report.recomputed else "",
         "target": _targeted(report.targeted) if report.targeted else "",
-        "lowerings": _tuned_line(report.tuned) if report.tuned else "",
-        "cautions": _cautions_line(report.cautions),
+        "lowerings": f"{len(tuned.measured):,} of {tuned.choices:,} chosen by measurements" if tuned else "",
+        "cautions": _cautions_line(report),
         "proof": _proof_line(report.proof) if report.proof else "",
     }
     rows = [(label, words) for label, words in lines.items() if words]
-    return rows + [("warning", in_flags(c.text)) for c in report.cautions if c.kind == UNTRAINED]
+    kinds = (UNTRAINED,) if report.diagnosis else WARNINGS  # an inspection lists the others itself
+    warnings = [as_cli_flags(caution.text) for caution in report.cautions if caution.kind in kinds]
+    return rows + [("warning", text) for text in first_warnings(warnings, "the report")]
+
+
+def first_warnings(texts: Sequence[str], place: str) -> list[str]:
+    """Return the first `MOST_WARNINGS` texts, and if there are more, their number and the place that lists them."""
+    more = [f"{len(texts) - MOST_WARNINGS:,} more, see {place}"] if len(texts) > MOST_WARNINGS else []
+    return [*texts[:MOST_WARNINGS], *more]
 
 
 def _trained_line(report: Report) -> str:
     if not report.weights:
         return ""
     count = sum(weight.count for weight in report.weights)
-    text = f"{several(len(report.weights), 'tensor')}, {several(count, 'number')}"
+    text = f"{several(len(report.weights), 'tensor')}, {several(count, 'parameter')}"
     text += f" ({scaled(report.cost.weight_bytes, 'B')})" if report.cost else ""
-    return text + (f"; {several(len(report.not_trained), 'float tensor')} not trained" if report.not_trained else "")
+    return text
+
+
+def _frozen_line(report: Report) -> str:
+    """Return the number of float tensors without gradient, and the reasons; "" for an inspection, which lists them."""
+    if not report.not_trained or report.diagnosis:
+        return ""
+    reasons = ", ".join(dict.fromkeys(plain(quoted(tensor.reason)) for tensor in report.not_trained))
+    text = several(len(report.not_trained), "tensor")
+    return f"{text}: {reasons}" if len(reasons) <= LONGEST_REASONS else text
 
 
 def _nodes_line(report: Report) -> str:
@@ -61,44 +85,47 @@ def _cost_line(report: Report) -> str:
     return text + (f", with {sizes}" if (sizes := sizes_in_words(report)) else "")
 
 
-def _tuned_line(tuned: Tuned) -> str:
-    return f"{len(tuned.measured):,} of {tuned.choices:,} chosen as measured"
+def _cautions_line(report: Report) -> str:
+    """Return the number of cautions, for each kind that is only counted.
 
-
-def _cautions_line(cautions: Sequence[Caution]) -> str:
-    counts = Counter(caution.kind for caution in cautions)
-    return ", ".join(several(counts[kind], kind) for kind in KINDS if counts[kind] and kind != UNTRAINED)
+    A build counts all kinds that are not in `WARNINGS`. An inspection counts only those in `CONVENTIONS`, because it
+    prints the others itself.
+    """
+    counts = Counter(caution.kind for caution in report.cautions)
+    kinds = CONVENTIONS if report.diagnosis else [kind for kind in KINDS if kind not in WARNINGS]
+    return ", ".join(several(counts[kind], kind) for kind in kinds if counts[kind])
 
 
 def _proof_line(proof: Proof) -> str:
     if not proof.steps:
-        return f"{proof.verdict}: {proof.why}"
+        return f"{status_text(proof.verdict)}: {proof.why}"
     passed = sum(step.status == "passed" for step in proof.steps)
-    total = sum(step.seconds for step in proof.steps)
     at = f", with {in_words}" if (in_words := ", ".join(f"{s} = {n:,}" for s, n in proof.sizes.items())) else ""
-    return f"{proof.verdict}: {passed} of {several(len(proof.steps), 'check')} in {seconds(total)}{at}"
+    return f"{status_text(proof.verdict)}: {passed} of {several(len(proof.steps), 'check')}{at}"
 
 
 def recomputed_in_words(done: Recomputed) -> str:
-    """What is recomputed, what that frees, and what it costs."""
+    """Return the number of recomputed nodes, the bytes kept with and without recomputation, and the added FLOPs."""
     return (
-        f"{several(done.nodes, 'node')}: {scaled(done.kept, 'B')} kept instead of {scaled(done.kept_before, 'B')}, "
-        f"for {scaled(done.flops, 'FLOP')}"
+        f"{several(done.nodes, 'node')}: {scaled(done.kept, 'B')} kept instead of "
+        f"{scaled(done.kept_before, 'B')}, at a cost of {scaled(done.flops, 'FLOP')}"
     )
 
 
 def _targeted(done: Targeted) -> str:
     listed = ", ".join(f"{op} ({count:,})" for op, count in done.operators.items())
-    return f"{done.name}: " + (f"{several(done.nodes, 'node')} by {listed}" if listed else "no operators of its own")
+    return f"{done.name}: " + (
+        f"{several(done.nodes, 'node')} by {listed}" if listed else "no operators of this target"
+    )
 
 
 def has_backward(report: Report) -> bool:
-    """Whether there is a backward part."""
+    """Return True if the model has a backward part."""
     return "backward" in [step.name for step in report.passes]
 
 
 def losses_in_words(report: Report) -> Inline:
-    """The losses, with a plus between them."""
+    """Return the losses, with a plus between them."""
     found: tuple[str, ...] = ()
     for loss in report.asked.losses:
         found += (*((" + ",) if found else ()), *pieces(quoted(loss)))
@@ -106,19 +133,19 @@ def losses_in_words(report: Report) -> Inline:
 
 
 def sizes_in_words(report: Report) -> str:
-    """The size that each symbol was counted with."""
+    """Return the size of each symbol with which the cost was computed, as a text."""
     assert report.cost is not None
     sizes = report.cost.sizes | report.cost.assumed
     return ", ".join(f"{symbol} = {size:,}" for symbol, size in sizes.items())
 
 
 def adapters_in_words(report: Report) -> str:
-    """How many adapters there are, and what they save."""
+    """Return the number of adapters, their rank, and their number of parameters compared with the frozen weights."""
     factors = {name for adapter in report.adapters for name in adapter.names}
     counts = {weight.name: weight.count for weight in report.weights if weight.name in factors}
     count = sum(counts.values())
     whole = sum(counts[adapter.a] * counts[adapter.b] // adapter.rank**2 for adapter in report.adapters)
     rank = report.adapters[0].rank
     kind = ", with magnitudes" if report.adapters[0].magnitude else ""
-    text = f"{len(report.adapters):,} of rank {rank}{kind}: {several(count, 'number')} instead of {number(whole)}"
+    text = f"{len(report.adapters):,} of rank {rank}{kind}: {several(count, 'parameter')} instead of {number(whole)}"
     return text + f" ({percent(count / whole)})"

@@ -1,4 +1,4 @@
-"""Fill the report from what a build left behind."""
+"""Make the report of a build from the results of the build."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import platform
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
@@ -18,8 +18,9 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.common.visible import visible
-from onnxgrad_cli.common.wording import flag_of, in_flags
+from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.wording import as_cli_flags, flag_of
 from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.files import ModelSource
@@ -28,23 +29,14 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.randomness import RANDOM, is_random
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.losses.spec import LossSpec
-from onnxgrad_cli.metadata import Role, tool_version
+from onnxgrad_cli.metadata import Role
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.options.declare import declared
+from onnxgrad_cli.options.train import NOT_OF_TRAINING
 from onnxgrad_cli.passes import SUMMARIES, pipeline_for
 from onnxgrad_cli.passes.roles import roles
 from onnxgrad_cli.record import Training, parts
-from onnxgrad_cli.report.model import (
-    KINDS,
-    Asked,
-    File,
-    Operator,
-    PassRow,
-    Report,
-    Tuned,
-    Untrained,
-    Value,
-    Weight,
-)
+from onnxgrad_cli.report.model import KINDS, Asked, File, Operator, PassRow, Report, Tuned, Untrained, Value, Weight
 from onnxgrad_cli.report.next_steps import next_steps
 from onnxgrad_cli.report.words import several
 from onnxgrad_cli.targets.standard import standard_domain
@@ -61,17 +53,19 @@ def make_report(
     options: Options | None = None,
     model: ModelSource = "",
     sizes: Mapping[str, int] | None = None,
+    cautions: Iterable[Caution] = (),
 ) -> Report:
-    """Gather everything there is to say about a build.
+    """Return the report of a build that succeeded or failed.
 
     Args:
-        built: what was built; after an error, what was there when it struck, or None.
-        error: why there is no training model.
-        proof: what `verify` found.
-        files: what was read and written.
+        built: the training model. After an error, the model as it was when the error occurred, or None.
+        error: the error that ended the build, or None.
+        proof: the result of `verify`, or None if it did not run.
+        files: the files that were read and written.
         command: the command line, as words or as one string.
-        options, model: what was asked of which file; by default those of `built`.
-        sizes: symbol -> size, for the cost; a symbol without one counts as 1.
+        options, model: the options and the source of the model; taken from `built` by default.
+        sizes: symbol -> size, for the cost; symbols without a size count as 1.
+        cautions: more cautions, added to the ones that the passes gave.
     """
     options = options or (built.options if built else Options())
     named = model if isinstance(model, (str, Path)) else ""
@@ -88,20 +82,22 @@ def make_report(
             optimizer=_optimizer(options),
             options=dict(_changed(options)),
         ),
-        error=in_flags(_message(error)),
-        hint=in_flags(getattr(error, "hint", None) or ""),
+        error=as_cli_flags(_message(error)),
+        hint=as_cli_flags(getattr(error, "hint", None) or ""),
+        code=error.code if isinstance(error, OnnxgradError) else "internal" if error else None,
+        argument=flag_of(error.argument) if isinstance(error, OnnxgradError) and error.argument else "",
         refusals=_refusals(error),
         proof=proof,
         files=list(files),
         versions=_versions(),
     )
     if built is not None:
-        report = dataclasses.replace(report, **_built(built, sizes or {}))
-    return dataclasses.replace(report, next=list(next_steps(report)))
+        report = dataclasses.replace(report, **_built(built, sizes or {}, cautions))
+    return dataclasses.replace(report, next=list(next_steps(report, list(_of_training(options)))))
 
 
-def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of the report that need a graph."""
+def _built(built: TrainingModel, sizes: Mapping[str, int], more: Iterable[Caution]) -> dict[str, Any]:
+    """Return the fields of the report that are computed from the graph, as keyword arguments of `Report`."""
     graph, training = built.graph, built.training
     declared, variants = roles(graph, built.options, training), training.kernel_variants
     return {
@@ -112,7 +108,7 @@ def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
         "outputs": [_value(graph, name, role) for name, role in declared.outputs.items()] if training.loss else [],
         "passes": _passes(built),
         "operators": _operators(graph, training),
-        "cautions": sorted(_cautions(graph, training), key=lambda caution: _ORDER[caution.kind]),
+        "cautions": sorted([*_cautions(graph, training), *more], key=lambda caution: _ORDER[caution.kind]),
         "cost": cost(graph, training, sizes),
         "recomputed": training.recomputed,
         "targeted": training.targeted,
@@ -124,16 +120,19 @@ def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _verdict(built: TrainingModel | None, error: Exception | None, proof: Proof | None) -> tuple[str, str]:
-    """The status of a build, and the status in one sentence."""
+    """Return the status of a build (see `Report`), and a sentence that describes it."""
     if error is not None or (proof and proof.status == "failed"):
         return _failure(error, proof)
     if built and built.records and pipeline_for(built.options)[-1].name not in {r.name for r in built.records}:
-        return "stopped", f"Stopped after the pass '{built.records[-1].name}', as asked: no training model yet."
+        return (
+            "stopped",
+            f"Stopped after the pass '{built.records[-1].name}', as requested. This is not a training model yet.",
+        )
     return "built", _success(proof)
 
 
 def _failure(error: Exception | None, proof: Proof | None) -> tuple[str, str]:
-    """The status and its sentence where there was an error, or where the proof failed."""
+    """Return the status of a build that had an error or a failed proof, and a sentence that describes it."""
     if isinstance(error, UnsupportedError):
         nodes = f": {several(len(error.refusals), 'node')} can't be differentiated" if error.refusals else ""
         return "refused", f"Refused{nodes}. No training model was written."
@@ -141,13 +140,13 @@ def _failure(error: Exception | None, proof: Proof | None) -> tuple[str, str]:
         return "failed", "Failed. No training model was written."
     failed = [step.name for step in proof.steps if step.status == "failed"] if proof else []
     end = "no training model was written." if error else "do not train with this model."
-    return "check failed", f"A check failed ({', '.join(failed) or 'see below'}): {end}"
+    return "check_failed", f"A check failed ({', '.join(failed) or 'see below'}): {end}"
 
 
 def _success(proof: Proof | None) -> str:
-    """What was checked of a training model, in one sentence."""
+    """Return a sentence about a training model that was built. It says if it was proved, or why not."""
     if proof is None:
-        return "Built, not proved: no proof was asked for."
+        return "Built, not proved: no proof was requested."
     if proof.verdict == PROVED:
         return "Built and proved: every check passed."
     return f"Built, not proved: {proof.why}."
@@ -157,21 +156,22 @@ def _message(error: Exception | None) -> str:
     if error is None:
         return ""
     if not isinstance(error, OnnxgradError):
-        return visible(f"{type(error).__name__}: {error}")
-    details = () if isinstance(error, UnsupportedError) and error.refusals else error.details  # the refusals say it
-    return "\n".join(map(visible, [error.message, *(f"  {detail}" for detail in details)]))
+        return escaped(f"{type(error).__name__}: {error}")
+    # If there are refusals, the details repeat them.
+    details = () if isinstance(error, UnsupportedError) and error.refusals else error.details
+    return "\n".join(map(escaped, [error.message, *(f"  {detail}" for detail in details)]))
 
 
 def _refusals(error: Exception | None) -> list[Refusal]:
     found = error.refusals if isinstance(error, UnsupportedError) else ()
-    return [dataclasses.replace(each, reason=in_flags(each.reason), hint=in_flags(each.hint)) for each in found]
+    return [dataclasses.replace(each, reason=as_cli_flags(each.reason), hint=as_cli_flags(each.hint)) for each in found]
 
 
-# -- what was asked -----------------------------------------------------------------------------------------------
+# -- the request --------------------------------------------------------------------------------------------------
 
 
 def _losses(options: Options, judged: Sequence[str]) -> Iterator[str]:
-    """Each loss in words, with the label it got, or before it got one, the label that was asked for."""
+    """Yield each loss as a text, with its label input or, if that input doesn't exist yet, the label of the options."""
     for spec, label in zip_longest(options.losses, judged):
         asked = "" if spec.loss and spec.loss.label == "none" else spec.label or options.label
         yield _loss(spec, options, asked if label is None else label)
@@ -185,7 +185,7 @@ def _loss(spec: LossSpec, options: Options, label: str) -> str:
 
 
 def _optimizer(options: Options) -> str:
-    """The optimizer in words, with its settings and those of each group."""
+    """Return the optimizer as a text, with its settings and the settings of each parameter group."""
     settings = _words(options.optimizer_options)
     groups = [f"{group.pattern}: {_words(group.options)}" for group in options.group]
     return "; ".join([options.optimizer + f" ({settings})" * bool(settings), *groups])
@@ -199,14 +199,38 @@ def _changed(options: Options) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value != getattr(default, field.name):
-            yield _SETTINGS.get(field.name) or flag_of(field.name), _words(value)
+            yield _SETTINGS.get(field.name) or declared(Options)[field.name].flags[-1], _words(value)
+
+
+def _of_training(options: Options) -> Iterator[str]:
+    """Yield the command-line arguments with which `onnxgrad train` builds the same training model."""
+    default = Options()
+    for name, field in declared(Options).items():
+        value, flag = getattr(options, name), field.flags[-1]
+        if name in NOT_OF_TRAINING or name == "tuned" or value == getattr(default, name):  # tuned is read from a file
+            continue
+        if isinstance(value, bool):
+            yield flag if value else flag.replace("--", "--no-", 1)
+        elif isinstance(value, Mapping):
+            for key, each in value.items():
+                owner, colon, setting = key.rpartition(":")
+                key = f"{owner}{colon}{setting.replace('_', '-')}" if name in _SETTINGS else key
+                yield from (flag, f"{key}{':' if name == 'shapes' else '='}{_typed(each)}")
+        else:
+            for each in value if isinstance(value, tuple) else (value,):
+                yield from (flag, each.typed if isinstance(each, LossSpec) else str(each))
+
+
+def _typed(value: Any) -> str:
+    """Return the value of a setting as it is written on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def _words(value: Any) -> str:
     if isinstance(value, LossSpec):
-        return ":".join([value.name, *filter(None, (value.output, value.label))]) + (
-            f":{value.weight:g}" if value.weight != 1.0 else ""
-        )
+        return value.typed
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_words(item)}" for name, item in value.items())
     if isinstance(value, (tuple, list)):
@@ -214,7 +238,7 @@ def _words(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-# -- what is in the model -----------------------------------------------------------------------------------------
+# -- the model ----------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -246,7 +270,7 @@ def _untrained(graph: Graph, training: Training) -> list[Untrained]:
         sizes = [dim for dim in shape or () if isinstance(dim, int)]
         heuristic = training.heuristics.get(name, "")
         found.append(
-            Untrained(name, _dtype(dtype_of(value_type)), shape, math.prod(sizes), in_flags(reason), heuristic)
+            Untrained(name, _dtype(dtype_of(value_type)), shape, math.prod(sizes), as_cli_flags(reason), heuristic)
         )
     return found
 
@@ -265,7 +289,7 @@ def _passes(built: TrainingModel) -> list[PassRow]:
 
 
 def _operators(graph: Graph, training: Training) -> list[Operator]:
-    """A row for each operator, those with most nodes first."""
+    """Return a row of the report for each operator. Operators with the most nodes come first."""
     nodes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     kinds = Counter((n.domain, n.op_type, part) for n, part in zip(graph.nodes, parts(graph, training), strict=True))
     for (domain, op_type, part), count in kinds.items():
@@ -307,9 +331,9 @@ _ORDER = {kind: i for i, kind in enumerate(KINDS)}
 
 
 def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
-    """Those that the passes gave, and those that follow from the finished graph."""
+    """Yield the cautions of the passes, and cautions about the finished graph."""
     for caution in dict.fromkeys(training.cautions):
-        yield dataclasses.replace(caution, subject=in_flags(caution.subject), text=in_flags(caution.text))
+        yield dataclasses.replace(caution, subject=as_cli_flags(caution.subject), text=as_cli_flags(caution.text))
     for op_type, convention in sorted(training.kinks.items()):
         yield Caution("kink", op_type, f"{op_type}: {convention}")
     drawn = Counter(node.op_type for node in graph.nodes if node.op_type in RANDOM and is_random(graph, node))
@@ -317,13 +341,13 @@ def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
         yield Caution("random operator", op_type, f"{op_type}: {several(count, 'node')}")
     variants = training.kernel_variants
     if variants.requested and not variants.measured:
-        text = f"--tuned: no gradient of this model has one of {several(len(variants.requested), 'choice')}"
-        yield Caution("note", "--tuned", f"{text}; `onnxgrad tune` measures those it has")
+        text = f"--tuned: none of its {several(len(variants.requested), 'choice')} is for a gradient of this model"
+        yield Caution("note", "--tuned", f"{text}; measure this model with `onnxgrad tune`")
     yield from _narrow(graph)
 
 
 def _narrow(graph: Graph) -> Iterator[Caution]:
-    """A caution for each 16-bit type that values have."""
+    """Yield a caution for each 16-bit float type in the graph."""
     if _NARROW.keys().isdisjoint(map(dtype_of, graph.distinct_types())):
         return
     counts = Counter(dtype_of(graph.types.get(name)) for node in graph.nodes for name in node.output if name)
@@ -334,12 +358,12 @@ def _narrow(graph: Graph) -> Iterator[Caution]:
 
 
 _NARROW = {
-    int(TensorProto.FLOAT16): "about 3 digits; gradients below 6e-8 vanish and above 65,504 become infinite",
-    int(TensorProto.BFLOAT16): "2 to 3 digits; sums of many gradients lose the small ones",
+    int(TensorProto.FLOAT16): "about 3 digits; gradients below 6e-8 become zero and those above 65,504 become infinite",
+    int(TensorProto.BFLOAT16): "2 to 3 digits; sums of many gradients lose small terms",
 }
 
 
-# -- around it ------------------------------------------------------------------------------------------------------
+# -- versions -------------------------------------------------------------------------------------------------------
 
 
 def _versions() -> dict[str, str]:

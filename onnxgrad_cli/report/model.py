@@ -1,7 +1,7 @@
-"""The report as data: one tree of plain values, which every format is rendered from.
+"""The report as data: a tree of plain values from which every format is rendered.
 
-`dataclasses.asdict` of it is the JSON report, so a field's name here is a public key. Numbers are exact and in
-base units (elements, bytes, seconds, floating-point operations); words for people are written by the renderers.
+`dataclasses.asdict(report)` is the JSON report, so the names of the fields here are public keys. Numbers are exact and
+in base units (elements, bytes, seconds, floating-point operations). The renderers format them for people.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxgrad_cli.cost.training_cost import Cost
-from onnxgrad_cli.errors import Caution, Refusal
+from onnxgrad_cli.errors import Caution, Code, Refusal
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
@@ -19,20 +19,20 @@ from onnxgrad_cli.record import Recomputed, Targeted
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 
 FORMAT = 1
-"""The version of the JSON keys: it grows when one changes its meaning or goes away."""
+"""The version of the keys of the JSON report. It increases when a key changes its meaning or is removed."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for.
+    """The request: the model, the losses, the optimizer and the other options.
 
     Attributes:
-        command: the command line, quoted for a shell; "" where there was none.
+        command: the command line, quoted for a shell; "" if the build was called from Python.
         model: the file that was read; "" for a model from memory or a pipe.
-        opset: the version of the default domain of the result; None without a graph.
-        losses: each loss in words: 'mse of y against label'.
-        optimizer: the optimizer with its options; "" for none.
-        options: every option that differs from its default: its name on the command line -> its value in words.
+        opset: the version of the default domain in the result; None if there is no graph.
+        losses: each loss as a text, such as 'mse of y against label'.
+        optimizer: the optimizer with its options; "" if there is no optimizer.
+        options: name on the command line -> value as a text, for every option that differs from its default.
     """
 
     command: str = ""
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Weight:
-    """A trained weight; `count` elements, which are the `share` (0 to 1) of all trained elements."""
+    """A trained weight. `count` is its number of elements, `share` (0 to 1) their share of all trained elements."""
 
     name: str
     dtype: str
@@ -57,9 +57,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Untrained:
-    """A tensor of the model that gets no gradient, and why.
+    """A tensor of the model that gets no gradient, with the reason.
 
-    `heuristic` identifies the heuristic that took it for a constant; "" if none did.
+    Attributes:
+        heuristic: the name of the heuristic that classified the tensor as a constant; "" for any other reason.
     """
 
     name: str
@@ -72,9 +73,12 @@ class Untrained:
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output of the model: its `role`, and `of` what (the weight of a gradient, ...).
+    """An input or output of the model.
 
-    `shape` has sizes as ints and symbols as strings, '?' for an unnamed one; None is an unknown rank.
+    Attributes:
+        role: the role in the training model, such as 'label' or 'gradient'.
+        of: the value to which the role refers: for a gradient, the weight.
+        shape: the sizes as ints and the symbols as strings, '?' for an unnamed symbol; None if the rank is unknown.
     """
 
     name: str
@@ -86,7 +90,7 @@ class Value:
 
 @dataclass(frozen=True)
 class PassRow:
-    """What one pass did."""
+    """One pass: a text about its effect, its duration, and the number of nodes before and after it."""
 
     name: str
     summary: str
@@ -98,13 +102,13 @@ class PassRow:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator: its nodes in each part of the training model, and how it was differentiated.
+    """One operator: the number of its nodes in each part of the training model, and the source of its derivative.
 
     Attributes:
-        differentiated: how many nodes a rule was applied to.
-        rules: the functions that did it.
-        derivative: 'rule', 'zero' (by mathematics), 'not needed' (no wanted gradient passes through it), 'none'
-            (it has no rule), or '' where the operator stands in neither model nor loss.
+        differentiated: the number of nodes to which a rule was applied.
+        rules: the functions that implement the applied rules.
+        derivative: 'rule', 'zero' (the derivative is mathematically zero), 'not needed' (no requested gradient passes
+            through it), 'none' (it has no rule), or '' if neither the model nor the loss has the operator.
     """
 
     op: str
@@ -119,22 +123,30 @@ class Operator:
 
 KINDS = {
     UNTRAINED: "Weights that stay untrained",
-    "training mode": "Training mode: what the model says of a sample depends on the others of its batch, or on chance",
-    "zero gradient": "Zero gradients: nothing trains these weights",
-    "random operator": "Random operators: two runs give two losses, so compare runs with care",
-    "low-precision type": "Low precision: values of 16 bits",
-    "kink": "Kinks: where an operator has no derivative, this value was taken",
-    "run-time sum": "Run-time sums: the gradient of a value that was broadcast (stretched along an axis) is summed "
-    "along that axis; here two sizes were not known to be equal, so the model decides when it runs",
+    "training mode": "Training mode: the output for a sample depends on the rest of its batch, or on random numbers",
+    "zero gradient": "Zero gradients: training does not change these weights",
+    "note": "Notes",
+    "random operator": "Random operators: two runs give different losses",
+    "low-precision type": "Low precision: 16-bit values",
+    "kink": "Kinks: the gradient where an operator has no derivative",
+    "run-time sum": "Run-time sums: the sizes of a broadcast value are unknown at build time, so the training model "
+    "decides at run time along which axes its gradient is summed",
     "opset change": "Opset: the version of the ONNX operators",
-    "note": "Besides",
 }
-"""The kinds of caution, in the order of their weight, with their headings."""
+"""Kind of caution -> its heading in the report. The most important kinds come first."""
+
+
+CONVENTIONS = ("kink", "run-time sum")
+"""Kinds of cautions that apply to nearly every model. They are only counted, not shown as warnings."""
+
+
+WARNINGS = (UNTRAINED, "training mode", "zero gradient", "note")
+"""Kinds of cautions that can change the result of a training. The terminal prints them in full."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file that was read or written; `sha256` is "" where it was not asked for."""
+    """A file that was read or written. `sha256` is "" if it was not computed."""
 
     path: str
     role: str
@@ -143,15 +155,15 @@ class File:
 
     @staticmethod
     def of(path: str | Path, role: str, digest: bool = True) -> File:
-        """Measure a file.
+        """Return an entry for a file, with its size.
 
         Args:
-            path: the file, named in the report as it is given here.
+            path: the file; the report shows the path that is given here.
             role: 'training model', 'source model', 'weights' (external data), 'pass', ...
-            digest: whether to read it all for its SHA-256.
+            digest: True to read the whole file and compute its SHA-256.
 
         Raises:
-            OSError: it can't be read.
+            OSError: the file can't be read.
         """
         with open(path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest() if digest else ""
@@ -160,7 +172,10 @@ class File:
 
 @dataclass(frozen=True)
 class Next:
-    """Something to do next: why, and what to type, in `language` ('sh' or 'python')."""
+    """A suggestion for the next step: the reason in `why`, and in `text` a command or program in `language`.
+
+    The language is 'sh', 'python' or 'js'.
+    """
 
     why: str
     language: str
@@ -169,11 +184,11 @@ class Next:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The gradients that have several forms.
+    """The choice of implementations for those gradients of a model that have several.
 
     Attributes:
-        choices: how many there are that differ in operator, shapes or attributes.
-        measured: those whose form was chosen as measured, with the form.
+        choices: the number of these gradients. Those with equal operator, shapes and attributes count once.
+        measured: gradient -> the implementation that was chosen by a measurement.
     """
 
     choices: int
@@ -181,21 +196,86 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything there is to say about one build.
+class Origin:
+    """The producer of a model file, its operators, inputs and outputs.
 
     Attributes:
-        format: the version of the keys.
-        status: 'built', 'differentiable' (as `inspect` found), 'check failed', 'stopped' (on request, before the
-            last pass), 'refused' (the model can't be differentiated) or 'failed' (anything else).
+        exporter: the program that wrote the file, as a text.
+        producer: the producer name and version stored in the file; "" if it stores none.
+        domains: operator domain -> its version; "" is ONNX's default domain.
+        operators: operator -> number of its nodes. Operators of other domains are written as 'domain::Op'.
+        functions: the functions that the file defines, as 'domain::name'.
+        inputs, outputs: name -> type.
+        sizes: the symbols of variable sizes; '?' stands for unnamed ones.
+    """
+
+    exporter: str
+    producer: str
+    ir_version: int
+    domains: dict[str, int]
+    operators: dict[str, int]
+    functions: list[str]
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    sizes: list[str]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The result of `onnxgrad inspect`: the origin of the file, problems of the export, and advice on a better one.
+
+    Every entry of the lists but `unnamed` and `equal` is a sentence for the user.
+
+    Attributes:
+        origin: the origin of the file.
+        repaired: parts of the file that were rewritten when it was read.
+        doubts: possibly wrong choices of the weights to train, with the option that changes them.
+        unnamed: the weights whose names the exporter made up.
+        equal: groups of weights with equal values. They may come from one shared weight, but are trained separately.
+        normalization: the mode (training or inference) of BatchNormalization and Dropout in the file, and folded
+            normalizations.
+        proof: reasons why the model may not be provable on random data.
+        advice: settings of the exporter that would give a model better suited for training.
+    """
+
+    origin: Origin
+    repaired: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+    equal: list[list[str]] = field(default_factory=list)
+    normalization: list[str] = field(default_factory=list)
+    proof: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of one build or of one inspection.
+
+    The status is one of these:
+
+    - 'built': there is a training model, proved or not.
+    - 'differentiable': the model can be trained (only from `onnxgrad inspect`).
+    - 'check_failed': a check of the gradients failed.
+    - 'stopped': the build ended before the last pass, on request.
+    - 'refused': the model can't be differentiated.
+    - 'usage': an option does not fit the model (only from `onnxgrad inspect`).
+    - 'failed': any other error.
+
+    Attributes:
+        format: the version of the keys of the JSON report.
+        status: the result, see above.
         verdict: the status in one sentence.
-        error, hint: what went wrong and what to do about it; "" if nothing did.
-        refusals: every node that stands in the way.
-        adapters: the low-rank adapters, whose factors are among the weights.
-        recomputed: what is computed again in the backward part; None where nothing was asked for.
-        targeted: what was done for the runtime that was named; None where none was.
-        tuned: which forms of gradients were chosen as measured; None where no measurement was given.
-        proof: what was verified; None where nothing was.
+        error, hint: the error message and a way to fix it; "" if there is no error.
+        code: the kind of the error, see `errors.CODES`; None if there is no error.
+        argument: the command-line flag of the option that caused the error; "" if the error names no option.
+        refusals: every node that prevents differentiation.
+        adapters: the low-rank adapters; their factors are also listed in `weights`.
+        recomputed: the values computed again in the backward part; None if recomputation was not requested.
+        targeted: the changes that adapt the model to the requested target runtime; None if no target was requested.
+        tuned: the gradients whose implementation was chosen by a measurement; None if no measurement was given.
+        proof: the result of the verification; None if nothing was verified.
+        diagnosis: the diagnosis of the file; None unless the model was inspected.
     """
 
     status: str
@@ -203,6 +283,8 @@ class Report:
     asked: Asked
     error: str = ""
     hint: str = ""
+    code: Code | None = None
+    argument: str = ""
     refusals: list[Refusal] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
     adapters: list[Adapter] = field(default_factory=list)
@@ -217,6 +299,7 @@ class Report:
     targeted: Targeted | None = None
     tuned: Tuned | None = None
     proof: Proof | None = None
+    diagnosis: Diagnosis | None = None
     files: list[File] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     next: list[Next] = field(default_factory=list)
@@ -224,12 +307,12 @@ class Report:
 
     @property
     def tone(self) -> str:
-        """How the verdict sounds: 'good', 'warn' (of a model that nobody has proved, or no whole one) or 'bad'."""
+        """The tone of the verdict: 'good', 'warn' (built but not proved, or stopped early) or 'bad'."""
         if self.status == "differentiable" or (self.status == "built" and self.proof and self.proof.verdict == PROVED):
             return "good"
         return "warn" if self.status in ("built", "stopped") else "bad"
 
     @property
     def compact(self) -> bool:
-        """Whether one Gradient node stands for the backward part."""
+        """True if the model has a single Gradient node instead of a backward part."""
         return any(step.name == "gradient" for step in self.passes)

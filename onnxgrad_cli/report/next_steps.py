@@ -1,44 +1,52 @@
-"""What a user does next with what was built: commands, and a program that trains a few steps."""
+"""Suggest next steps after a build: commands, and programs that train a few steps."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from onnxgrad_cli.common.visible import python_literal
+from onnxgrad_cli.common.escape import python_literal
 from onnxgrad_cli.metadata import STORED
 from onnxgrad_cli.report.model import Next, Report, Value
 
 
-def next_steps(report: Report) -> Iterator[Next]:
-    """What to do next, by the status of the report."""
+def next_steps(report: Report, training: Sequence[str]) -> Iterator[Next]:
+    """Yield the next steps that suit the status of the report.
+
+    Args:
+        report: the report of the build.
+        training: the command-line arguments with which `onnxgrad train` builds the same training model.
+    """
     path = next((file.path for file in report.files if file.role == "training model"), "train.onnx")
     if report.status == "refused" and report.asked.model:
-        why = "See what could be trained, and each obstacle again after a change"
+        why = "List what could be trained, and check the model again after a change"
         yield Next(why, "sh", f"onnxgrad inspect {shlex.quote(report.asked.model)}")
-    if report.status == "check failed" and report.asked.command:
-        why = (
-            "Repeat it on data of your own; if the check fails again, the gradients are wrong: please report the model"
-        )
+    if report.status == "check_failed" and report.asked.command:
+        why = "Repeat the check with your own data; if it fails again, the gradients are wrong: please report the model"
         yield Next(why, "sh", f"{report.asked.command} --test-data data.npz")
     if report.status != "built":
         return
     if "--training-info" in report.asked.options:
-        why = "Write the step and the initialization as plain models, which the stock onnxruntime runs"
+        why = "Write the step and the initialization as plain models that the stock onnxruntime runs"
         yield Next(why, "sh", f"onnxgrad expand {shlex.quote(path)}")
         return
-    why = "Check the gradients on data of your own"
-    yield Next(why, "sh", f"onnxgrad check {shlex.quote(path)} --data data.npz")
+    if report.asked.model and not report.compact:
+        command = shlex.join(["onnxgrad", "train", report.asked.model, *training])
+        yield Next("Train the model on your data", "sh", f"{command} --data DATA")
+    words = shlex.split(report.asked.command) if report.asked.command else []
+    if "--test-data" in words[:-1]:
+        data = shlex.quote(words[words.index("--test-data") + 1])
+        yield Next("Check the gradients of the file again", "sh", f"onnxgrad check {shlex.quote(path)} --data {data}")
     if report.compact:
-        yield Next("Write the Gradient node out, for runtimes", "sh", f"onnxgrad expand {shlex.quote(path)}")
+        yield Next("Expand the Gradient node into standard operators", "sh", f"onnxgrad expand {shlex.quote(path)}")
     else:
         yield Next("Train a few steps with numpy and the stock onnxruntime", "python", _steps(path, report))
 
 
 def _steps(path: str, report: Report) -> str:
-    """A program that feeds random numbers and follows the gradients; it reads the roles from the model itself."""
+    """Return a Python program that trains a few steps on random data. It reads the roles of inputs from the file."""
     fed = [value for value in report.inputs if value.role not in STORED]
     stored = "--embed-state" not in report.asked.options
     return _PROGRAM.format(
@@ -53,7 +61,7 @@ def _steps(path: str, report: Report) -> str:
 
 
 def _sample(value: Value) -> str:
-    """The Python expression that makes random values for an input."""
+    """Return a Python expression that makes random values for an input."""
     sizes = [str(dim) if isinstance(dim, int) else "size" for dim in value.shape or ()]
     shape = f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
     dtype = {"float": "float32", "double": "float64"}.get(value.dtype, value.dtype)
@@ -65,12 +73,12 @@ def _sample(value: Value) -> str:
 
 
 def in_javascript(report: Report, model: Path, roles: Path) -> Next:
-    """How to train in Node where the weights are inputs: a program that feeds random numbers.
+    """Return a program that trains a few steps in Node on random data, for a model whose weights are inputs.
 
     Args:
-        report: what was built.
-        model: the training model's file.
-        roles: the JSON beside it.
+        report: the report of the build.
+        model: the file of the training model.
+        roles: the JSON file, in the same folder, with the roles of the inputs and the name of the file of weights.
     """
     fed = [value for value in report.inputs if value.role not in STORED]
     text = _IN_JAVASCRIPT.format(
@@ -83,7 +91,7 @@ def in_javascript(report: Report, model: Path, roles: Path) -> Next:
 
 
 def _tensor(value: Value) -> str:
-    """The JavaScript expression that makes a random tensor for an input."""
+    """Return a JavaScript expression that makes a random tensor for an input."""
     dtype = {"float": "float32", "double": "float64"}.get(value.dtype, value.dtype)
     sizes = [dim if isinstance(dim, int) else SAMPLES for dim in value.shape or ()]
     if value.role == "learning rate":
@@ -92,7 +100,7 @@ def _tensor(value: Value) -> str:
 
 
 SAMPLES = 8
-"""Of a batch of random numbers."""
+"""The size of each unknown axis in random example tensors."""
 
 _IN_JAVASCRIPT = """\
 import {{ readFileSync }} from 'node:fs';

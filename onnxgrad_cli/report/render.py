@@ -1,61 +1,41 @@
-"""From a report to text: one function a format."""
+"""Render a report as text."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from onnxgrad_cli.common import strict_json
-from onnxgrad_cli.common.visible import visible_lines
-from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.report import text
-from onnxgrad_cli.report.document import page
+from onnxgrad_cli.common.escape import escaped_lines
+from onnxgrad_cli.errors import suggest, unknown_name
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.model import Report
+from onnxgrad_cli.report.sections import page
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
-def _markdown(report: Report, picture: str) -> str:
-    return markdown(page(report))
-
-
-def _html(report: Report, picture: str) -> str:
-    from onnxgrad_cli.report.html import html
-
-    return html(dataclasses.replace(page(report), picture=picture))
-
-
-def _text(report: Report, picture: str) -> str:
-    return text.text(report)
-
-
-def _json(report: Report, picture: str) -> str:
-    return strict_json.dumps(dataclasses.asdict(report), indent=2) + "\n"
-
-
-FORMATS: dict[str, Callable[[Report, str], str]] = {"md": _markdown, "html": _html, "json": _json, "txt": _text}
-"""The formats of a report, by the suffix of its file."""
+FORMATS = ("md", "html", "json")
+"""The formats of a report. Each is the suffix of the report's file."""
 
 
 def render(report: Report, kind: str, picture: str = "") -> str:
-    """The report in one of `FORMATS`: 'md', 'html', 'json' or 'txt'.
+    """Return the report in one of `FORMATS`.
 
     Args:
-        report: what there is to say.
+        report: the report.
         kind: the format.
-        picture: a link from it to the page with the picture of the model, which html follows; "" where there is none.
+        picture: for 'html', a relative link from the report to the page with the picture of the model; "" if there is
+            no such page.
 
     Raises:
-        UsageError: no such format.
+        UsageError: the format is unknown.
     """
-    if kind not in FORMATS:
-        raise UsageError(f"no report format '{kind}'", suggest(kind, FORMATS, "formats"))
-    return visible_lines(FORMATS[kind](report, picture))
+    match kind:
+        case "md":
+            text = markdown(page(report))
+        case "html":
+            from onnxgrad_cli.report.html import html  # imports the renderer of Markdown
 
-
-def summary(report: Report) -> RenderableType:
-    """The report in a few lines, for `rich.console.Console.print`."""
-    return text.summary(report)
+            text = html(page(report), picture)
+        case "json":
+            text = strict_json.dumps(dataclasses.asdict(report), indent=2) + "\n"
+        case _:
+            raise unknown_name(f"no report format '{kind}'", suggest(kind, FORMATS, "formats"))
+    return escaped_lines(text)

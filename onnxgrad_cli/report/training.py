@@ -1,48 +1,51 @@
-"""The report of a run of training: how the loss went, on which data, and what the run was asked to do."""
+"""The report of a training run: the curves of the loss, the results of each epoch, the data and the options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from onnxgrad_cli.report import document
-from onnxgrad_cli.report.blocks import Block, Inline, Name, Page, Paragraph, Picture, Section, Table
+from onnxgrad_cli.report import sections
+from onnxgrad_cli.report.blocks import Block, Inline, Name, Page, Paragraph, Picture, Row, Section, Table
 from onnxgrad_cli.report.curve import Curve, svg
 from onnxgrad_cli.report.model import Report
 from onnxgrad_cli.report.words import figure, names, number, seconds, several
 
 CURVE, RATE, METRIC = "curve.svg", "rate.svg", "metric-{}.svg"
-"""The files beside the report with the pictures of the curves: of the loss, of the rate, and of each metric."""
+"""File names of pictures in the report's folder: the curves of the loss, the learning rate and each metric."""
 
 ENDS = {
     "done": "All epochs were run",
-    "max steps": "It ended after as many steps as were asked for",
-    "no better": "It ended early, for the validation got no better",
+    "max steps": "The run ended after the requested number of steps",
+    "no better": "The run ended early, because the validation did not improve",
 }
-"""Why a run ends."""
+"""Reason why a run ended -> the sentence that reports it."""
 
-OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Cautions", "Cost", "Versions"}
-"""What the report of the training model says that matters here too."""
+OF_THE_BUILD = {"Request", "Trained weights", "Adapters", "Not trained", "Cautions", "Cost", "Versions"}
+"""Titles of the sections that are copied from the report of the training model."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What there is to say about a run.
+class RunSummary:
+    """The data of the report of one training run.
 
     Attributes:
         model: the name of the model's file.
-        reason: why it ended, one of `ENDS`.
-        epochs: what each has come to: 'loss', 'val_loss', 'val_<metric>'; one at least.
-        best: the epoch whose weights were taken, counted from 1.
-        by: what says which epoch is best, a name in `epochs`; "" where the last one is taken.
-        steps, seconds: how many were taken in all, and how long it took at last.
-        course: how it was trained, by the option.
-        data: what each set of data is for -> its source and how many samples it has.
-        files: what was written.
-        curve: the loss of each step.
-        others: what else has a curve, metrics and the rate, by name.
-        confusion: output -> the names of its classes, and how often each (rows) was taken for each in the epoch whose
-            weights were taken.
+        reason: the reason why the run ended, a key of `ENDS`.
+        epochs: for each epoch, a map from 'loss', 'val_loss' or 'val_<metric>' to the result. There is at least one
+            epoch.
+        best: the number of the epoch whose weights were kept, from 1.
+        by: the name in `epochs` of the result by which the best epoch was chosen; "" if the last epoch was kept.
+        steps: the number of steps.
+        seconds: the duration of the last call in seconds, without the time before a resume.
+        course: option of the run -> its value.
+        data: purpose of a data set -> (its source, its number of samples).
+        files: the files that were written.
+        curve: the curve of the loss: of each step, and on the validation data.
+        others: metric, or 'rate' for the learning rate -> its curve.
+        confusion: output -> (the names of its classes, its confusion matrix in the epoch whose weights were kept). Rows
+            are labels, columns are predicted classes.
         built: the report of the training model.
     """
 
@@ -63,7 +66,7 @@ class Run:
 
     @property
     def pictures(self) -> list[Picture]:
-        """The curves: of the loss, of each metric and of the rate."""
+        """The curves of the loss, of each metric and of the learning rate."""
         found = [_picture(self.curve, CURVE, f"Loss of {self.model}")] if self.curve.steps else []
         for i, (name, curve) in enumerate(self.others.items(), 1):
             file = RATE if name == "rate" else METRIC.format(i)
@@ -71,14 +74,14 @@ class Run:
         return found
 
 
-def page(run: Run) -> Page:
-    """The run as a document."""
+def page(run: RunSummary) -> Page:
+    """Return the report of a run as a document."""
     which = f", the best by its {_words(run.by)}" if run.by else ", the last"
     verdict = f"{ENDS[run.reason]}; the model has the weights of epoch {run.best} of {len(run.epochs)}{which}."
     return Page(("Training of ", Name(run.model)), verdict, "good", list(_glance(run)), list(_sections(run)))
 
 
-def _glance(run: Run) -> Iterator[tuple[str, Inline]]:
+def _glance(run: RunSummary) -> Iterator[tuple[str, Inline]]:
     first, best = run.epochs[0], run.epochs[run.best - 1]
     for name, value in best.items():
         yield _words(name), f"{figure(first[name])} in the first epoch, {figure(value)} in epoch {run.best}"
@@ -86,42 +89,40 @@ def _glance(run: Run) -> Iterator[tuple[str, Inline]]:
     yield "time", seconds(run.seconds)
 
 
-def _sections(run: Run) -> Iterator[Section]:
-    """The sections on the run, then those on the training model that matter to it."""
+def _sections(run: RunSummary) -> Iterator[Section]:
+    """Yield the sections about the run, and the sections of the training model's report that are in `OF_THE_BUILD`."""
     if run.pictures:
         yield Section("Curves", list(run.pictures))
     names = list(run.epochs[0])
-    rows: list[tuple[Inline, ...]] = [
-        (str(i), *(figure(epoch[name]) for name in names), "its weights were taken" if i == run.best else "")
+    rows: list[Row] = [
+        (str(i), *(figure(epoch[name]) for name in names), "its weights are in the model" if i == run.best else "")
         for i, epoch in enumerate(run.epochs, 1)
     ]
     yield Section("Epochs", [Table(("epoch", *map(_words, names), ""), rows, frozenset(range(1 + len(names))))])
     if run.confusion:
         yield Section("Confusion of classes", list(_confusion(run.confusion)))
     rows = [(Name(option), _setting(value)) for option, value in run.course.items()]
-    yield Section("How it was trained", [Table(("option", "value"), rows)])
+    yield Section("Options of the training", [Table(("option", "value"), rows)])
     rows = [(use, Name(source), number(samples)) for use, (source, samples) in run.data.items()]
     yield Section("Data", [Table(("used for", "from", "samples"), rows, frozenset({2}))])
-    yield from (section for section in document.sections(run.built) if section.title in OF_THE_BUILD)
+    yield from (section for section in sections.sections(run.built) if section.title in OF_THE_BUILD)
     yield Section("Files", [Table(("written",), [(Name(file),) for file in run.files])])
 
 
 def _picture(curve: Curve, file: str, words: str) -> Picture:
-    return Picture(svg(curve, words), file, words)
+    return Picture(partial(svg, curve, words), words, file=file)
 
 
 def _confusion(found: Mapping[str, tuple[Sequence[str], Sequence[Sequence[int]]]]) -> Iterator[Block]:
-    """How often each class was taken for each: a row for each label, a column for each class that was chosen."""
+    """Yield the confusion matrix of each output: a row for each label, a column for each predicted class."""
     for output, (classes, counts) in found.items():
-        yield Paragraph((Name(output), ": labels by row, what was chosen by column, with the weights that were taken."))
-        rows: list[tuple[Inline, ...]] = [
-            (Name(label), *map(number, row)) for label, row in zip(classes, counts, strict=True)
-        ]
+        yield Paragraph((Name(output), ": rows are labels, columns are predicted classes, with the selected weights."))
+        rows: list[Row] = [(Name(label), *map(number, row)) for label, row in zip(classes, counts, strict=True)]
         yield Table(("", *classes), rows, frozenset(range(1, 1 + len(classes))))
 
 
 def _setting(value: object) -> Inline:
-    """What an option was given; of several values each."""
+    """Return the value of an option, or its values if there are several."""
     return names([str(each) for each in value], len(value)) if isinstance(value, list | tuple) else Name(str(value))
 
 

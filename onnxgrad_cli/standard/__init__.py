@@ -1,1 +1,1 @@
-"""What the ONNX standard itself says of training: the Gradient operator and TrainingInfoProto, written and read."""
+"""Read and write the training features of the ONNX standard: the Gradient operator and TrainingInfoProto."""

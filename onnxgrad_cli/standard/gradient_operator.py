@@ -1,57 +1,62 @@
-"""The Gradient operator of ai.onnx.preview.training, which no runtime has a kernel for, in standard operators.
+"""Replace the Gradient operator of ai.onnx.preview.training, which has no kernel in any runtime, by standard operators.
 
-Each Gradient is replaced, one after the other, by the reverse-mode walk over the nodes between the tensors it names;
-so the next one may differentiate its result. Source: the operator's page,
-https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Gradient.html.
+The Gradient nodes are replaced one after the other, so a later one may differentiate the result of an earlier one. Each
+is replaced by reverse-mode differentiation of the nodes between the tensors that it names. A Gradient node names these
+tensors in attributes, where code for ordinary nodes does not look for names. So each node first gets the named tensors
+as additional inputs. Then code that sorts, renames or removes nodes needs no special case for it.
+
+Source: the operator's page, https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Gradient.html.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from onnx import GraphProto, ModelProto
+from onnx import FunctionProto, GraphProto, ModelProto
 
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages
-from onnxgrad_cli.ir.nodes import reads, with_bodies
+from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
+from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
 from onnxgrad_cli.passes.cleanup.cleanup import tidy
-from onnxgrad_cli.passes.gradient_op import is_gradient
-from onnxgrad_cli.passes.outputs import forget_domain
-from onnxgrad_cli.passes.prepare.admit import FIRST_WITH_CONSTANTS
+from onnxgrad_cli.passes.declare_outputs import forget_domain
+from onnxgrad_cli.passes.gradient_op import is_gradient, xs_zs_y
+from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_lower
 from onnxgrad_cli.passes.prepare.normalise import normalise
-from onnxgrad_cli.passes.prepare.settle import settle
+from onnxgrad_cli.passes.prepare.validate_input import FIRST_WITH_CONSTANTS
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.standard.gradient_request import Request, read_what_is_named
 
 
 def expand_gradients(model: ModelProto, path: Path | None = None, training: Training | None = None) -> ModelProto:
-    """Replace every Gradient node by the graph that computes it; a model without one stays as it is.
+    """Replace every Gradient node of a model by the nodes that compute it.
 
-    The i-th output is the derivative of `y` with respect to the i-th of `xs`, the others of `xs` and `zs` held fixed,
-    at the values that are fed. The operator's page leaves open what that is for a `y` of several elements: here it is
-    the gradient of their sum, as with TensorFlow's `tf.gradients`, so that a result has the shape of its x.
-    What `y` needs besides `xs` and `zs` must be constant; an initializer that they do not name counts as such.
-    Where other tensors than the named ones are fed, the nodes between `xs`, `zs` and `y` are copied on those.
+    The i-th output of a Gradient node is the derivative of `y` with respect to the i-th tensor of `xs`, at the values
+    that are fed to the node. The other tensors of `xs` and `zs` are constants. The operator's page does not define the
+    derivative of a `y` with several elements. Here it is the gradient of their sum, as in TensorFlow's `tf.gradients`,
+    so each result has the shape of its x. Apart from `xs` and `zs`, `y` may depend only on constants. An initializer
+    that `xs` and `zs` do not name counts as a constant. If a node is fed other tensors than it names, the nodes between
+    `xs`, `zs` and `y` are copied, and the copies read the fed tensors.
 
     Args:
-        model: the model, which is changed in place: its functions are inlined, and its opset is raised where the
-            gradients need it. Inputs, outputs and what they compute stay.
-        path: where it was read from; external data are relative to it.
-        training: where the rules used and the cautions are recorded.
+        model: the model, which is changed in place: its functions are inlined, and its opset is raised if the gradients
+            need that. Its inputs, its outputs and their values stay the same.
+        path: the file that the model was read from; paths of external data are relative to it.
+        training: the record that gets the rules used and the cautions.
 
     Returns:
         The model.
 
     Raises:
-        UsageError: a node names or is fed what it can't be.
-        UnsupportedError: a node stands in the body of another, or something between x and y can't be differentiated.
+        UsageError: a node names or is fed an unsuitable tensor.
+        UnsupportedError: a node is in the body of another node, or a node between x and y can't be differentiated.
     """
     if not has_gradients(model):
         return model
@@ -61,13 +66,13 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
     normalise(graph)
     _sort(graph)
     for node in filter(is_gradient, graph.nodes):
-        graph.vary(Request(node).named)
+        graph.vary(GradientRequest(node).named)
     own: set[str] = set()
     while any(map(is_gradient, graph.nodes)):
-        settle(graph, training)
+        infer_and_lower(graph, training)
         own = own or {name for node in graph.nodes for name in node.output}
         position = next(i for i, node in enumerate(graph.nodes) if is_gradient(node))
-        request = Request(graph.nodes[position])
+        request = GradientRequest(graph.nodes[position])
         request.check(graph)
         written = _copied(graph, request) if request.fed != request.named else _derived(graph, request, training)
         graph.set_nodes([*graph.nodes[:position], *written, *graph.nodes[position + 1 :]])
@@ -78,13 +83,13 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
 
 
 def has_gradients(model: ModelProto) -> bool:
-    """Whether a model has a Gradient node, in a body or a function perhaps."""
+    """Return True if a model has a Gradient node, including those in bodies of nodes and in functions."""
     every = [model.graph.node, *(function.node for function in model.functions)]
     return any(is_gradient(node) for nodes in every for node in with_bodies(nodes))
 
 
 def _sort(graph: Graph) -> None:
-    """Put every Gradient behind the y it names, which the standard does not ask for."""
+    """Sort the nodes so that every Gradient follows the node that computes its y. The standard allows any order."""
     made = {name: i for i, node in enumerate(graph.nodes) for name in node.output if name}
     before = {i: [made[name] for name in reads(node) if name in made] for i, node in enumerate(graph.nodes)}
     if all(j < i for i, needs in before.items() for j in needs):
@@ -92,16 +97,16 @@ def _sort(graph: Graph) -> None:
     try:
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
-        circle = next(Request(graph.nodes[i]) for i in error.args[1] if is_gradient(graph.nodes[i]))
+        circle = next(GradientRequest(graph.nodes[i]) for i in error.args[1] if is_gradient(graph.nodes[i]))
         raise UsageError(
-            f"{circle.what} is part of what it differentiates: '{circle.y}' depends on its outputs",
-            "copy the nodes that are to be differentiated apart from those that use the gradient",
+            f"{circle.what} is part of the graph that it differentiates, because '{circle.y}' depends on its outputs",
+            "copy the nodes to differentiate, so that they do not use the gradient",
         ) from None
     graph.set_nodes(graph.nodes[i] for i in order)
 
 
-def _copied(graph: Graph, request: Request) -> list[Node]:
-    """The differentiated nodes once more on copies of what is fed, and the Gradient of those."""
+def _copied(graph: Graph, request: GradientRequest) -> list[Node]:
+    """Return copies of the differentiated nodes that read the fed tensors, and a Gradient node for the copies."""
     names = {name: graph.fresh(name) for name in request.named}
     own = list(names.values())
     given = [
@@ -122,7 +127,14 @@ def _copied(graph: Graph, request: Request) -> list[Node]:
 
 
 def _read_past_copies(graph: Graph, own: Collection[str]) -> None:
-    """Remove the copies that stood for named tensors: onnxruntime 1.31 loses that of an input in `copy * (1 / b)`."""
+    """Remove the Identity nodes that stand for fed tensors, and read these tensors directly.
+
+    The others must go, because onnxruntime 1.31 wrongly drops the Identity of an input in `copy * (1 / b)`.
+
+    Args:
+        graph: the graph.
+        own: the results of the Identity nodes that stay.
+    """
     names: dict[str, str] = {}
     for node in graph.nodes:
         if node.op_type == "Identity" and node.output[0] not in own:
@@ -131,8 +143,8 @@ def _read_past_copies(graph: Graph, own: Collection[str]) -> None:
     rename(graph.nodes, names)
 
 
-def _derived(graph: Graph, request: Request, training: Training) -> list[Node]:
-    """The nodes that compute the outputs which have a name."""
+def _derived(graph: Graph, request: GradientRequest, training: Training) -> list[Node]:
+    """Return the nodes that compute the outputs of a Gradient node, except for outputs with an empty name."""
     op = Op(graph)
     op.role = "backward"
     op.scope = request.node.name
@@ -142,3 +154,196 @@ def _derived(graph: Graph, request: Request, training: Training) -> list[Node]:
     op.rename_all({output: or_zero(op, x, found[x], training) for x, output in asked.items()})
     graph.types.update((output, graph.types[x]) for x, output in asked.items())
     return op.nodes
+
+
+class GradientRequest:
+    """The tensors of a Gradient node, after `read_what_is_named` has added the tensors that it names to its inputs.
+
+    Attributes:
+        node: the node; its inputs are `fed`, then `named`, then `y`.
+        what: a text that identifies the node in messages.
+        fed: the tensors whose values are the point at which the derivative is taken.
+        named: the tensors of xs, then those of zs. The tensors in `fed`, in the same order, replace them.
+        xs: the tensors of `named` with respect to which the derivative is taken.
+        y: the tensor that is differentiated.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.what = _what(node)
+        xs, zs, _ = xs_zs_y(node)
+        count = len(xs) + len(zs)
+        self.fed = list(node.input[:count])
+        self.named = list(node.input[count:-1])
+        self.xs = self.named[: len(xs)]
+        self.y = node.input[-1]
+
+    def check(self, graph: Graph) -> None:
+        """Check that the tensors that the node names and is fed allow a derivative.
+
+        Raises:
+            UsageError: a tensor of xs or y is not a float tensor. Or a fed tensor differs from the named one in type or
+                rank. Or a named tensor depends on another one. Or y depends on an input that is not named.
+            UnsupportedError: the type of a tensor on which y or xs depend is unknown.
+        """
+        self._check_typed(graph)
+        for attribute, names in (("xs", self.xs), ("y", [self.y])):
+            for name in names:
+                if not is_float(graph.types.get(name)):
+                    raise UsageError(
+                        f"{self.what}: '{name}' in {attribute} is {_type(graph, name)}, but only float tensors "
+                        "have a derivative",
+                        "put the name in zs instead" if attribute == "xs" else "use a float tensor",
+                    )
+        for name, value in zip(self.named, self.fed, strict=True):
+            if not _fits(graph, name, value):
+                raise UsageError(
+                    f"{self.what}: the value '{value}', {_type(graph, value)}, is passed for '{name}', "
+                    f"{_type(graph, name)}",
+                    "pass a tensor of the same type and rank",
+                )
+        self._check_independent(graph)
+        fed = set(graph.input_names).difference(graph.initializers, self.named)
+        missing = sorted(fed & graph.ancestors([self.y], self.named))
+        if missing:
+            raise UsageError(
+                f"{self.what}: '{self.y}' also depends on {_listed(missing)}, but neither xs nor zs contains that name",
+                "add each input that it depends on to xs (for its gradient) or to zs, and to the inputs of the node",
+            )
+
+    def _check_typed(self, graph: Graph) -> None:
+        needed = graph.ancestors([self.y, *self.xs])
+        for node in graph.nodes if not {self.y, *self.xs} <= graph.types.keys() else ():
+            untyped = [name for name in node.output if name in needed and name not in graph.types]
+            if untyped:
+                kind = "::".join(filter(None, (node.domain, node.op_type)))
+                refusal = Refusal(node.name, kind, f"the type of its output '{untyped[0]}' is unknown")
+                raise UnsupportedError(f"{self.what} can't be expanded:", [refusal])
+
+    def _check_independent(self, graph: Graph) -> None:
+        named = set(self.named)
+        makers = [node for node in graph.nodes if named.intersection(node.output)]
+        if not named & graph.ancestors(name for node in makers for name in reads(node)):
+            return
+        for node in makers:
+            above = sorted(named & graph.ancestors(reads(node)))
+            if above:
+                name = next(output for output in node.output if output in named)
+                raise UsageError(
+                    f"{self.what}: '{name}' is computed from {_listed(above)}, but xs and zs contain both",
+                    f"leave out '{name}' or {_listed(above)}: the named tensors must be independent",
+                )
+
+
+def _what(node: Node) -> str:
+    return f"Gradient '{node.name or next(filter(None, node.output), '')}'"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _type(graph: Graph, name: str) -> str:
+    return in_words(graph.types.get(name)) or "of unknown type"
+
+
+def _fits(graph: Graph, name: str, value: str) -> bool:
+    wanted, given = graph.types.get(name), graph.types.get(value)
+    ranks = {len(shape) for shape in (shape_of(wanted), shape_of(given)) if shape is not None}
+    return dtype_of(wanted) == dtype_of(given) and len(ranks) < 2
+
+
+def read_what_is_named(graph: Graph) -> None:
+    """Add to the inputs of each Gradient node, in the model and in its functions, the tensors that the node names.
+
+    `GradientRequest` describes the order of the inputs.
+
+    Raises:
+        UsageError: a name is unknown or appears twice, or the numbers of inputs or outputs don't match the names.
+        UnsupportedError: a node is in the body of another node, or a function gets the names from its caller.
+    """
+    proto = graph.proto
+    given = [*graph.input_names, *graph.initializers, *(s.values.name for s in proto.graph.sparse_initializer)]
+    _mark(graph.nodes, given, "the model")
+    for function in proto.functions:
+        if _mark(function.node, function.input, f"function '{function.name}'"):
+            _own_inputs(function)
+
+
+def _mark(nodes: Iterable[Node], given: Sequence[str], where: str) -> bool:
+    """Add to the inputs of each Gradient among the nodes the tensors that it names.
+
+    Args:
+        nodes: the nodes of a graph or a function.
+        given: the names of the inputs and stored tensors of that graph or function.
+        where: the name of the graph or function, for messages.
+
+    Returns:
+        True if there is a Gradient node among the nodes.
+    """
+    nodes = list(nodes)
+    for node in nodes:
+        for inner in with_bodies(each for body in subgraphs(node) for each in body.node):
+            if is_gradient(inner):
+                raise UnsupportedError(
+                    f"{_what(inner)} is inside the body of '{node.name or node.op_type}', where it can't be expanded",
+                    hint="move it out of the body, after that node",
+                )
+    known = dict.fromkeys([*given, *(name for node in nodes for name in node.output if name)])
+    found = [node for node in nodes if is_gradient(node)]
+    for node in found:
+        _check_names(node, known, where)
+        xs, zs, y = xs_zs_y(node)
+        node.input.extend([*xs, *zs, y])
+    return bool(found)
+
+
+def _check_names(node: Node, known: Iterable[str], where: str) -> None:
+    """Raise an error unless a Gradient node names existing tensors, each once, and is fed one tensor for each."""
+    what, (xs, zs, y) = _what(node), xs_zs_y(node)
+    if any(attribute.ref_attr_name for attribute in node.attribute):
+        raise UnsupportedError(
+            f"{what} in {where} uses names from the caller of the function",
+            hint="use names of the function's own tensors",
+        )
+    for name in (*xs, *zs, y):
+        if name not in known:
+            raise unknown_name(
+                f"{what} refers to '{name}', but {where} has no such tensor",
+                suggest(name, known, "tensors"),
+            )
+    named = [*xs, *zs]
+    twice = [name for name in dict.fromkeys(named) if named.count(name) > 1]
+    if twice:
+        raise UsageError(
+            f"{what} contains {_listed(twice)} more than once in xs and zs", "list each tensor once, in xs or in zs"
+        )
+    if len(node.input) != len(named) or not all(node.input):
+        raise UsageError(
+            f"{what} has {len(list(filter(None, node.input)))} inputs, but {len(named)} names in xs and zs",
+            "pass one input for each name: those of xs first, then those of zs",
+        )
+    if not xs or len(node.output) > len(xs):
+        raise UsageError(
+            f"{what} has {len(node.output)} outputs, but {len(xs)} names in xs",
+            "give the node one output for each name in xs, in the same order",
+        )
+
+
+def _own_inputs(function: FunctionProto) -> None:
+    """Insert a copy of each input of a function that its Gradient nodes name.
+
+    The named tensors then stay separate even if a caller passes the same tensor for several inputs.
+    """
+    named = {name for node in function.node if is_gradient(node) for name in GradientRequest(node).named}
+    taken = {*function.input, *(name for node in with_bodies(function.node) for name in node.output)}
+    names = {
+        name: next(own for i in itertools.count() if (own := f"{name}_{i}") not in taken)
+        for name in function.input
+        if name in named
+    }
+    copies = [make_node("Identity", [old], [new], name=f"{new}/Identity") for old, new in names.items()]
+    rename(function.node, names)
+    nodes = GraphProto(node=messages([*copies, *function.node])).node
+    del function.node[:]
+    function.node.extend(nodes)

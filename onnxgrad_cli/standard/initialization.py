@@ -1,7 +1,8 @@
-"""Where training starts: a graph that draws each weight anew, by the part it plays, and resets the optimizer's state.
+"""Write the graph that initializes a training run: it draws random weights and resets the optimizer's state.
 
-What spreads the values keeps the size of activations or of gradients from layer to layer, so it depends on how many
-terms meet in a sum (fan in) and into how many sums an element goes (fan out), which only the reader of a weight tells.
+The variance of the weights is chosen so that activations or gradients keep their magnitude from layer to layer. It
+depends on the number of terms in each sum (fan in) and on the number of sums to which an element contributes (fan out).
+Both follow from the node that reads the weight.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ SPREAD = 0.02
 """The standard deviation of `normal`, as in BERT and GPT-2."""
 
 Fans = tuple[int, int]
-"""Fan in and fan out."""
+"""(fan in, fan out) of a weight."""
 
 Part = Fans | float
-"""What a weight is: drawn with these fans, or begun at this value."""
+"""The initialization of a weight: fan in and fan out if it is random, or the constant value of all its elements."""
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 SCALE, BIAS, SLOPE = 1.0, 0.0, 0.25
-"""Where factors, summands and slopes begin. The slope is that of He et al. 2015, which is PyTorch's too."""
+"""Initial values of scales, biases and PRelu slopes. The slope is from He et al. 2015, as in PyTorch."""
 
 
 def initialization(
     graph: Graph, original: GraphProto, training: Training, how: str, seed: int | None
 ) -> dict[str, Val]:
-    """The values that weights and state have before the first step, as nodes of a graph of its own.
+    """Write nodes, in a new graph, that compute the values of weights and state before the first step.
 
     Args:
         graph: the training model.
-        original: the inference graph that it was made of.
+        original: the inference graph that it was built from.
         how: one of `DRAWS`.
-        seed: of the random numbers; None lets the runtime choose.
+        seed: the seed of the random numbers; None lets the runtime choose.
 
     Returns:
-        weight or state -> its value, all of one graph, which `Val.op.graph` is. With 'keep' there are no weights:
-        they begin at their stored values in any case.
+        Weight or state -> its value in the new graph, which is `Val.op.graph`. If `how` is 'keep', the weights are left
+        out, because they start from their stored values.
     """
     opset = helper.make_opsetid("", graph.opset() or 1)
     empty = helper.make_graph([], "initialization", [], [])
@@ -63,13 +64,11 @@ def initialization(
         draw = _Draw(op, how, seed, len(training.trained))
         readers = _Readers(graph, training)
         for name in training.trained:
-            part = readers.part(name)
+            part, tensor = readers.part(name), graph.initializers[name]
             if part is not None:
-                tensor = graph.initializers[name]
-                dims = list(tensor.dims)
-                values[name] = draw(dims, tensor.data_type, part)
+                values[name] = draw(list(tensor.dims), tensor.data_type, part)
                 continue
-            text = f"'{name}' begins at its stored value: nothing tells which part it plays"
+            text = f"'{name}' starts from its stored value, because its role in the model is unknown"
             training.cautions.append(Caution("note", "`init`", text))
         for name, value in _statistics(original).items():
             if name in training.state and name not in training.trained:
@@ -81,7 +80,10 @@ def initialization(
 
 
 def initializer(values: Mapping[str, Val], names: Mapping[str, str]) -> onnx.ModelProto:
-    """What `initialization` has found, as a model without inputs; its outputs bear the names given."""
+    """Return a model without inputs that computes the values of `initialization`.
+
+    `names` maps each weight or state to the output with its value.
+    """
     op = next(iter(values.values())).op
     op.rename_all({names[name]: value for name, value in values.items()})
     op.graph.nodes += op.nodes
@@ -91,7 +93,7 @@ def initializer(values: Mapping[str, Val], names: Mapping[str, str]) -> onnx.Mod
 
 
 def _filled(op: Op, tensor: TensorProto, value: float) -> Val:
-    """A tensor of one value, of the shape and type of another."""
+    """Return a tensor with the shape and type of `tensor` in which every element is `value`."""
     array = np.full(1, value, helper.tensor_dtype_to_np_dtype(tensor.data_type))
     if not tensor.dims:
         return op.Identity(op.const(array.reshape(())))
@@ -99,14 +101,15 @@ def _filled(op: Op, tensor: TensorProto, value: float) -> Val:
 
 
 class _Draw:
-    """Draws weights, each with a seed of its own.
+    """Draws random weights, each with its own seed.
 
-    onnxruntime's generator is linear in its seed: those that follow each other give alike numbers, 0 and 1 the same.
+    The seeds are random too, because onnxruntime's generator is linear in its seed: consecutive seeds give similar
+    numbers, and the seeds 0 and 1 give the same numbers.
     """
 
     def __init__(self, op: Op, how: str, seed: int | None, count: int) -> None:
         self.op, self.how, self._seeds = op, how, None
-        if seed is not None:  # whole numbers that float32, the attribute's type, holds
+        if seed is not None:  # integers that are exact in float32, the type of the attribute
             drawn = np.random.default_rng(seed).choice(2**24 - 1, count, replace=False) + 1
             self._seeds = iter(drawn.tolist())
 
@@ -125,7 +128,7 @@ class _Draw:
 
     def _random(self, op_type: str, dims: list[int], dtype: int, **attributes: Any) -> Val:
         graph = self.op.graph
-        kind = TensorProto.FLOAT if dtype in HALVES else dtype  # onnxruntime draws no others
+        kind = TensorProto.FLOAT if dtype in HALVES else dtype  # onnxruntime draws only float32 and float64
         if self._seeds is not None:
             attributes["seed"] = float(next(self._seeds))
         name = graph.fresh(f"{op_type}_out")
@@ -136,23 +139,23 @@ class _Draw:
 
 
 DRAWS: Mapping[str, str] = {
-    KEEP: "weights begin at their stored values",
+    KEEP: "weights start from their stored values",
     "xavier": "uniform within ±√(6 / (fan in + fan out)); X. Glorot and Y. Bengio, Understanding the difficulty of "
     "training deep feedforward neural networks, AISTATS 2010",
     "he": "normal with variance 2 / fan in; K. He et al., Delving Deep into Rectifiers, ICCV 2015",
     "normal": f"normal with standard deviation {SPREAD}",
 }
-"""The ways to begin, and what they are."""
+"""Name of an initialization -> a description of it."""
 
 
 def _statistics(original: GraphProto) -> dict[str, float]:
-    """Running means begin at 0, running variances at 1."""
+    """Return running statistic of a BatchNormalization -> its initial value: 0 for a mean, 1 for a variance."""
     found = [node for node in original.node if node.op_type == "BatchNormalization"]
     return {node.input[at]: value for node in found for at, value in ((3, 0.0), (4, 1.0))}
 
 
 class _Readers:
-    """The part each weight plays, by the node of the model that reads it."""
+    """Finds the initialization of each weight from the nodes of the model that read it."""
 
     def __init__(self, graph: Graph, training: Training) -> None:
         self.graph = graph
@@ -163,10 +166,14 @@ class _Readers:
                 self.uses.setdefault(name, []).append((node, position))
 
     def part(self, name: str) -> Part | None:
-        """What a weight is; None where no reader tells, and it has less than two axes."""
+        """Return the initialization of a weight, from a node that reads it or else from its shape.
+
+        Returns:
+            None if no such node determines the initialization and the weight has fewer than two axes.
+        """
         dims = list(self.graph.initializers[name].dims)
         found = self._of(name, dims)
-        if found is None and len(dims) > 1:  # as PyTorch counts: outputs, inputs, and what they share
+        if found is None and len(dims) > 1:  # as in PyTorch, the axes are outputs, inputs and shared ones
             return dims[1] * math.prod(dims[2:]), dims[0] * math.prod(dims[2:])
         return found
 
@@ -192,11 +199,11 @@ CONSTANTS: dict[tuple[str, int], float] = {
     **{(op, at): BIAS for op in GATES for at in (3, 5, 6, 7)},
     ("PRelu", 1): SLOPE,
 }
-"""(operator, input) -> where what is read there begins."""
+"""(operator, input position) -> the initial value of a weight that is read there."""
 
 
 def _matmul(node: Node, position: int, dims: Sequence[int]) -> Part | None:
-    if len(dims) == 1:  # a row on the left, a column on the right: all of it is summed
+    if len(dims) == 1:  # a row on the left or a column on the right: the sum runs over all elements
         return dims[0], 1
     rows, columns = dims[-2:]
     return (rows, columns) if position == 1 else (columns, rows)
@@ -227,7 +234,10 @@ def _rows(node: Node, position: int, dims: Sequence[int]) -> Part | None:
 
 
 def _summand(node: Node, position: int, dims: Sequence[int]) -> Part | None:
-    """A bias has one axis, be there others of size one; what has more is a table (of positions, say)."""
+    """Return the initialization of a weight that is added to a value: a bias, or a table such as position embeddings.
+
+    If at most one axis has a size above 1, it is a bias.
+    """
     return BIAS if sum(size > 1 for size in dims) <= 1 else (dims[-1], dims[-1])
 
 
@@ -254,4 +264,4 @@ FANS: dict[str, Callable[[Node, int, Sequence[int]], Part | None]] = {
     "Einsum": _einsum,
     **dict.fromkeys(GATES, _recurrent),
 }
-"""Operator -> the fans of what it reads at a position, or where that begins."""
+"""Operator -> a function that returns the initialization of the weight at a given input position."""

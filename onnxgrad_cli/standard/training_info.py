@@ -1,8 +1,9 @@
-"""Training beside an inference graph that stays as it is: the TrainingInfoProto of the standard, both ways.
+"""Read and write the TrainingInfoProto of the standard, which adds training to an unchanged inference graph.
 
-Its algorithm has only what the inference graph lacks; a step runs the two combined, and bindings say which results
-replace which initializers. `pack` writes one, `step_model` and `initial_model` make plain models of any.
-Source: the comments on TrainingInfoProto in onnx.proto.
+The algorithm of a TrainingInfoProto is a graph that contains only the nodes and tensors that the inference graph lacks.
+A step runs the two graphs combined. Bindings then name, for each initializer, the result that replaces it. `pack`
+writes a TrainingInfoProto. `step_model` and `initial_model` turn a TrainingInfoProto, also one of another tool, into
+plain models. Source: the comments on TrainingInfoProto in onnx.proto.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import node_names, reads
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
+from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import LOSS, ROLES, VERSION
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.gradient_op import is_gradient, rename_named, xs_zs_y
@@ -35,11 +36,11 @@ from onnxgrad_cli.passes.prepare.normalise import name_nodes
 from onnxgrad_cli.standard.initialization import initialization, initializer
 
 FIRST_WITH_TRAINING = 7
-"""The IR version from which a model can hold training information."""
+"""The first IR version in which a model can contain training information."""
 
 AS_PREPARED = (
-    "`onnxgrad build MODEL --stop-after prepare -o prepared.onnx` writes the model in the form that is differentiated; "
-    "add `training_info` to that one"
+    "use the model that `onnxgrad build MODEL --stop-after prepare -o prepared.onnx` writes, which has the "
+    "form that is differentiated, and add `training_info` to it"
 )
 
 
@@ -47,55 +48,71 @@ AS_PREPARED = (
 
 
 def check_request(options: Options) -> None:
-    """Refuse options that don't go with `training_info`.
+    """Check that the options of a build can be combined with `training_info`.
 
     Raises:
-        UsageError: they don't.
+        UsageError: two options can't be combined, a required option is missing, or an option needs `training_info`.
     """
     if not options.training_info:
         if options.init != Options.init or (options.seed is not None and not options.lora):
-            raise UsageError("`init` and `seed` are for the initialization in a `training_info`", "add that option")
+            raise UsageError(
+                "`init` and `seed` require `training_info`, because they set its initialization", "add that option"
+            )
         return
     if options.lora:
         raise UsageError(
-            "`lora` does not go with `training_info`, which leaves the inference graph as it is",
-            "leave one of them out",
+            "`lora` can't be combined with `training_info`, which does not change the inference graph",
+            "leave out one of them",
+            code="conflict",
         )
     if not options.optimizer:
-        raise UsageError("`training_info` holds whole steps, so it needs an optimizer", "add `optimizer=NAME`")
+        raise UsageError(
+            "`training_info` requires an optimizer, because it contains complete steps", "add `optimizer=NAME`"
+        )
     if not options.embed_state:
         raise UsageError(
-            "`embed_state=False` does not go with `training_info`, in which state is initializers",
-            "leave one of them out",
+            "`embed_state=False` can't be combined with `training_info`, which always stores the state in initializers",
+            "leave out one of them",
+            code="conflict",
         )
     if options.yield_ == "keep":
-        raise UsageError("`training_info` does not go with `yield_='keep'`: its steps must run", "leave `yield_` out")
+        raise UsageError(
+            "`training_info` can't be combined with `yield_='keep'`, because its steps must run",
+            "leave out `yield_`",
+            code="conflict",
+        )
     if options.dims or options.shapes:
         raise UsageError(
-            "`dims` and `shapes` don't go with `training_info`, which leaves the inference graph as it is",
-            "fix the shapes in the model first",
+            "`dims` and `shapes` can't be combined with `training_info`, which does not change the inference graph",
+            "set the shapes in the model first",
         )
 
 
 def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
-    """The original model, its graph untouched, with the training that was built of it as its training information.
+    """Return the original model, with the training model that was built from it as training information.
 
-    Nodes of the training model that the inference graph has too are left to it; those that it has in another form are
-    written under names of their own. The initialization resets the optimizer's state, and draws the weights as
-    `options.init` says; 'keep' says nothing of them, for the standard begins with their stored values.
+    The nodes of the inference graph stay the same. The algorithm leaves out nodes of the training model that the
+    inference graph contains too. If a node computes a value of the inference graph in a different way, its results get
+    new names. The initialization resets the optimizer's state and draws the weights as `options.init` says. With 'keep'
+    it leaves out the weights, because they start from their stored values anyway.
 
     Args:
         original: the inference model; not changed.
-        built: what was built of a copy of it.
+        built: the training model that was built from a copy of it.
 
     Raises:
-        UsageError: the training can't be told beside this graph: it needs another opset, trains what is no
-            initializer there, or the model has training information already.
+        UsageError: the training can't be added to this graph. It needs another opset, it trains a tensor that is not an
+            initializer of the inference graph, or the model has training information already.
     """
     check_request(built.options)
     trained, training = built.model, built.training
     _check_fit(original, trained, [*training.trained, *training.state], training.slots)
-    fresh, model = _fresh(built), copied(original)
+    model = copied(original)
+
+    def fresh(stem: str) -> str:
+        """Return an unused name for the training model. If `options.identifiers` is set, it is a valid identifier."""
+        return built.graph.fresh(as_identifier(stem) if built.options.identifiers else stem)
+
     _part_names(model.graph.node, fresh)
     _correct(model.graph, built.graph)
     model.ir_version = max(model.ir_version, FIRST_WITH_TRAINING)
@@ -117,13 +134,8 @@ def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
     return model
 
 
-def _fresh(built: TrainingModel) -> Callable[[str], str]:
-    """Draws names that nothing in the training model bears; identifiers, if those are asked for."""
-    return lambda stem: built.graph.fresh(as_identifier(stem) if built.options.identifiers else stem)
-
-
 def _correct(inference: GraphProto, built: Graph) -> None:
-    """Leave out what the model stores of inner values and was found wrong, and declare its outputs as they are."""
+    """Remove declared types of inner values that the build found wrong. Declare outputs with their inferred types."""
     stored = [value for value in inference.value_info if value.name in built.hints]
     del inference.value_info[:]
     inference.value_info.extend(stored)
@@ -133,7 +145,7 @@ def _correct(inference: GraphProto, built: Graph) -> None:
 
 
 def _part_names(nodes: Iterable[NodeProto], fresh: Callable[[str], str]) -> None:
-    """Let no two nodes have one name: that says nothing to the standard, but onnxruntime opens no such model."""
+    """Rename nodes so that no two have the same name. The standard allows equal names, but onnxruntime does not."""
     taken = {""}
     for node in nodes:
         if node.name in taken and node.name:
@@ -142,27 +154,27 @@ def _part_names(nodes: Iterable[NodeProto], fresh: Callable[[str], str]) -> None
 
 
 def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str], slots: Iterable[str]) -> None:
-    """Make sure that a training model fits beside its original: versions agree, and what is trained is stored."""
+    """Raise an error unless both models use the same opsets and the original stores all tensors that change."""
     if original.training_info:
         raise UsageError(
-            "the model has training information already",
-            "`onnxgrad expand MODEL -o plain.onnx` writes it without; add `training_info` to that one",
+            "the model already has training information",
+            "remove it with `onnxgrad expand MODEL -o plain.onnx`, and add `training_info` to that model",
         )
     own = {plain_domain(entry.domain): entry.version for entry in original.opset_import}
     for entry in trained.opset_import:
         version = own.get(plain_domain(entry.domain), entry.version)
         if version != entry.version:
             raise UsageError(
-                f"the training needs {entry.domain or STANDARD} at version {entry.version}, the model is at "
-                f"{version}, and with `training_info` both have one",
+                f"the training requires version {entry.version} of {entry.domain or STANDARD}, but the model uses "
+                f"version {version}, and with `training_info` both must use the same version",
                 AS_PREPARED,
             )
     stored = {tensor.name for tensor in original.graph.initializer} | set(slots)
     for name in mutable:
         if name not in stored:
             raise UsageError(
-                f"'{name}' is trained, but in the model it is no initializer of the main graph, so no update can be "
-                "bound to it",
+                f"'{name}' is trained, but it is not an initializer of the model's main graph, so no update "
+                "can be bound to it",
                 f"{AS_PREPARED}; or freeze it with `freeze`",
             )
 
@@ -172,7 +184,7 @@ def _bind(binding: Any, pairs: Mapping[str, str]) -> None:
 
 
 def _renamed_roles(text: str, names: Mapping[str, str]) -> str:
-    """What an entry of the metadata says, with outputs under the names they have in the algorithm."""
+    """Return a JSON entry of the metadata in which outputs are renamed as in the algorithm."""
     said = strict_json.loads(text)
     if "outputs" in said:
         said["outputs"] = {names.get(name, name): role for name, role in said["outputs"].items()}
@@ -180,10 +192,10 @@ def _renamed_roles(text: str, names: Mapping[str, str]) -> str:
 
 
 class _Algorithm:
-    """What of a training model is not in the inference graph, written into an algorithm.
+    """Writer of an algorithm: the nodes and tensors of a training model that the inference graph lacks.
 
     Attributes:
-        names: values of the training model that the algorithm has under another name.
+        names: value of the training model -> its name in the algorithm, for values whose names differ.
     """
 
     def __init__(
@@ -209,7 +221,7 @@ class _Algorithm:
         self._write_types(trained, algorithm)
 
     def _shares_tensor(self, tensor: TensorProto) -> bool:
-        computed = tensor.name in self._made  # a constant node, or one of constants that was folded
+        computed = tensor.name in self._made  # the output of a constant node or of a node that was folded
         return computed or self._stored.get(tensor.name) == tensor
 
     def _shares_node(self, node: NodeProto) -> bool:
@@ -217,7 +229,7 @@ class _Algorithm:
         return other is not None and self.names.keys().isdisjoint(reads(node)) and _equal(node, other)
 
     def _own(self, name: str) -> str:
-        """The name of a value that the algorithm makes: a fresh one where the inference graph has it."""
+        """Return the name of a value in the algorithm. It is a new one if the inference graph already uses the name."""
         if name in self._taken:
             self.names[name] = self.fresh(f"{name}_training")
         return self.names.get(name, name)
@@ -256,7 +268,7 @@ class _Algorithm:
 
 
 def _equal(node: NodeProto, other: NodeProto) -> bool:
-    """Whether two nodes compute the same from values of the same names."""
+    """Return True if two nodes are equal, apart from their names and metadata."""
 
     def said(node: NodeProto) -> tuple[object, ...]:
         inputs = list(node.input)
@@ -281,25 +293,28 @@ def _attributes(node: NodeProto) -> dict[str, bytes]:
 
 
 def check_training_info(model: ModelProto, path: Path | None = None) -> None:
-    """Check what the standard asks of training information, which onnx.checker does not look at.
+    """Check the rules of the standard for training information, which onnx.checker does not check.
 
-    Keys of bindings are unique, and name initializers of the inference graph or of the same algorithm; values name
-    outputs; an initialization has no inputs; the inference graph reads nothing of an algorithm, no value of the two
-    combined has two makers, every one is made before it is read; and what replaces an initializer has its type.
+    - The keys of bindings are unique. They name initializers of the inference graph or of the same algorithm.
+    - The values of bindings name outputs.
+    - An initialization has no inputs.
+    - The inference graph reads no value of an algorithm.
+    - If the two graphs are combined, every value is computed once, and before it is read.
+    - The value that replaces an initializer has the type of the initializer.
 
     Args:
         model: the model; not changed.
-        path: where it was read from; external data are relative to it.
+        path: the file that the model was read from; paths of external data are relative to it.
 
     Raises:
-        OnnxgradError: it breaks a rule; all are listed.
+        OnnxgradError: the model breaks some of the rules. The error lists each violation.
     """
     faults = [*_faults(model)]
     if not faults:
         for index in range(len(model.training_info)):
             where = f"training_info[{index}]"
             step, initial = step_model(model, index), initial_model(model, index)
-            check_structure(step, f"{where}: the inference graph and the algorithm combined")
+            check_structure(step, f"{where}: the inference graph combined with the algorithm")
             if initial is not None:
                 check_structure(initial, f"{where}: the initialization")
             info = model.training_info[index]
@@ -308,11 +323,13 @@ def check_training_info(model: ModelProto, path: Path | None = None) -> None:
                 if made is not None:
                     faults += (f"{where}: {fault}" for fault in _type_faults(Graph(made, path), variables, binding))
     if faults:
-        raise OnnxgradError("the model's training information breaks the standard:", "write it again", faults)
+        raise OnnxgradError(
+            "the model's training information violates the standard:", "create the training information again", faults
+        )
 
 
 def _faults(model: ModelProto) -> Iterator[str]:
-    """What is wrong with the training information of a model, as onnx.proto describes it."""
+    """Yield the violations of the rules in onnx.proto by the training information of a model."""
     stored = {tensor.name for tensor in model.graph.initializer}
     results = {value.name for value in model.graph.output}
     updated: set[str] = set()
@@ -330,35 +347,35 @@ def _faults(model: ModelProto) -> Iterator[str]:
         ):
             for pair in pairs:
                 if pair.key in seen:
-                    yield f"{where}: {field} has the key '{pair.key}' a second time"
+                    yield f"{where}: {field} has the key '{pair.key}' twice"
                 if pair.key not in variables:
-                    yield f"{where}: {field} has the key '{pair.key}', which is no initializer"
+                    yield f"{where}: {field} has the key '{pair.key}', which is not an initializer"
                 if pair.value not in values:
-                    yield f"{where}: {field} has the value '{pair.value}', which is no output of {what}"
+                    yield f"{where}: {field} has the value '{pair.value}', which is not an output of {what}"
                 seen.add(pair.key)
         yield from (f"{where}: {fault}" for fault in _combined_faults(model.graph, info.algorithm))
 
 
 def _combined_faults(inference: GraphProto, algorithm: GraphProto) -> Iterator[str]:
-    """What is wrong with an algorithm behind the inference graph: names made twice, or read and never made."""
+    """Yield the errors that show when the two graphs are combined: names that are defined twice or never."""
     inner, outer = list(_defined(algorithm)), set(_defined(inference))
     seen: set[str] = set()
     for name in inner:
         if name in outer:
-            yield f"the algorithm makes '{name}', which the inference graph has"
+            yield f"the algorithm defines '{name}', which the inference graph also defines"
         elif name in seen:
-            yield f"the algorithm makes '{name}' twice"
+            yield f"the algorithm defines '{name}' twice"
         seen.add(name)
     for name in {name for node in inference.node for name in reads(node)} & (seen - outer):
-        yield f"the inference graph reads '{name}' of the algorithm"
+        yield f"the inference graph reads '{name}', which only the algorithm defines"
     for node in algorithm.node:
         for name in reads(node):
             if name not in seen and name not in outer:
-                yield f"the algorithm reads '{name}', which nothing makes"
+                yield f"the algorithm reads '{name}', which is not defined"
 
 
 def _defined(graph: GraphProto) -> Iterator[str]:
-    """The values that a graph makes or is given; an initializer that is an input too counts once."""
+    """Yield the names that a graph defines. An initializer that is also an input counts once."""
     given = [value.name for value in graph.input]
     stored = [*(t.name for t in graph.initializer), *(t.values.name for t in graph.sparse_initializer)]
     yield from given
@@ -369,15 +386,15 @@ def _defined(graph: GraphProto) -> Iterator[str]:
 def _type_faults(
     made: Graph, variables: Mapping[str, TensorProto], binding: Iterable[StringStringEntryProto]
 ) -> Iterator[str]:
-    set_hints_aside(made)  # exporters store some that are wrong, and nothing that runs a model reads them
+    set_hints_aside(made)  # exporters store wrong types of inner values, and runtimes ignore them
     infer_types(made)
     for pair in binding:
         have, want = made.types.get(pair.value), variables[pair.key]
         shape = shape_of(have)
         if dtype_of(have) not in (TensorProto.UNDEFINED, want.data_type):
-            yield f"'{pair.value}' is to replace '{pair.key}', which is of another type"
+            yield f"'{pair.value}' replaces '{pair.key}', but has another type"
         elif shape is not None and not _may_be(shape, tuple(want.dims)):
-            yield f"'{pair.value}' of shape {list(shape)} is to replace '{pair.key}' of shape {list(want.dims)}"
+            yield f"'{pair.value}' has the shape {list(shape)}, but replaces '{pair.key}' of shape {list(want.dims)}"
 
 
 def _may_be(shape: Shape, known: Shape) -> bool:
@@ -388,20 +405,21 @@ def _may_be(shape: Shape, known: Shape) -> bool:
 
 
 def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> ModelProto:
-    """One training step as a model of its own: the inference graph and the algorithm combined.
+    """Return one training step as a plain model: the inference graph and the algorithm combined.
 
-    Inputs are those of both graphs, then the variables (what a binding of the model names) as overridable
-    initializers. Outputs are the algorithm's, and of the inference graph's those that an update needs or that it
-    was built to keep. Its metadata say which output replaces which variable; a step that onnxgrad wrote says all that
-    a training model says.
+    The inputs are the inputs of both graphs, then the variables as overridable initializers. A variable is an
+    initializer that a binding of the model names. The outputs are those of the algorithm, and those outputs of the
+    inference graph that an update needs or that the training model was built to keep. For each output with the new
+    value of a variable, the metadata name the variable. If onnxgrad wrote the step, it has all metadata of the training
+    model.
 
     Args:
         model: the model; not changed.
-        index: which of its training information.
-        keep_outputs: keep all outputs of the inference graph, after the others.
+        index: the position of the entry in its `training_info`.
+        keep_outputs: keep all outputs of the inference graph, after the outputs of the algorithm.
     """
     info = model.training_info[index]
-    step = _without_training(model)
+    step = inference_model(model)
     for field in ("node", "initializer", "sparse_initializer", "input", "value_info", "quantization_annotation"):
         getattr(step.graph, field).extend(getattr(info.algorithm, field))
     updates = {pair.key: pair.value for pair in info.update_binding}
@@ -419,7 +437,7 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
 
 
 def _join_outputs(graph: GraphProto, algorithm: GraphProto, needed: Set[str]) -> None:
-    """The outputs of a step: the algorithm's, then those of the inference graph's other ones that are needed."""
+    """Set the outputs of a step: all outputs of the algorithm, then the other needed outputs of the inference graph."""
     known = {value.name for value in algorithm.output}
     own = [value for value in graph.output if value.name in needed and value.name not in known]
     del graph.output[:]
@@ -427,7 +445,7 @@ def _join_outputs(graph: GraphProto, algorithm: GraphProto, needed: Set[str]) ->
 
 
 def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:
-    """What a step says of its inputs and outputs where nobody but its bindings does."""
+    """Return roles of the inputs and outputs of a step whose metadata lack them, as far as its bindings show them."""
     inputs = {name: "state" if name in graph.initializers else "model input" for name in graph.input_names}
     replaced = {value: name for name, value in updates.items()}
     outputs = {name: ("next state", replaced[name]) if name in replaced else ("kept output", "")
@@ -436,7 +454,7 @@ def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:
 
 
 def _described_outputs(said: Mapping[str, str]) -> list[str]:
-    """The outputs of a step that its description names: with --keep-outputs those of the inference graph are there."""
+    """Return the outputs that a step's metadata name, including outputs of the inference graph with --keep-outputs."""
     try:
         return list(strict_json.loads(said[ROLES])["outputs"])
     except (KeyError, TypeError, ValueError):
@@ -444,8 +462,10 @@ def _described_outputs(said: Mapping[str, str]) -> list[str]:
 
 
 def _declare_variables(graph: Graph, model: ModelProto, updates: Mapping[str, str]) -> None:
-    """Make inputs of the initializers that change from step to step: what this step updates, and what it reads of
-    that which others update."""
+    """Declare as inputs the initializers that change between steps.
+
+    These are the initializers that this step updates, and those that it reads and that any other binding sets.
+    """
     bound = [pair for info in model.training_info for pair in (*info.update_binding, *info.initialization_binding)]
     read = {name for node in graph.nodes for name in reads(node)}
     for name in dict.fromkeys([*updates, *(pair.key for pair in bound if pair.key in read)]):
@@ -457,14 +477,14 @@ def _declare_variables(graph: Graph, model: ModelProto, updates: Mapping[str, st
 
 
 def initial_model(model: ModelProto, index: int) -> ModelProto | None:
-    """The initialization as a model of its own, without inputs; None where there is none.
+    """Return the initialization as a plain model without inputs, or None if there is none.
 
-    Its metadata say which output is the initial value of which variable.
+    For each output, the metadata name the variable that it initializes.
     """
     info = model.training_info[index]
     if not info.initialization.output:
         return None
-    initial = _without_training(model)
+    initial = inference_model(model)
     initial.graph.CopyFrom(info.initialization)
     outputs = {pair.value: ("initial value", pair.key) for pair in info.initialization_binding}
     _describe(initial, {ROLES: _roles({}, outputs)})
@@ -472,11 +492,7 @@ def initial_model(model: ModelProto, index: int) -> ModelProto | None:
 
 
 def inference_model(model: ModelProto) -> ModelProto:
-    """The model without its training information."""
-    return _without_training(model)
-
-
-def _without_training(model: ModelProto) -> ModelProto:
+    """Return a copy of the model without its training information."""
     copy = copied(model)
     copy.ClearField("training_info")
     return copy

@@ -1,4 +1,4 @@
-"""The runtimes that a training model can be written for, and what is done for each."""
+"""The runtimes that a training model can be written for (targets), and the changes to the model for each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.targets import cuda
@@ -22,14 +22,16 @@ class Target(NamedTuple):
     """A runtime that a training model is written for.
 
     Attributes:
-        prefer: the form of a gradient that suits it, by the name of what has several; see `KernelVariants`.
-        replace: lets functions that call the runtime's own operators compute nodes; returns these nodes.
-        fit: writes otherwise what the runtime has, or is faster at, in another form, and refuses what it has not.
-        branches: whether the runtime has If.
-        constant_axes: whether it wants to know the axes of sums when it loads a model.
-        fuses_convolutions: whether convolutions of single pixels that take in what follows them are faster there than
-            products and sums: measured for onnxruntime on processors alone.
-        on_processor: whether onnxruntime runs it on a processor, for which it has few kernels of bfloat16.
+        prefer: for a gradient that can be written in several forms, returns the name of the preferred form, or None;
+            see `KernelVariants`.
+        replace: turns nodes into calls of functions that use the runtime's own operators, and returns these nodes.
+        fit: rewrites nodes that the runtime supports only in another form, or runs faster in another form; refuses
+            nodes that have no supported form.
+        branches: True if the runtime supports If.
+        constant_axes: True if the axes of sums must be constants.
+        fuses_convolutions: True if channels are scaled and shifted faster by a 1x1 convolution, which the runtime fuses
+            with the activation after it, than by a product and a sum. Measured only for onnxruntime on the CPU.
+        on_processor: True if onnxruntime runs the model on the CPU, for which it has few bfloat16 kernels.
     """
 
     prefer: Callable[[Op, str, str], str | None] = _no_form
@@ -42,10 +44,10 @@ class Target(NamedTuple):
 
 
 STANDARD = "standard"
-"""The target that is any runtime."""
+"""The target that uses standard operators only, for any runtime."""
 
 PORTABLE = "portable"
-"""The target that is the runtimes of browsers, Node, OpenVINO and mobile devices: it takes what all of them have."""
+"""The target for browsers, Node, OpenVINO and mobile devices: uses only operators that all these runtimes have."""
 
 TARGETS = {
     STANDARD: Target(fuses_convolutions=True),
@@ -56,11 +58,11 @@ TARGETS = {
 
 
 def find_target(name: str) -> Target:
-    """A target by its name.
+    """Return the target called `name`.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: no target has this name.
     """
     if name not in TARGETS:
-        raise UsageError(f"there is no target '{name}'", suggest(name, TARGETS, "targets"))
+        raise unknown_name(f"there is no target '{name}'", suggest(name, TARGETS, "targets"))
     return TARGETS[name]

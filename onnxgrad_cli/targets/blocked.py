@@ -1,9 +1,11 @@
-"""Convolutions in onnxruntime's blocked layout, whose kernels are faster: for weights that are trained, too.
+"""Run convolutions with trained weights in onnxruntime's blocked channel layout, which has faster kernels.
 
-onnxruntime's optimizer takes constant weights alone there, for it reorders them when it loads a model. These functions
-reorder them at each run. How many channels a block has depends on the processor: 16 with AVX-512, 8 on others of its
-kind. The functions see it at run time, by the shape that an image of few channels gets, so that one model is right on
-all of them; where there is no such layout, onnxruntime has no kernels for it, and refuses the model when it loads it.
+onnxruntime's optimizer uses the layout only for constant weights, because it reorders them when it loads a model. The
+functions in this module reorder the weights at each run. The number of channels in a block depends on the processor: 16
+with AVX-512, 8 on similar processors without it. The functions find this number at run time, from the shape that a
+small image has after reordering. So the same model is valid on all these processors. On a processor without the layout,
+onnxruntime has no kernels for it and refuses to load the model.
+
 Source: onnxruntime, core/optimizer/nchwc_transformer.cc, core/mlas/lib/reorder.cpp
 """
 
@@ -24,13 +26,13 @@ from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.targets.standard import DOMAIN, OWN, call
 
 BLOCK = 16
-"""Channels of the largest block that there is, a multiple of all others."""
+"""The number of channels in the largest block that a processor uses. It is a multiple of all other block sizes."""
 
 CHANNELS, PADS = f"{OWN}channels", f"{OWN}pads"
-"""The attributes with the channels of the result, and with the pads of the convolution that is a transposed one."""
+"""Attributes of the calls: number of channels of the result; pads of the convolution that computes a ConvTranspose."""
 
 DENSE, DEPTHWISE = f"{DOMAIN}blocked", f"{DOMAIN}blocked.depthwise"
-"""The domains of the functions: of weights whose channels lie in blocks on both sides, or of those that have one."""
+"""Function domains: one for weights that are blocked along input and output channels, one for depthwise weights."""
 
 _SIZES = """
     shape = Shape (W)
@@ -85,10 +87,11 @@ BODIES = {
     y = com.microsoft.nchwc.Conv <dilations: ints = @dilations, pads: ints = @target_pads> (x, w, B)
     """,
 }  # fmt: skip
-"""How each function computes y, in blocks, of x, in blocks, and W: it reorders the weight, and convolves.
+"""Map from (domain, operator) to the text of the nodes that compute y from x and W, with x and y in blocked layout.
 
-As rows, all that an output channel's weights are lies together, and so in blocks of these; a transposed convolution is
-one with the weight's channels exchanged and its kernel flipped.
+The nodes reorder the weight W and convolve x with it. The weight is reshaped to one row per output channel, so that
+ReorderInput puts the output channels into blocks. A transposed convolution is computed as a convolution whose weight
+has the input and output channels exchanged and the kernel flipped.
 """
 _WHOLE = """
 <domain: "{domain}", opset_import: ["" : 13, "com.microsoft.nchwc" : 1]>
@@ -105,17 +108,23 @@ _WHOLE = """
 
 @cache
 def function_of(domain: str, name: str) -> FunctionProto:
-    """The function that `BODIES` has for an operator."""
+    """Return the function with the nodes in `BODIES` for a domain and an operator."""
     return parser.parse_function(_WHOLE.format(domain=domain, name=name, body=BODIES[domain, name]))
 
 
 def block_convolutions(graph: Graph) -> list[Node]:
-    """Let the blocked layout have those convolutions that are faster there; returns them.
+    """Change convolutions to the blocked layout where that is faster, and return their nodes.
 
-    Of the time of the standard's (one thread, AVX-512, batch 4, 3x3): 56x56 pixels and 64 channels 0.86, 28x28 and 128
-    0.89, 14x14 and 256 0.88, 7x7 and 512 0.91, 128x128 and 16 0.67; of that of ConvTranspose 0.83, 0.82, 0.81, 0.75 and
-    0.64. 1x1 takes 0.9-1.2, and stays as it is. Whole steps: MobileNetV2, whose kernels are depthwise, and U-Net 0.88,
-    ResNet-18 0.93, ResNet-50 0.95, with 4-7 % more memory.
+    Time relative to the standard layout, for kernels of 3x3, batches of 4, one thread, AVX-512:
+
+    - 56x56 pixels, 64 channels: Conv 0.86, ConvTranspose 0.83
+    - 28x28 pixels, 128 channels: Conv 0.89, ConvTranspose 0.82
+    - 14x14 pixels, 256 channels: Conv 0.88, ConvTranspose 0.81
+    - 7x7 pixels, 512 channels: Conv 0.91, ConvTranspose 0.75
+    - 128x128 pixels, 16 channels: Conv 0.67, ConvTranspose 0.64
+
+    Kernels of 1x1 take 0.9 to 1.2 and are not moved. Whole steps take 0.88 for MobileNetV2 (depthwise kernels) and for
+    U-Net, 0.93 for ResNet-18 and 0.95 for ResNet-50, with 4 to 7 % more memory.
     """
     found = []
     varying = set(graph.input_names)
@@ -132,10 +141,10 @@ def block_convolutions(graph: Graph) -> list[Node]:
 
 
 def suiting_form(op: Op, name: str, default: str) -> str | None:
-    """The form of a gradient that `block_convolutions` will have something faster for; None where there is none.
+    """Return the form of a gradient that can be moved to the blocked layout, or None for the default form.
 
-    Of the time of other forms, the transposed convolution takes less in blocks than a convolution there (0.75-1) and
-    than the product of gathered columns outside (0.8-0.95).
+    In blocked layout, a transposed convolution takes 0.75 to 1 times as long as a convolution. It takes 0.8 to 0.95
+    times as long as a product of gathered columns in the standard layout.
     """
     node = op.node
     if node is None or (node.op_type, name) != ("Conv", "input gradient") or not op.wanted(node.input[1]):
@@ -145,11 +154,11 @@ def suiting_form(op: Op, name: str, default: str) -> str | None:
 
 
 _NONE: tuple[str, Mapping[str, Any]] = "", {}
-"""What `_fitting` says of a convolution that no function computes faster."""
+"""The result of `_fitting` for a convolution that is not moved to the blocked layout."""
 
 
 def _fitting(graph: Graph, node: Node) -> tuple[str, Mapping[str, Any]]:
-    """The domain of the function that computes a convolution faster, and the attributes of its call; or ""."""
+    """Return the function's domain for a convolution and the additional attributes of the call, or `_NONE`."""
     shape = shape_of(graph.types.get(node.input[1])) or ()
     sizes = [size for size in shape if isinstance(size, int)]
     if not is_standard(node.domain) or dtype_of(graph.types.get(node.input[0])) != TensorProto.FLOAT:
@@ -166,7 +175,7 @@ def _fitting(graph: Graph, node: Node) -> tuple[str, Mapping[str, Any]]:
 
 
 def _fitting_transposed(given: Mapping[str, Any], sizes: Sequence[int]) -> tuple[str, Mapping[str, Any]]:
-    """What `_fitting` says of a ConvTranspose, of its attributes and the sizes of its weight."""
+    """Return the result of `_fitting` for a ConvTranspose, given its attributes and the shape of its weight."""
     if not _is_plain(given) or "output_shape" in given or any(given.get("output_padding", ())):
         return _NONE
     reach = [(size - 1) * step for size, step in zip(sizes[2:], given["dilations"], strict=True)]
@@ -175,11 +184,11 @@ def _fitting_transposed(given: Mapping[str, Any], sizes: Sequence[int]) -> tuple
 
 
 def _is_plain(given: Mapping[str, Any]) -> bool:
-    """Whether a convolution has no groups and no strides, and its pads are written out."""
+    """Return True if a convolution has one group, strides of 1, and explicit pads."""
     return given["auto_pad"] == b"NOTSET" and given["group"] == 1 and set(given["strides"]) == {1}
 
 
 def _attributes(node: Node) -> dict[str, Any]:
-    """Those of a two-dimensional convolution, with their defaults."""
+    """Return the attributes of a two-dimensional convolution, including defaults."""
     defaults = {"auto_pad": b"NOTSET", "dilations": (1, 1), "group": 1, "pads": (0,) * 4, "strides": (1, 1)}
     return defaults | attributes_of(node)

@@ -1,6 +1,6 @@
-"""The target that is onnxruntime's CUDA provider: forms with fast kernels there, and none that the processor must run.
+"""The target `ort-cuda`: write nodes that onnxruntime's CUDA provider has fast kernels for and does not run on the CPU.
 
-What each costs was measured, see benchmarks/CUDA.md.
+benchmarks/CUDA.md lists the measured times.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import FLOATS, HALVES, dtype_of, shape_of
-from onnxgrad_cli.targets.standing_in import op_for
+from onnxgrad_cli.targets.standard import op_for
 
 FORMS = {
     ("Conv", "input gradient"): "transposed convolution",  # cuDNN has a kernel for it
-    ("LSTM", "gates"): "recomputed",  # as it has for the operator itself, while a Scan starts its kernels at each step
+    ("LSTM", "gates"): "recomputed",  # cuDNN has a kernel for LSTM; a Scan would launch kernels at each step
 }
-"""The form that suits cuDNN, by the operator and the name of the gradient that has several."""
+"""Map from (operator, name of a gradient with several forms) to the form for which cuDNN has a kernel."""
 
 
 def cuda_form(op: Op, name: str, default: str) -> str | None:
-    """The form of a gradient that cuDNN has a kernel for; None where the default is one."""
+    """Return the form of a gradient for which cuDNN has a kernel, or None if the default form should be used."""
     return FORMS.get((op.node.op_type, name)) if op.node is not None else None
 
 
 def fit(graph: Graph) -> None:
-    """Write sums per channel in two steps, and transposed convolutions with pads that are the same at both ends."""
+    """Split sums and means per channel into two nodes, and give transposed convolutions equal pads at both ends."""
     nodes: list[Node] = []
     for node in graph.nodes:
         form = REWRITTEN.get(node.op_type) if is_standard(node.domain) else None
@@ -41,11 +41,15 @@ def fit(graph: Graph) -> None:
 
 
 def _in_two_steps(graph: Graph, node: Node) -> list[Node]:
-    """A sum or mean over the first axes and the last, as one over the last and one over the first; else none.
+    """Split a sum or mean over the first and the last axes into one over the last and one over the first axes.
 
-    Over either alone onnxruntime has a kernel that reads a matrix once; over both it calls cuDNN's reduction of any
-    axes, which took 30 of the 65 ms of a ResNet-50's kernels. What is rounded between
-    the two stays one: a mean of integers, and sums in 16 bits, which may be too large on their way.
+    For the first axes alone and for the last axes alone, onnxruntime has a kernel that reads a matrix once. For both
+    together it calls cuDNN's general reduction, which took 30 of the 65 ms of all kernels in a step of a ResNet-50. The
+    intermediate result is rounded. Therefore means of integers are not split, nor 16-bit types, whose intermediate sums
+    may overflow.
+
+    Returns:
+        The two nodes, or [] for any other node.
     """
     given = attributes_of(node)
     named = graph.constant(node.input[1]) if len(node.input) > 1 and node.input[1] else given.get("axes")
@@ -64,7 +68,7 @@ def _in_two_steps(graph: Graph, node: Node) -> list[Node]:
 
 
 def _ends(axes: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
-    """Axes as those that begin the shape and those that end it, with one gap between; both empty where they are not."""
+    """Split sorted axes into leading and trailing axes with one gap between them; ([], []) if impossible."""
     gaps = [i for i, (a, b) in enumerate(pairwise(axes), 1) if b > a + 1]
     if len(gaps) != 1 or axes[0] != 0 or axes[-1] != rank - 1:
         return [], []
@@ -75,11 +79,15 @@ def _ends(axes: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
 
 
 def _evenly_padded(graph: Graph, node: Node) -> list[Node]:
-    """A transposed convolution whose pads differ, as one whose pads do not; none where it is no such one.
+    """Rewrite a transposed convolution whose begin and end pads differ to one whose begin and end pads are equal.
 
-    The provider leaves those to the processor, with copies there and back: three of them took more than half of the
-    137 ms of a ResNet-50's step. A pad at the end that is smaller is the same pad and an output that is longer, by
-    `output_padding`, as far as that goes; the rest is cut off.
+    If the pads differ, the CUDA provider runs the node on the CPU, with copies in both directions. Three such nodes
+    took more than half of the 137 ms of a ResNet-50's step. A smaller end pad is equivalent to equal pads with a larger
+    `output_padding`, if that stays below the stride. Otherwise, the smaller pad is used at both ends, and the output is
+    sliced.
+
+    Returns:
+        The new nodes, or [] for any other node.
     """
     given = attributes_of(node)
     pads = list(given.get("pads") or ())
@@ -109,7 +117,7 @@ def _evenly_padded(graph: Graph, node: Node) -> list[Node]:
 
 
 WHOLE = 2**62
-"""An end that no axis reaches."""
+"""The end of a Slice to the end of an axis: larger than any size."""
 
 REWRITTEN = {"ConvTranspose": _evenly_padded, "ReduceMean": _in_two_steps, "ReduceSum": _in_two_steps}
-"""What is written otherwise, by its operator."""
+"""Operator -> the function that rewrites its nodes."""

@@ -1,6 +1,6 @@
-"""The target that is several runtimes: those of JavaScript, by wasm and WebGPU, and OpenVINO; what all of them have.
+"""The target `portable`: operators that the JavaScript runtimes (wasm and WebGPU) and OpenVINO all support.
 
-What each lacks was found by running; docs/runtimes.md has the table.
+The unsupported operators were found by running models on each runtime. docs/runtimes.md lists them in a table.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, as_message
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
-from onnxgrad_cli.targets.standing_in import op_for
+from onnxgrad_cli.targets.standard import op_for
 
 FORMS = {
     ("MaxPool", "gradient"): "compared",  # WebGPU has no Indices, OpenVINO no MaxUnpool
-    ("LSTM", "gates"): "recomputed",  # the operator itself is in all of them, in the place of a Scan
+    ("LSTM", "gates"): "recomputed",  # uses the LSTM operator, which all runtimes have, instead of a Scan
 }
-"""The form that suits these runtimes, by the operator and the name of the gradient that has several."""
+"""Map from (operator, name of a gradient with several forms) to the form that all these runtimes support."""
 
 
 def portable_form(op: Op, name: str, default: str) -> str | None:
-    """The form of a gradient that all runtimes have kernels for; None where the default is one.
+    """Return the form of a gradient that all these runtimes have kernels for, or None if they support the default form.
 
-    A convolution with the samples as its channels is none: OpenVINO has no groups of an unknown number, and WebGPU
-    computes some numbers of channels wrongly. Sums whose number of parts is found at run time are untried there.
+    The default form of a convolution's weight gradient is a convolution with the samples as channels. OpenVINO does not
+    support an unknown number of groups, and WebGPU returns wrong results for some numbers of channels. The form
+    "gathered" of a sum of rows has a number of parts that is known only at run time. It has not been tested on these
+    runtimes.
     """
     if default == "gathered":
         return "sorted" if name == "row sums" else "flat"
@@ -41,27 +43,33 @@ def portable_form(op: Op, name: str, default: str) -> str | None:
     return FORMS.get((op.node.op_type, name)) if op.node is not None else None
 
 
-STEPS = "fix the number of steps by `dims` or `shapes`, to 256 or fewer, so that they are written out"
-INDICES = "it hands out Indices, which onnxruntime-web has not on WebGPU"
+STEPS = "set the number of steps to 256 or fewer with `dims` or `shapes`, so that the loop is unrolled"
+INDICES = "its output Indices is not supported by onnxruntime-web on WebGPU"
 
 ABSENT = {
-    "Scan": ("OpenVINO has no Scan that reads values from around it", STEPS),
-    "Loop": ("OpenVINO has no Loop that reads values from around it", "unroll it in the model"),
-    "If": ("OpenVINO has no If that reads values from around it", "let the model decide before it is exported"),
-    "MaxUnpool": ("OpenVINO has no MaxUnpool", ""),
+    "Scan": ("OpenVINO does not support a Scan that reads values from outside its body", STEPS),
+    "Loop": (
+        "OpenVINO does not support a Loop that reads values from outside its body",
+        "unroll the loop in the model",
+    ),
+    "If": (
+        "OpenVINO does not support an If that reads values from outside its branches",
+        "make the decision before the export, so that the model has no If",
+    ),
+    "MaxUnpool": ("OpenVINO does not support MaxUnpool", ""),
 }
-"""Operator -> why it is refused, and what to do about it."""
+"""Map from a refused operator to a pair: the reason, and a hint."""
 
 AXES = frozenset({"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
                   "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"})  # fmt: skip
-"""Operators whose axes OpenVINO wants to know when it loads a model."""
+"""Operators whose axes must be constants for OpenVINO."""
 
 
 def fit(graph: Graph) -> None:
-    """Write otherwise what one of the runtimes computes wrongly, and refuse what one has not.
+    """Replace nodes that a runtime computes wrongly, and refuse nodes that a runtime does not support.
 
     Raises:
-        UnsupportedError: there is something; each node is listed with the runtime.
+        UnsupportedError: a node is not supported; the refusals list each node with the runtime.
     """
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -71,10 +79,9 @@ def fit(graph: Graph) -> None:
     found = list(_lacking(graph))
     if found:
         raise UnsupportedError(
-            f"{len(found)} of {len(graph.nodes)} nodes are none that every runtime of `target='portable'` has:",
+            f"{len(found)} of {len(graph.nodes)} nodes are not supported by all runtimes of `target='portable'`:",
             found,
-            "; ".join(dict.fromkeys(refusal.hint for refusal in found if refusal.hint))
-            or "build it for any runtime, with `target='standard'`",
+            "; ".join(dict.fromkeys(refusal.hint for refusal in found if refusal.hint)) or "use `target='standard'`",
         )
 
 
@@ -82,14 +89,17 @@ def fit(graph: Graph) -> None:
 
 
 PLAIN = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub"})
-"""What exporters write to make a constant of others."""
+"""Arithmetic operators with which exporters write constants as computations from other constants."""
 
 
 def _computed(graph: Graph, node: Node) -> bool:
-    """Whether a node was computed now, as it is one of constants in float64, and its outputs are constants instead.
+    """Compute a node now if it reads only constants and some are float64. Store its outputs as constants.
 
-    onnxruntime-web has few such kernels beside WebGPU, and does not open a model with the Sqrt that PyTorch's exporter
+    With WebGPU, onnxruntime-web has few float64 kernels. It does not open a model with the Sqrt that PyTorch's exporter
     writes for the scale of attention: "Provider type for Sqrt node ... is not set".
+
+    Returns:
+        True if the node was computed and must be removed.
     """
     values = {name: graph.constant(name) for name in node.input}
     arrays = {name: array for name, array in values.items() if array is not None}
@@ -97,7 +107,7 @@ def _computed(graph: Graph, node: Node) -> bool:
         return False
     if not any(dtype_of(graph.types.get(name)) == TensorProto.DOUBLE for name in (*node.input, *node.output)):
         return False
-    from onnx.reference import ReferenceEvaluator  # its import takes longer than a small build
+    from onnx.reference import ReferenceEvaluator  # imported here, as the import takes longer than a small build
 
     for name, array in zip(node.output, ReferenceEvaluator(as_message(node)).run(None, arrays), strict=True):
         graph.add_initializer(name, array)
@@ -107,11 +117,11 @@ def _computed(graph: Graph, node: Node) -> bool:
 # -- buffers on WebGPU -------------------------------------------------------------------------------------------------
 
 WIDEST = 7
-"""How many pieces a Concat or Split has at most: with the whole they are the eight buffers that WebGPU promises."""
+"""Largest number of parts of a Concat or Split. WebGPU guarantees eight buffers: the parts and the whole tensor."""
 
 
 def _narrowed(graph: Graph, node: Node) -> list[Node]:
-    """A Concat or Split of many pieces as several of few; none where it is no such node."""
+    """Return several nodes that replace a Concat or Split with more than `WIDEST` parts; [] for other nodes."""
     if not is_standard(node.domain) or max(len(node.input), len(node.output)) <= WIDEST:
         return []
     op = op_for(graph, node)
@@ -132,7 +142,7 @@ def _narrowed(graph: Graph, node: Node) -> list[Node]:
 
 
 def _cut(op: Op, x: Val, sizes: Sequence[int], axis: int) -> list[Val]:
-    """`x` in pieces of these sizes, by Splits of few."""
+    """Split `x` into parts of the given sizes, with nested Splits of at most `WIDEST` outputs."""
     if len(sizes) <= WIDEST:
         return list(op.split(x, sizes, axis))
     each = -(-len(sizes) // WIDEST)
@@ -145,10 +155,12 @@ def _cut(op: Op, x: Val, sizes: Sequence[int], axis: int) -> list[Val]:
 
 
 def _is_wrong(shape: Shape, group: int) -> bool:
-    """Whether onnxruntime-web 1.30 computes a convolution wrongly on WebGPU, by its weight's shape.
+    """Return True if onnxruntime-web 1.30 may compute a convolution with this weight shape wrongly on WebGPU.
 
-    It does where the channels that an output reads are a multiple of three and not of four, other than three, and the
-    outputs are a multiple of four. Source: microsoft/onnxruntime issue 29651, and docs/runtimes.md.
+    It does if two conditions hold. The number of input channels per group is a multiple of three, above three and not a
+    multiple of four. The number of output channels is a multiple of four. The conditions are assumed to hold where a
+    size is unknown; with several groups, the second is. Source: microsoft/onnxruntime issue 29651, and
+    docs/runtimes.md.
     """
     outputs, channels = shape[:2]
     if not isinstance(channels, int):
@@ -158,7 +170,11 @@ def _is_wrong(shape: Shape, group: int) -> bool:
 
 
 def _with_more_channels(graph: Graph, node: Node) -> list[Node]:
-    """Give a convolution that WebGPU computes wrongly channels of zeros; returns the nodes that come before it."""
+    """Add channels of zeros to a convolution that WebGPU would otherwise compute wrongly.
+
+    Returns:
+        The nodes to insert before the convolution; [] if it needs no padding.
+    """
     shape = _weight(graph, node)
     if shape is None or not isinstance(shape[1], int) or _group(node) > 1 or not _is_wrong(shape, 1):
         return []
@@ -171,7 +187,7 @@ def _with_more_channels(graph: Graph, node: Node) -> list[Node]:
 
 
 def _weight(graph: Graph, node: Node) -> Shape | None:
-    """The shape of a convolution's weight; None where the node is none, or it is unknown."""
+    """Return the shape of a convolution's weight, or None if it is unknown or the node is not a convolution."""
     is_conv = node.op_type == "Conv" and is_standard(node.domain)
     return shape_of(graph.types.get(node.input[1])) if is_conv else None
 
@@ -181,18 +197,18 @@ def _group(node: Node) -> int:
 
 
 def _wrong_convolution(graph: Graph, node: Node) -> str:
-    """Why a convolution is refused; "" where it is not."""
+    """Return the reason why a convolution is refused, or "" if it is supported."""
     shape = _weight(graph, node)
     given = attributes_of(node)
     if shape is not None and _is_wrong(shape, _group(node)):
-        return f"onnxruntime-web 1.30 computes a convolution of {shape[1]} channels a group wrongly on WebGPU"
+        return f"onnxruntime-web 1.30 computes a convolution with {shape[1]} channels per group wrongly on WebGPU"
     same = given.get("auto_pad", b"NOTSET").startswith(b"SAME")
     if node.op_type == "Conv" and same and max(given.get("strides") or (1,)) > 1:
         return "onnxruntime-web 1.30 pads a strided convolution with auto_pad wrongly on WebGPU"
     return ""
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused nodes -----------------------------------------------------------------------------------------------------
 
 
 def _lacking(graph: Graph) -> Iterator[Refusal]:
@@ -204,14 +220,19 @@ def _lacking(graph: Graph) -> Iterator[Refusal]:
         elif node.op_type == "MaxPool" and any(node.output[1:]):
             yield Refusal(node.name, node.op_type, INDICES)
         elif node.op_type == "Split" and len(node.output) > WIDEST:
-            why = f"it has {len(node.output)} outputs, and WebGPU has buffers for {WIDEST}"
-            yield Refusal(node.name, node.op_type, why, "give it the sizes of its outputs as a constant")
+            why = f"it has {len(node.output)} outputs, but WebGPU supports at most {WIDEST}"
+            yield Refusal(node.name, node.op_type, why, "make the sizes of its outputs a constant")
         elif why := _wrong_convolution(graph, node):
             yield Refusal(
-                node.name, node.op_type, why, "write its pads out, and its groups so that they have other channels"
+                node.name,
+                node.op_type,
+                why,
+                "replace auto_pad by explicit pads, and use groups with another number of channels",
             )
         elif node.op_type in AXES and any(node.input[1:2]) and graph.constant(node.input[1]) is None:
-            hint = "fix the sizes that are not known by `dims` or `shapes`"
-            yield Refusal(node.name, node.op_type, "OpenVINO wants axes that are constants", hint)
+            hint = "set the unknown sizes with `dims` or `shapes`"
+            yield Refusal(node.name, node.op_type, "OpenVINO requires axes that are constants", hint)
         elif any(dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16 for name in node.output):
-            yield Refusal(node.name, node.op_type, "JavaScript has no bfloat16", "convert the model to float32")
+            yield Refusal(
+                node.name, node.op_type, "JavaScript does not support bfloat16", "convert the model to float32"
+            )

@@ -1,7 +1,8 @@
-"""What an operator of the standard is called where a function computes it for a target, and the way back.
+"""Replace standard operators by calls of a target's functions, and restore the standard operators.
 
-Such a call bears the operator's name, inputs and attributes, in a domain of ours: whoever knows the operator knows the
-call, and without its domain the node is standard again. So it can be differentiated, counted and run in any type.
+Such a call is a node that has the standard operator's name, inputs and attributes, but a domain of onnxgrad. Removing
+the domain restores the standard operator. So the model can still be differentiated, measured, and run in any element
+type.
 """
 
 from __future__ import annotations
@@ -11,31 +12,32 @@ from typing import Any
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
 from onnxgrad_cli.ir.nodes import with_bodies
 
 DOMAIN = "onnxgrad.target."
-"""What the domains of these functions begin with."""
+"""The prefix of the domains of the targets' functions."""
 
 OWN = "target_"
-"""What the names of attributes begin with that the operator does not have."""
+"""The prefix of the attributes that a call has in addition to those of the standard operator."""
 
 
 def standard_domain(domain: str) -> str:
-    """The domain of the operator that a node stands for; "" is ai.onnx."""
+    """Return the domain of the standard operator that a node calls or replaces; "" is ai.onnx."""
     return "" if domain.startswith(DOMAIN) else plain_domain(domain)
 
 
 def call(graph: Graph, node: Node, function: FunctionProto, attributes: Mapping[str, Any]) -> None:
-    """Let a function compute a node of the operator that it is named after.
+    """Turn a node into a call of `function`, which has the same name as the node's operator.
 
     Args:
-        graph: has the node.
-        node: keeps its name, inputs, outputs and attributes.
-        function: is added to the model at its opset, once.
-        attributes: more of them, whose names begin with `OWN`.
+        graph: the graph with the node.
+        node: the node; keeps its name, inputs, outputs and attributes.
+        function: the function; added to the model once, with the opset of the model.
+        attributes: additional attributes; their names begin with `OWN`.
     """
     node.domain = function.domain
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
@@ -49,7 +51,7 @@ def call(graph: Graph, node: Node, function: FunctionProto, attributes: Mapping[
 
 
 def _uncall(node: Node | NodeProto) -> None:
-    """Make of a function's call the operator that it stands for."""
+    """Turn the call of a function back into the standard operator."""
     if isinstance(node, Node):
         node.domain = ""
     else:
@@ -59,30 +61,33 @@ def _uncall(node: Node | NodeProto) -> None:
 
 
 def is_targeted(model: ModelProto) -> bool:
-    """Whether functions compute some of a model's nodes for a target."""
+    """Return True if the model has functions of a target."""
     return any(function.domain.startswith(DOMAIN) for function in model.functions)
 
 
 def to_standard(model: ModelProto, nodes: Iterable[Node] | None = None) -> None:
-    """Write a model in the operators that its targets' functions stand for, in place.
+    """Replace all calls of a target's functions in a model by standard operators, in place.
 
     Args:
-        model: loses those functions.
-        nodes: its nodes, where they are held elsewhere than in its graph.
+        model: the model. The functions are removed, and the domains that no other node uses.
+        nodes: the nodes of the model, if they are stored outside its graph.
     """
     held = list(model.graph.node if nodes is None else nodes)
     for node in held:
         if node.domain.startswith(DOMAIN):
             _uncall(node)
-    _forget_functions(model, held)
-
-
-def _forget_functions(model: ModelProto, nodes: list[Node]) -> None:
-    """Remove the functions that targets have brought, and the domains that no other node is of."""
     functions = [function for function in model.functions if function.domain.startswith(DOMAIN)]
     gone = {name for f in functions for name in (f.domain, *(entry.domain for entry in f.opset_import)) if name}
-    gone.difference_update(node.domain for node in with_bodies(nodes if gone else ()))
+    gone.difference_update(node.domain for node in with_bodies(held if gone else ()))
     for function in functions:
         model.functions.remove(function)
     for entry in [entry for entry in model.opset_import if entry.domain in gone]:
         model.opset_import.remove(entry)
+
+
+def op_for(graph: Graph, node: Node) -> Op:
+    """Return an emitter whose nodes get the role of `node`, and names that begin with the name of `node`."""
+    op = Op(graph)
+    op.role = metadata_of(node, ROLE) or op.role
+    op.scope = node.name
+    return op

@@ -1,1 +1,1 @@
-"""What runs a training model: sessions and their state, data, schedules, metrics, checkpoints, and the loop."""
+"""Run training models: trainers, schedules, metrics, evaluation, run folders, and the training loop."""

@@ -1,6 +1,6 @@
-"""Metrics of classes that take more than a count of what is right: F1, the area under the ROC curve, perplexity.
+"""Classification metrics that need more than a count of correct predictions: F1, area under the ROC curve, perplexity.
 
-All are exact over the whole data, however they are cut into batches.
+Each metric is computed over all samples, not averaged over batches, so it does not depend on the batch size.
 """
 
 from __future__ import annotations
@@ -9,54 +9,57 @@ import numpy as np
 
 from onnxgrad_cli.common.settings import require
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.training.metrics import OF_CLASSES, check_classes, means_yes, metric
-
-THRESHOLD = "above which a prediction means yes, where there are no classes: 0 for logits"
+from onnxgrad_cli.training.metrics import OF_CLASSES, THRESHOLD, Average, check_classes, means_yes, metric
 
 
-def chosen(
-    name: str, predictions: np.ndarray, labels: np.ndarray, *, threshold: float, ignored: int, axis: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """What was chosen and what would have been right, as numbers of classes, of what counts.
-
-    Args:
-        name: of the metric, for messages.
-        predictions, labels: (N, C, ...) and (N, ...), or of one shape: then they are yes (1) and no (0).
-        threshold: above which a prediction means yes.
-        ignored: the label of what does not count.
-        axis: that of the classes.
-
-    Returns:
-        Two arrays of one shape, int64 (n,), and how many classes there are.
-
-    Raises:
-        UsageError: the shapes don't fit each other.
-    """
-    if predictions.shape == labels.shape:
-        found, wanted, count = predictions > threshold, means_yes(name, labels, ignored), 2
-    else:
-        check_classes(name, predictions, labels, axis)
-        found, wanted, count = predictions.argmax(axis), labels, predictions.shape[axis]
-    counted = labels != ignored
-    return found[counted].astype(np.int64), wanted[counted].astype(np.int64), count
-
-
-class Confusion:
-    """How often each class was taken for each: rows are labels, columns what was chosen.
+class _OfClasses:
+    """Base class of metrics that compare predicted classes, or binary predictions, with the labels.
 
     Attributes:
-        matrix: int64 (C, C); (0, 0) before the first batch.
+        name: the name of the metric, for messages.
     """
+
+    name: str
 
     def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100, class_axis: int = 1) -> None:
         self._threshold, self._ignored, self._axis = threshold, ignore_index, class_axis
-        self.matrix = np.zeros((0, 0), np.int64)
+
+    def _chosen(self, predictions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return the predicted and the true class of each label that is not ignored, and the number of classes.
+
+        Args:
+            predictions, labels: (N, C, ...) and (N, ...). If both have the same shape, the task is binary: a prediction
+                above the threshold means class 1, any other prediction class 0.
+
+        Returns:
+            Predicted classes, int64 (n,); true classes, int64 (n,); the number of classes.
+
+        Raises:
+            UsageError: the shapes don't fit each other, or a label of a binary task is neither positive nor negative.
+        """
+        if predictions.shape == labels.shape:
+            found, wanted, count = predictions > self._threshold, means_yes(self.name, labels, self._ignored), 2
+        else:
+            check_classes(self.name, predictions, labels, self._axis)
+            found, wanted, count = predictions.argmax(self._axis), labels, predictions.shape[self._axis]
+        counted = labels != self._ignored
+        return found[counted].astype(np.int64), wanted[counted].astype(np.int64), count
+
+
+class Confusion(_OfClasses):
+    """A confusion matrix.
+
+    Attributes:
+        matrix: int64 (C, C), with a row for each true class and a column for each predicted class; (0, 0) before the
+            first batch.
+    """
+
+    name = "a confusion matrix"
+    matrix = np.zeros((0, 0), np.int64)
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        """Take a batch; see `Metric.update`."""
-        found, wanted, count = chosen(
-            "a confusion matrix", predictions, labels, threshold=self._threshold, ignored=self._ignored, axis=self._axis
-        )
+        """Add the counts of a batch; see `Metric.update`."""
+        found, wanted, count = self._chosen(predictions, labels)
         new = np.bincount(wanted * count + found, minlength=count**2).reshape(count, count)
         self.matrix = new if not self.matrix.size else self.matrix + new
 
@@ -64,18 +67,15 @@ class Confusion:
 F1_OPTIONS = {**OF_CLASSES, "threshold": THRESHOLD}
 
 
-class _Counts:
-    """Of each class, how often it was chosen rightly, how often it was chosen, and how often it was the label.
+class _Counts(_OfClasses):
+    """Base class of F1 metrics. For each class, it counts the correct predictions, all predictions and all labels.
 
-    Labels of the output's shape with several columns are several answers of yes and no, each of which is a class.
+    If the labels have the same shape as the predictions, and several columns, the task is multi-label: each column is a
+    class with binary labels.
     """
 
-    name: str
-
-    def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100, class_axis: int = 1) -> None:
-        self._threshold, self._ignored, self._axis = threshold, ignore_index, class_axis
-        self._counts = np.zeros((3, 0), np.int64)
-        self._several = False
+    _counts = np.zeros((3, 0), np.int64)
+    _several = False
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         self._several = predictions.shape == labels.shape and labels.ndim > 1 and labels.shape[-1] > 1
@@ -86,16 +86,14 @@ class _Counts:
             wanted = means_yes(self.name, labels, self._ignored).reshape(-1, columns) & counted
             new = np.stack([np.sum(found & wanted, 0), found.sum(0), wanted.sum(0)])
         else:
-            found, wanted, count = chosen(
-                self.name, predictions, labels, threshold=self._threshold, ignored=self._ignored, axis=self._axis
-            )
+            found, wanted, count = self._chosen(predictions, labels)
             parts = (found[found == wanted], found, wanted)
             new = np.stack([np.bincount(part, minlength=count) for part in parts])
         self._counts = self._counts + new if self._counts.size else new
 
     @property
     def _each(self) -> np.ndarray:
-        """The F1 of each class; 0 of one that is never met, as sklearn has it."""
+        """The F1 of each class. It is 0 for a class that is neither predicted nor a label, as in sklearn."""
         right, found, wanted = self._counts
         return 2 * right / np.maximum(found + wanted, 1)
 
@@ -106,17 +104,15 @@ class _Counts:
 
 @metric("f1", higher=True, options=F1_OPTIONS)
 class _F1(_Counts):
-    """The F1 of yes, or of the second of two classes. As sklearn's f1_score."""
+    """The F1 of the positive class: of binary labels, or the second of two classes. As sklearn's f1_score."""
 
     name = "f1"
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         super().update(predictions, labels)
         if self._several or len(self._each) != 2:
-            raise UsageError(
-                f"f1 is of yes and no, and there are {len(self._each)} classes",
-                "choose f1-macro, f1-micro, f1-weighted",
-            )
+            hint = "use f1-macro, f1-micro or f1-weighted"
+            raise UsageError(f"f1 is for yes and no, but there are {len(self._each)} classes", hint)
 
     def value(self) -> float:
         return float("nan") if self._nothing else float(self._each[1])
@@ -124,7 +120,7 @@ class _F1(_Counts):
 
 @metric("f1-macro", higher=True, options=F1_OPTIONS)
 class _MacroF1(_Counts):
-    """The mean of the classes' F1, of those that are met. As sklearn's f1_score(average='macro')."""
+    """The mean F1 of all classes that are predicted or occur in the labels. As sklearn's f1_score(average='macro')."""
 
     name = "f1-macro"
 
@@ -135,7 +131,7 @@ class _MacroF1(_Counts):
 
 @metric("f1-micro", higher=True, options=F1_OPTIONS)
 class _MicroF1(_Counts):
-    """The F1 of all classes counted together. As sklearn's f1_score(average='micro')."""
+    """The F1 computed from the counts summed over all classes. As sklearn's f1_score(average='micro')."""
 
     name = "f1-micro"
 
@@ -146,7 +142,7 @@ class _MicroF1(_Counts):
 
 @metric("f1-weighted", higher=True, options=F1_OPTIONS)
 class _WeightedF1(_Counts):
-    """The mean of the classes' F1, each as often as it is the label. As sklearn's f1_score(average='weighted')."""
+    """The mean of the classes' F1, weighted by the number of labels. As sklearn's f1_score(average='weighted')."""
 
     name = "f1-weighted"
 
@@ -157,11 +153,11 @@ class _WeightedF1(_Counts):
 
 @metric("auc", higher=True, options=OF_CLASSES)
 class _Auc:
-    """The area under the ROC curve: of yes and no, of two classes, or the mean of each class against the rest.
+    """The area under the ROC curve. With more than two classes, the mean of the areas of each class against the others.
 
-    As sklearn's roc_auc_score, with multi_class='ovr'. Of classes it is the area by probability: outputs that are not
-    between 0 and 1 are taken through a softmax. A class of which there are no samples, or nothing else, does not count.
-    All scores are kept until the end.
+    As sklearn's roc_auc_score with multi_class='ovr'. Samples are ranked by the probability of a class. If the outputs
+    are not between 0 and 1, a softmax converts them to probabilities. A class is left out of the mean if no sample, or
+    every sample, belongs to it. All scores are kept in memory until the end.
     """
 
     def __init__(self, *, ignore_index: int = -100, class_axis: int = 1) -> None:
@@ -203,7 +199,7 @@ class _Auc:
 
 
 def _probabilities(scores: np.ndarray) -> np.ndarray:
-    """Scores (n, C) as probabilities; else they are logits or logarithms, as torchmetrics has it."""
+    """Return scores (n, C) as probabilities. If any score is outside 0 to 1, apply a softmax, as torchmetrics does."""
     if not scores.size or (scores.min() >= 0 and scores.max() <= 1):
         return scores
     powers = np.exp(scores - scores.max(1, keepdims=True))
@@ -211,7 +207,13 @@ def _probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def _area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """How likely a positive has a higher score than a negative, where equal ones count half; Mann and Whitney's U."""
+    """Return the area under the ROC curve: the probability that a positive sample scores higher than a negative one.
+
+    The area is computed from the Mann-Whitney U statistic. Ties count half.
+
+    Returns:
+        nan if there are no positives or no negatives.
+    """
     yes, no = int(positive.sum()), int((~positive).sum())
     if not yes or not no:
         return float("nan")
@@ -220,28 +222,26 @@ def _area(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((ranks[positive].sum() - yes * (yes + 1) / 2) / (yes * no))
 
 
-@metric(
-    "perplexity",
-    higher=False,
-    options={
-        **OF_CLASSES,
-        "shift": "how many places later the label of an output stands: 1 where tokens predict tokens",
-    },
-)
-class _Perplexity:
-    """The exponential of the mean of minus the labels' log-probabilities, of outputs that are logits or such."""
+SHIFT = "number of positions that labels lag behind outputs: 1 if each token predicts the next one"
+
+
+@metric("perplexity", higher=False, options={**OF_CLASSES, "shift": SHIFT})
+class _Perplexity(Average):
+    """The exponential of the labels' mean negative log-probability. Outputs are logits or log-probabilities."""
 
     def __init__(self, *, ignore_index: int = -100, class_axis: int = 1, shift: int = 0) -> None:
-        require(shift >= 0, f"shift must not be negative, it is {shift}")
+        require(shift >= 0, f"shift must not be negative, but is {shift}")
+        super().__init__()
         self._ignored, self._axis, self._shift = ignore_index, class_axis, shift
-        self._sum, self._count = 0.0, 0
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         check_classes("perplexity", predictions, labels, self._axis)
         logits = np.moveaxis(predictions, self._axis, -1)
         if self._shift:
             if labels.ndim < 2:
-                raise UsageError(f"perplexity: labels {list(labels.shape)} have no places to shift", "leave shift away")
+                raise UsageError(
+                    f"perplexity: labels {list(labels.shape)} have no positions to shift", "leave shift out"
+                )
             logits, labels = logits[:, : -self._shift], labels[:, self._shift :]
         counted = labels != self._ignored
         for row, place, label in zip(logits, counted, labels, strict=True):  # a row at a time: vocabularies are large
@@ -253,4 +253,4 @@ class _Perplexity:
         self._count += int(np.count_nonzero(counted))
 
     def value(self) -> float:
-        return float(np.exp(self._sum / self._count)) if self._count else float("nan")
+        return float(np.exp(super().value()))

@@ -1,50 +1,237 @@
-"""The evaluation of weights: the loss and the metrics over a whole set of data, in inference."""
+"""Evaluate weights: compute the loss and the metrics over a data set, with the inference model and its loss."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
+from onnx import ModelProto, TypeProto
 
-from onnxgrad_cli.execution.session import Buffer
+from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common.choices import Mode
+from onnxgrad_cli.data import Batches, Data
+from onnxgrad_cli.data.empty_kv_cache import with_sizes_of_pasts
+from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.execution.session import Buffer, feed, of_samples, open_session
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import give_own_statistics
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.ir.weightless_copy import copied, without_initializers
+from onnxgrad_cli.metadata import Term, describe, has_derivatives
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.loss.append import LOSS
+from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.training.class_metrics import Confusion
-from onnxgrad_cli.training.data import Batches, Data
-from onnxgrad_cli.training.eval_model import EvalResult, EvalSession
-from onnxgrad_cli.training.metrics import YES_AND_NO, Metric, Named
+from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
+from onnxgrad_cli.training.metrics import YES_AND_NO, Metric, RequestedMetric
+
+
+@dataclass(frozen=True)
+class EvalTerm:
+    """The outputs of the eval model that belong to one loss.
+
+    Attributes:
+        value: the name of the output with the loss, not multiplied by the loss's weight.
+        divisor: the name of the output with the number by which the loss divides its sum to get the mean; "" if that is
+            the number of samples.
+        weight: the loss's weight: its factor in the sum of all losses.
+    """
+
+    value: str
+    divisor: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The results of one batch.
+
+    Attributes:
+        outputs: name -> array of each of `EvalModel.outputs`.
+        values: the value of each loss, not multiplied by the loss's weight.
+        divisors: for each loss, the number by which it divides its sum to get the mean; None if that is the number of
+            samples.
+        penalty: the sum of the penalties on weights.
+    """
+
+    outputs: Mapping[str, np.ndarray]
+    values: Sequence[float]
+    divisors: Sequence[float | None]
+    penalty: float
+
+
+@dataclass(frozen=True)
+class EvalModel:
+    """The inference model with its loss.
+
+    BatchNormalization and Dropout run in inference mode, or in their original mode.
+
+    Attributes:
+        model: the model. Its inputs are the inputs of the inference model, the labels, and `weights`. Inputs in
+            `weights` also have stored values as defaults. Its metadata describe its inputs and outputs.
+        loss: the name of the output with the total loss.
+        outputs: the outputs that the losses compare with labels, and further requested outputs.
+        weights: the names of the trainer's weights and state, as far as the model has them.
+        terms: the outputs of each loss; empty if they were not requested.
+        penalties: the names of the outputs with the penalties on weights; empty if they were not requested.
+        types: input -> its type. In the type of a KV cache input, the axes other than the length have the sizes that an
+            empty cache must have.
+        cautions: the cautions about the losses.
+    """
+
+    model: ModelProto
+    loss: str
+    outputs: list[str]
+    weights: list[str]
+    terms: Sequence[EvalTerm] = ()
+    penalties: Sequence[str] = ()
+    types: Mapping[str, TypeProto] = field(default_factory=dict)
+    cautions: Sequence[Caution] = ()
+
+
+def make_eval_model(
+    model: ModelProto,
+    options: Options,
+    weights: Iterable[str],
+    path: Path | None = None,
+    outputs: Iterable[str] = (),
+    keep_mode: bool = False,
+    counted: bool = False,
+) -> EvalModel:
+    """Make the eval model: an inference model with its loss.
+
+    Args:
+        model: the inference model; not changed.
+        options: the options of the training model, with its losses and their outputs.
+        weights: the names of a trainer's weights and state, which become inputs if the model has them.
+        path: where the model was read from; external data are relative to it.
+        outputs: further outputs of the model to keep, in addition to the outputs of the losses.
+        keep_mode: leave BatchNormalization and Dropout in the mode that they have in the model.
+        counted: add outputs for each loss, for the number by which it divides its sum to get the mean, and for the
+            penalties.
+    """
+    copy, weights = copied(model), list(weights)
+    give_own_statistics(copy, weights)
+    mode: Mode = "keep" if keep_mode or has_derivatives(model) else "eval"
+    whole = replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1)
+    built = TrainingModel(Graph(copy, path), whole)
+    built.training.may_be_none = True
+    graph, training = built.graph, built.training
+    before = 0  # the number of cautions that are not about the losses
+    for step, _ in built.steps("loss"):
+        before = before if step is LOSS else len(training.cautions)
+    compared = list(dict.fromkeys([*training.predictions, *outputs]))
+    terms = [
+        EvalTerm(name, training.divisors.get(position, ""), spec.weight)
+        for position, (name, spec) in enumerate(zip(training.terms, options.losses, strict=True))
+        if counted
+    ]
+    penalties = training.penalties if counted else []
+    parts = [name for term in terms for name in (term.value, term.divisor) if name]
+    del graph.proto.graph.output[:]
+    for name in dict.fromkeys((training.loss, *compared, *parts, *penalties)):
+        graph.add_output(name)
+    graph.remove_unused()
+    bound = [name for name in weights if name in graph.initializers]
+    for name in bound:
+        if name not in graph.input_names:
+            graph.add_input(name, graph.types[name])
+    embed(graph, built.options, training)
+    types = with_sizes_of_pasts({value.name: value.type for value in graph.proto.graph.input}, graph)
+    cautions = training.cautions[before:]
+    return EvalModel(graph.commit(), training.loss, compared, bound, terms, penalties, types, cautions)
+
+
+class EvalSession:
+    """A session on the inference model with its loss; see `make_eval_model`.
+
+    Attributes:
+        inputs: the names of the model's inputs and the labels.
+        weights: the weight of each loss.
+        sums: True if losses are sums over the batch, False if they are means.
+    """
+
+    def __init__(self, found: EvalModel, path: Path | None, provider: str, threads: int | None) -> None:
+        """Open a session on an eval model, which is not changed.
+
+        Args:
+            found: the result of `make_eval_model` with `counted=True`.
+            path: where the inference model was read from; external data are relative to it.
+            provider, threads: see `Trainer`.
+        """
+        self._outputs, self._bound = found.outputs, found.weights
+        self._terms, self._penalties = found.terms, found.penalties
+        self.weights = [term.weight for term in found.terms]
+        self.sums = describe(found.model).reduction == "sum"
+        bare = without_initializers(found.model, self._bound)
+        fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
+        self.inputs = [value.name for value in bare.graph.input if value.name not in fed]
+        self._session = open_session(bare, path, provider, threads)
+        self._device = provider
+
+    def __call__(self, feeds: Mapping[str, np.ndarray], weights: Mapping[str, Buffer]) -> EvalResult:
+        """Return the losses and the outputs of a batch.
+
+        Args:
+            feeds: an array for each of `inputs`; other arrays are ignored.
+            weights: weights and state of a trainer: `Trainer.buffers`.
+
+        Raises:
+            OnnxgradError: onnxruntime fails on the batch.
+        """
+        binding = self._session.io_binding()
+        for name in self.inputs:
+            feed(binding, name, feeds[name])
+        for name in self._bound:
+            binding.bind_ortvalue_input(name, weights[name].value)
+        parts = [name for term in self._terms for name in (term.value, term.divisor) if name]
+        names = list(dict.fromkeys([*self._outputs, *parts, *self._penalties]))
+        for name in names:
+            binding.bind_output(name)
+        with of_samples():
+            self._session.run_with_iobinding(binding)
+        found = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
+        return EvalResult(
+            {name: found[name] for name in self._outputs},
+            [float(found[term.value]) for term in self._terms],
+            [float(found[term.divisor]) if term.divisor else None for term in self._terms],
+            sum(float(found[name]) for name in self._penalties),
+        )
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates weights on data that are not trained on.
+    """Evaluate weights on data that are not trained on.
 
     Attributes:
         session: runs the eval model.
         data: the validation data.
-        batches: the validation data in batches, in their own order.
-        metrics: what is measured besides the loss, each of the output and the label of its term.
-        ema: weight -> the state with its moving average, which is evaluated in place of the weight.
+        batches: the validation data in batches, not shuffled.
+        metrics: the metrics to compute, each from the output and the label of its term.
+        ema: weight -> the name of the state with the moving average of the weight. The average is evaluated instead.
+        communicator: connects the processes that train together. Rank 0 evaluates, and all get the results.
     """
 
     session: EvalSession
     data: Data
     batches: Batches
-    metrics: Sequence[Named]
+    metrics: Sequence[RequestedMetric]
     ema: Mapping[str, str] = field(default_factory=dict)
+    communicator: Communicator = Alone()  # noqa: RUF009
 
     @property
     def names(self) -> list[str]:
-        """What is measured."""
+        """The names of the results: 'loss' and the metrics."""
         return ["loss", *(named.name for named in self.metrics)]
 
     def check(self, weights: Mapping[str, Buffer]) -> None:
-        """Make sure, on one batch, that the metrics take what the model gives.
+        """Compute the metrics on the first batch, to detect metrics that don't fit the model's outputs and labels.
 
         Raises:
-            UsageError: one does not.
+            UsageError: a metric does not fit.
         """
         first = self.data.batch(np.arange(min(self.batches.size, len(self.data))))
         result = self.session(first, weights)
@@ -54,20 +241,23 @@ class Evaluator:
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
         """Return the loss, as 'loss', and each metric by its name.
 
-        The loss is that of all data as one batch, whatever the size of the batches: each loss is the mean over what
-        counts in it, samples or labels. With the reduction 'sum' it is divided by the number of samples.
+        The loss is computed as if all data were one batch, so it does not depend on the batch size. Each loss is the
+        mean over the samples or labels that it does not ignore. With the reduction 'sum', the sum over all data is
+        divided by the number of samples. If several processes train together, all must call this at the same time.
         """
-        return self.measure(weights, ())
+        return self.communicator.broadcast(self.measure(weights, ()) if self.communicator.rank == 0 else None)
 
     def measure(
         self, weights: Mapping[str, Buffer], more: Sequence[tuple[Term, Confusion]], metrics: bool = True
     ) -> dict[str, float]:
-        """The loss and the metrics, as a call gives them, and what else is to take all batches.
+        """Return the loss and the metrics, as `__call__` does, but in this process alone.
+
+        Also update confusion matrices.
 
         Args:
-            weights: those of a trainer.
-            more: takes the output and the label of a term.
-            metrics: whether metrics are measured.
+            weights: the weights and state of a trainer.
+            more: confusion matrices to update with every batch, each with the term that names its output and its label.
+            metrics: compute the metrics; if False, return the loss alone.
         """
         begun = [(named, named.begin()) for named in self.metrics] if metrics else []
         weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
@@ -84,7 +274,7 @@ class Evaluator:
 
 
 class _Total:
-    """The loss of all batches as one.
+    """The loss of all batches together, as if they were one batch.
 
     Attributes:
         sums: True if the losses of a batch are sums, False if they are means.
@@ -97,7 +287,10 @@ class _Total:
         self._samples, self._penalty = 0, 0.0
 
     def add(self, result: EvalResult, samples: int) -> None:
-        """Take a batch. A mean without labels that count is nan, and adds nothing."""
+        """Add a batch.
+
+        A loss that ignores all labels of the batch is skipped: it is a mean over no labels, which is nan.
+        """
         self._samples += samples
         self._penalty = result.penalty
         for position, (value, divisor) in enumerate(zip(result.values, result.divisors, strict=True)):
@@ -107,7 +300,7 @@ class _Total:
                 self._counts[position] += count
 
     def value(self) -> float:
-        """Return the loss; nan if nothing counts in one of the losses."""
+        """Return the loss; nan if there were no samples, or a loss ignored all labels."""
         if not self._samples or not (self.sums or all(self._counts)):
             return math.nan
         counts = [1.0] * len(self.weights) if self.sums else self._counts
@@ -122,9 +315,10 @@ def _update(metric: Metric | Confusion, term: Term | None, result: EvalResult, f
 
 
 def confusions(terms: Sequence[Term], most: int) -> list[tuple[Term, Confusion]]:
-    """What counts how often each class was taken for each, for each output of yes and no or of at most so many classes.
+    """Return an empty confusion matrix for each output of a binary loss or of a loss with at most `most` classes.
 
-    Labels of the output's shape count one by one.
+    An output with the loss causal-lm gets no matrix. If labels have the same shape as the output, each element counts
+    as one sample.
     """
     found: dict[str, tuple[Term, Confusion]] = {}
     for term in terms:

@@ -1,33 +1,19 @@
-"""An inference model on data: how good it is, and what it says of each sample."""
+"""Evaluate an inference model on data, and compute its outputs for each sample."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import ModelProto, TypeProto
+from onnx import ModelProto, TensorProto, TypeProto, helper
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest
-from onnxgrad_cli.execution.endless import check_ends
-from onnxgrad_cli.execution.observation import is_quick
-from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
-from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.skeleton import skeleton
-from onnxgrad_cli.ir.types import in_words
-from onnxgrad_cli.metadata import Term, check_is_original, describe
-from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.prepare.free_batch import asked_batch, fixed_batch
-from onnxgrad_cli.passes.prepare.normalise import normalise
-from onnxgrad_cli.training.class_metrics import Confusion
-from onnxgrad_cli.training.class_names import class_names, names_for
-from onnxgrad_cli.training.data import (
+from onnxgrad_cli.data import (
     Batches,
     Data,
     SampleOptions,
@@ -39,43 +25,59 @@ from onnxgrad_cli.training.data import (
     ranges_of,
     rows_of,
 )
-from onnxgrad_cli.training.data.arrays import data_of
-from onnxgrad_cli.training.data.input_types import InputTypes, Range
-from onnxgrad_cli.training.data.pasts import fed_types, with_empty_pasts
-from onnxgrad_cli.training.data.preprocessing import Preprocessing
-from onnxgrad_cli.training.data.states import (
+from onnxgrad_cli.data.classes import class_names, names_for
+from onnxgrad_cli.data.dataset import data_of
+from onnxgrad_cli.data.empty_kv_cache import fed_types, with_empty_pasts
+from onnxgrad_cli.data.input_types import InputTypes, Range
+from onnxgrad_cli.data.preprocessing import Preprocessing
+from onnxgrad_cli.data.states import (
     NOT_RECURRENT,
     Recurrent,
     has_batch_behind,
     outputs_batch_first,
     recurrent_values,
 )
-from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
-from onnxgrad_cli.training.evaluate import Evaluator, confusions
+from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest, unknown_name
+from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.observation import is_quick
+from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.types import in_words
+from onnxgrad_cli.ir.weightless_copy import copied, skeleton
+from onnxgrad_cli.metadata import Term, check_is_original, describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.free_batch import asked_batch, fixed_batch
+from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.training.class_metrics import Confusion
+from onnxgrad_cli.training.evaluate import EvalSession, Evaluator, confusions, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of
-from onnxgrad_cli.training.readable_outputs import unreadable, with_readable
-from onnxgrad_cli.verification.freed_batch import freed
+from onnxgrad_cli.verification.checks.freed_batch import freed
+
+if TYPE_CHECKING:
+    import onnxruntime
+
 
 Source = str | Path | Mapping[str, np.ndarray]
-"""Data in a file or folder, or in memory by the names of inputs."""
+"""Data: the path of a file or folder, or a map from the name of an input to its array."""
 
 MOST_CLASSES = 1000
-"""Of more classes a confusion matrix is not made: it would be mostly zeros, and large."""
+"""Largest number of classes for a confusion matrix. A larger one would be mostly zeros."""
 
 
 @dataclass(frozen=True)
 class Setting(KnownKeywords):
-    """How a model is run on data; the defaults are those of the command line.
+    """Settings for running a model on data. The defaults are the same as on the command line.
 
     Attributes:
-        batch_size: how many samples are taken at once; of a model that takes so many and no others, that many.
-        provider, threads: what it runs on; see `Trainer`.
-        prefix: what the names in the data have before those of the inputs.
-        sequences: how text and lists of tokens become samples.
-        samples: how data become samples; a normalization that is not asked for is that of the training.
+        batch_size: the number of samples per run. A fixed batch size of the model takes precedence.
+        provider, threads: see `Trainer`.
+        prefix: the prefix of the names of the arrays to use, such as 'test_'.
+        sequences: options of the conversion of text and lists of tokens to samples.
+        samples: options of the conversion of other data to samples. By default, data are normalized as in the training.
 
     Raises:
-        UsageError: there is no such field, or a word, a number or a type does not fit.
+        UsageError: a field doesn't exist, or a value or its type does not fit.
     """
 
     batch_size: int = 32
@@ -107,17 +109,16 @@ class Setting(KnownKeywords):
         unread: Collection[str] = (),
         recurrent: Recurrent = NOT_RECURRENT,
     ) -> Data:
-        """Open data, and do to them what was done to those that the model was trained on, or is asked for.
+        """Open data, and preprocess them as the training did or as the options request.
+
+        The arguments that are not described here are those of `open_data`.
 
         Args:
-            labels: what of the inputs is no input of the model.
-            source, inputs, ranges, terms, tell, known, finite, unread, recurrent: see `open_data`.
+            labels: the names in `inputs` that are not inputs of the model.
         """
         if isinstance(source, Mapping):
-            data = replace(
-                data_of(self._renamed(source, {*inputs, *unread}), inputs, ranges, finite, recurrent),
-                normal=known.normal,
-            )
+            data = data_of(self._renamed(source, {*inputs, *unread}), inputs, ranges, finite, recurrent)
+            data = replace(data, normal=known.normal)
         else:
             data = open_data(
                 source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
@@ -127,22 +128,27 @@ class Setting(KnownKeywords):
         return as_trained(data, {n: kind for n, kind in inputs.items() if n not in labels}, self.samples, tell)
 
     def _renamed(self, arrays: Mapping[str, np.ndarray], inputs: Collection[str]) -> dict[str, np.ndarray]:
-        """Arrays by the inputs that they are to be."""
+        """Return the arrays, renamed to the inputs that the `columns` option assigns them to.
+
+        Raises:
+            UsageError: the option names an array or an input that doesn't exist.
+        """
         columns = self.samples.columns
         for column, feed in columns.items():
             for name, held, what in ((column, arrays, "arrays"), (feed, inputs, "inputs and labels")):
                 if name not in held:
-                    raise UsageError(f"`columns`: there is no '{name}' among the {what}", suggest(name, held, what))
+                    hint = suggest(name, held, what)
+                    raise unknown_name(f"`columns`: there is no '{name}' among the {what}", hint)
         return {columns.get(name, name): array for name, array in arrays.items()}
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """How often each class was taken for each.
+    """A confusion matrix.
 
     Attributes:
-        classes: their names, or else their numbers.
-        counts: int (C, C): rows are labels, columns what was chosen.
+        classes: the names of the classes, or their numbers as text if the model stores no names.
+        counts: integers (C, C); rows are labels, columns are predictions.
     """
 
     classes: list[str]
@@ -151,12 +157,12 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """How good a model is.
+    """The result of an evaluation.
 
     Attributes:
-        results: 'loss', and each metric by the name it was asked for by.
-        samples: how many it was measured on.
-        confusion: output -> how often each class was taken for each, of outputs that tell up to 1,000 classes apart.
+        results: 'loss' -> the loss, and the name of each metric, as requested, -> its value.
+        samples: the number of samples.
+        confusion: output -> its confusion matrix, for outputs with at most 1,000 classes.
     """
 
     results: dict[str, float]
@@ -168,28 +174,22 @@ def evaluate(
     model: ModelProto, path: Path | None, source: Source, options: Options, metrics: Sequence[str], setting: Setting,
     keep_mode: bool, tell: Tell,
 ) -> Evaluated:  # fmt: skip
-    """The loss of an inference model and its metrics on data; see `run_evaluate`."""
+    """Compute the loss and the metrics of an inference model on data; see `run_evaluate`."""
     check_is_original(model)
     _check_ends(model)
     options = with_empty_pasts(model, options, lambda: _held(source), tell)
     model = with_free_batch(model, path, setting.batch_size, options, tell)
     found = make_eval_model(model, options, (), path, keep_mode=keep_mode, counted=True)
+    for caution in dict.fromkeys(map(str, found.cautions)):
+        tell(f"warning: {caution}", 0)
     roles = describe(found.model)
     terms, labels = roles.losses, {n for n, role in roles.inputs.items() if role in ("label", "sample weight")}
     asked = metrics_of(metrics, terms)
     inputs = {name: found.types[name] for name in input_types_of(found.model)}
     known = Preprocessing.of_model(model)
-    data = setting.open(
-        source,
-        inputs,
-        ranges_of(found.model),
-        terms,
-        tell,
-        known,
-        labels=labels,
-        recurrent=recurrent_values(model.graph.node),
-    )
-    session = EvalSession.of(found, path, find_provider(setting.provider), setting.threads)
+    ranges, recurrent = ranges_of(found.model), recurrent_values(model.graph.node)
+    data = setting.open(source, inputs, ranges, terms, tell, known, labels=labels, recurrent=recurrent)
+    session = EvalSession(found, path, find_provider(setting.provider), setting.threads)
     batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
     evaluator = Evaluator(session, data, batches, asked)
     evaluator.check({})
@@ -200,10 +200,14 @@ def evaluate(
 
 
 def with_free_batch(model: ModelProto, path: Path | None, batch_size: int, options: Options, tell: Tell) -> ModelProto:
-    """Return a model with a free batch, if `shapes` asks for it, or if the model has fixed another one and it can be.
+    """Return the model with a dynamic batch size, if the `shapes` option requests one or `batch_size` requires one.
+
+    `batch_size` requires a dynamic batch size if the model has a fixed batch size other than `batch_size`. If it can't
+    be made dynamic, the original model is returned. Otherwise, if nothing requires it, the original model is returned,
+    too.
 
     Raises:
-        UnsupportedError: `shapes` asks for it, and it can't be.
+        UnsupportedError: `shapes` requests a dynamic batch size, and the model can't have one.
     """
     asked = asked_batch(model, options)
     fixed = fixed_batch(model) if not options.shapes and is_quick(model) and not has_batch_behind(model) else None
@@ -221,7 +225,7 @@ def with_free_batch(model: ModelProto, path: Path | None, batch_size: int, optio
 
 
 def _check_ends(model: ModelProto) -> None:
-    """Make sure that no loop of a model goes on for ever; see `check_ends`. One without loops is not looked through."""
+    """Check that no loop of a model is endless; see `check_ends`. Models without a Loop need no check."""
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     if any(node.op_type == "Loop" for node in with_bodies(nodes)):
         graph = Graph(skeleton(model))
@@ -234,18 +238,18 @@ def _held(source: Source) -> Collection[str] | None:
 
 
 def matrix_of(model: ModelProto, term: Term, confusion: Confusion) -> Matrix:
-    """A confusion matrix with the names of classes that the model stores, if it does."""
+    """Return a confusion matrix with the class names that the model stores, or with class numbers."""
     count = len(confusion.matrix)
     named = names_for(class_names(model), count, term.output, term.label)
     return Matrix(named or [str(number) for number in range(count)], confusion.matrix.tolist())
 
 
 class Predictor:
-    """An inference model and data, of which it says something for each sample.
+    """The predictions of an inference model for data.
 
     Attributes:
-        outputs: the names of its outputs that are asked for.
-        classes: output -> the names of its classes, of those whose last axis has as many places as there are names.
+        outputs: the names of the requested outputs.
+        samples: the number of samples.
     """
 
     def __init__(
@@ -270,6 +274,7 @@ class Predictor:
             source, inputs, rows_of(model, inputs), (), tell, Preprocessing.of_model(model), finite=False,
             unread=[name for name in (label,) if name not in inputs], recurrent=recurrent_values(model.graph.node),
         )  # fmt: skip
+        self.samples = len(self._data)
         self._axes = outputs_batch_first(model, self._data.axes)
         self._size = self._data.batch_size or setting.batch_size
         self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
@@ -279,19 +284,15 @@ class Predictor:
             self._read |= called
             self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
 
-    @cached_property
-    def samples(self) -> int:
-        """How many samples there are."""
-        return len(self._data)
-
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """The outputs of one batch after the other, samples along the first axis.
+        """Yield the outputs of each batch, with samples along the first axis.
 
-        A model that takes a fixed number of samples gets some twice where they are too few; they are counted once. So
-        does a model that removes the axis of a batch of 1.
+        If the last batch is too small for a model with a fixed batch size, its last sample is repeated, and the outputs
+        for the copies are dropped. The same is done if a batch has one sample and the model then removes the batch
+        axis.
 
         Raises:
-            UsageError: an output is not of samples.
+            UsageError: the first axis of an output is not the number of samples.
             OnnxgradError: onnxruntime fails.
         """
         for start in range(0, self.samples, self._size):
@@ -304,41 +305,43 @@ class Predictor:
             yield {name: _samples(name, array, len(rows), missing) for name, array in found.items()}
 
     def _outputs_for(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Run the model on the samples in some rows of the data."""
+        """Run the model on the samples at the given rows of the data."""
         with of_samples(f"the samples from {rows[0]} on"):
             arrays = self._session.run(list(self._read.values()), self._data.batch(rows))
         found = dict(zip(self.outputs, arrays, strict=True))
         return found | {n: np.moveaxis(found[n], axis, 0) for n, axis in self._axes.items() if n in found}
 
     def all(self) -> dict[str, np.ndarray]:
-        """The outputs of all samples, and of those with names of classes the class as `<output>_class` and its name.
+        """Return the outputs of all samples.
+
+        If the model stores class names for an output, also return the predicted class as `<output>_class` and the name
+        of the class as `<output>_label`.
 
         Raises:
-            UsageError: an output is not of samples, or not of one shape, or is called as the class of another.
+            UsageError: the first axis of an output is not the number of samples; the shape of its samples differs
+                between batches; or an output is already called `<output>_class` or `<output>_label`.
         """
         parts = list[dict[str, np.ndarray]]()
         for part in self:
             if not parts:
-                self._with_classes(part)  # a name that is there already is told before the rest is run
+                self._with_classes(part)  # report a name conflict before running the other batches
             parts.append(part)
         return self._with_classes({name: _joined(name, [part[name] for part in parts]) for name in self.outputs})
 
     def _with_classes(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs, and of those with names of classes the class and its name."""
+        """Return the outputs, and for outputs with class names also the predicted classes and their names."""
         whole = dict(found)
         for name in self.outputs:
             added = self.named(name, found[name])
             twice = next(filter(whole.__contains__, added), None)
             if twice is not None:
-                raise UsageError(
-                    f"the model has an output '{twice}', which the class of '{name}' would be called, too",
-                    f"name one of '{name}' and '{twice}' with `outputs`",
-                )
+                message = f"the model has an output '{twice}', but the class of '{name}' would get the same name"
+                raise UsageError(message, f"choose one of '{name}' and '{twice}' with `outputs`")
             whole |= added
         return whole
 
     def named(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """The class of the largest output of each sample and its name, where the model stores names; else {}."""
+        """Return the predicted class of each sample and its name, or {} if the model stores no class names."""
         listed = names_for(self._names, array.shape[1], name) if array.ndim == 2 else []
         if not listed:
             return {}
@@ -350,21 +353,29 @@ def _asked(model: ModelProto, outputs: Sequence[str], tell: Tell) -> list[str]:
     types: dict[str, TypeProto] = {value.name: value.type for value in model.graph.output}
     for name in outputs:
         if name not in types:
-            raise UsageError(f"`outputs`: the model has no output '{name}'", suggest(name, types, "outputs"))
+            hint = suggest(name, types, "outputs")
+            raise unknown_name(f"`outputs`: the model has no output '{name}'", hint)
     wanted = list(dict.fromkeys(outputs)) or list(types)
     others = [name for name in wanted if not types[name].HasField("tensor_type")]
     if others and (outputs or len(others) == len(wanted)):
-        raise UsageError(f"the output '{others[0]}' is no tensor: {in_words(types[others[0]])}", "name other outputs")
+        raise UsageError(
+            f"the output '{others[0]}' is not a tensor: {in_words(types[others[0]])}", "name other outputs"
+        )
     for name in others:
-        tell(f"the output '{name}' is no tensor, and left out", 0)
+        tell(f"ignoring the output '{name}', which is not a tensor", 0)
     return [name for name in wanted if name not in others]
 
 
 def _samples(name: str, array: np.ndarray, count: int, missing: int) -> np.ndarray:
-    """What an output says of each sample."""
+    """Return the first `count` rows of an output, without the `missing` rows of repeated samples at the end.
+
+    Raises:
+        UsageError: the first axis does not have `count` + `missing` rows.
+    """
     if array.ndim == 0 or len(array) != count + missing:
         raise UsageError(
-            f"the output '{name}' is {list(array.shape)} for {count + missing} samples: its first axis is not theirs",
+            f"the output '{name}' is {list(array.shape)} for {count + missing} samples, but its first axis must "
+            "run over the samples",
             "name other outputs with `outputs`",
         )
     return (array.astype(str) if array.dtype == object else array)[:count]
@@ -373,8 +384,41 @@ def _samples(name: str, array: np.ndarray, count: int, missing: int) -> np.ndarr
 def _joined(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
     shapes = list(dict.fromkeys(part.shape[1:] for part in parts))
     if len(shapes) > 1:
+        hint = "use a single batch for all samples with `batch_size`, or batches of one length"
         raise UsageError(
-            f"the output '{name}' has samples of {list(shapes[0])} and of {list(shapes[1])}",
-            "take all samples at once with `batch_size`, or batches of one length",
+            f"the output '{name}' has samples of different shapes: {list(shapes[0])} and {list(shapes[1])}", hint
         )
     return np.concatenate(parts)
+
+
+FEW_BITS = {"int4": TensorProto.INT8, "int2": TensorProto.INT8, "uint4": TensorProto.UINT8, "uint2": TensorProto.UINT8}
+
+SHORT_FLOATS = ("bfloat16", "float8", "float4")
+
+
+def unreadable(session: onnxruntime.InferenceSession, outputs: Sequence[str]) -> dict[str, int]:
+    """Return a map: output of a type that numpy lacks -> the ONNX type to cast it to."""
+    kinds = {value.name: value.type.removeprefix("tensor(").removesuffix(")") for value in session.get_outputs()}
+    lacking = [name for name in outputs if kinds[name] in FEW_BITS or kinds[name].startswith(SHORT_FLOATS)]
+    return {name: FEW_BITS.get(kinds[name], TensorProto.FLOAT) for name in lacking}
+
+
+def with_readable(model: ModelProto, types: Mapping[str, int]) -> tuple[ModelProto, dict[str, str]]:
+    """Return a copy of a model with a cast of some outputs added, and a map: output -> the name of its cast.
+
+    Args:
+        model: the model.
+        types: output to cast -> the ONNX type to cast it to.
+    """
+    found, called = copied(model), dict[str, str]()
+    graph = found.graph
+    taken = {name for node in with_bodies(graph.node) for name in (*node.input, *node.output)}
+    taken.update(each.name for each in (*graph.input, *graph.output, *graph.initializer))
+    for name, to in types.items():
+        called[name] = name + "_read"
+        while called[name] in taken:
+            called[name] += "_"
+        taken.add(called[name])
+        graph.node.append(helper.make_node("Cast", [name], [called[name]], to=to))
+        graph.output.append(helper.make_tensor_value_info(called[name], to, None))
+    return found, called

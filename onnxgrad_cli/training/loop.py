@@ -1,7 +1,7 @@
-"""The training loop: batch after batch, with what is measured, saved and decided between them.
+"""The training loop: steps on batches, with evaluations, checkpoints and early stopping between them.
 
-All that the course of a run depends on is in its progress: weights, state, the place in the data, the schedule, and
-what early stopping has seen. A run that goes on from a checkpoint takes the steps that it would have taken.
+A checkpoint contains all state of a run: weights, optimizer state, the position in the data, the schedule, and the
+results of earlier epochs. A resumed run takes the same steps as a run without an interruption.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.data import Batches, BatchShard, Data
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.training.data import Batches, Data, Part
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import Log, RunFolder
-from onnxgrad_cli.training.run.progress import ANEW
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
 from onnxgrad_cli.training.trainer import Trainer
-from onnxgrad_cli.verification.finiteness import INPUT, WEIGHT
+from onnxgrad_cli.verification.checks.finiteness import INPUT, WEIGHT
 
 CAUSAL_LM = "causal-lm"
-"""The loss that predicts the next label, so that the first one of a sample does not count."""
+"""The loss that compares the output at each position with the label at the next one. The first label is not used."""
 
 WITH_DOMAIN = frozenset("Acos Acosh Asin Atanh Div Log Mod Pow Reciprocal Sqrt".split())
-"""Operators that are not defined, or infinite, for some finite inputs."""
+"""Operators whose result is nan or infinite for some finite inputs."""
 
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        epochs: what each epoch has come to: its mean loss as 'loss', and what was measured as 'val_<name>'.
-        best: the epoch with the best validation, counted from 1; 0 as long as there is none.
-        total, seen: the sum of the losses of this epoch's samples, and how many these are; with the reduction 'sum'
-            the sum of the losses of its batches.
-        uncounted: the number of batches of the run in which no label counted.
+        epochs: the results of each epoch: its mean loss as 'loss', and results on validation data as 'val_<name>'.
+        best: the epoch with the best validation result, counted from 1; 0 if there is none yet.
+        total: the sum of the losses of this epoch's samples; with the reduction 'sum', the sum of the losses of its
+            batches.
+        seen: the number of samples in `total`.
+        uncounted: the number of batches so far in which the loss ignored all labels.
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
@@ -53,33 +54,40 @@ class Progress:
 
 
 @dataclass
-class Loop:
-    """A run.
+class TrainingLoop:
+    """The training loop of a run.
 
     Attributes:
-        trainer, data, batches, schedule: what takes the steps, on what, in which order, with which rates.
-        evaluator: evaluates the weights after an epoch; None leaves the loss of training alone.
-        watched: which of its results counts: 'loss', or a metric; `higher`: whether more of it is better.
-        epochs: how many there are to be.
-        patience: after how many epochs without a better one the run ends; None is never.
-        save_every: how many steps lie between checkpoints; 0 saves at the ends of epochs alone.
-        folder: where they go.
-        stop: whether somebody asks for an end, asked before the first step and after each.
-        model: what the steps compute, in short: a checkpoint goes on with the same alone.
-        base: what tells the inference model from others, in short, for who makes one of a checkpoint.
-        untrained: the digests of tensors that a model of derivatives has from its base model and that are not trained;
-            None for other models.
-        rates: the learning rate and the schedule, in words: a run may go on with others, and the log says so.
-        settings: the settings of the run in words, by the names of the arguments: a resume that is refused lists those
-            that changed.
-        digests: 'training' and perhaps 'validation' -> what tells these data from others, in short.
-        rates_before: those that the run was begun with, where they are others; "" where they are not.
-        watch: takes what is told, of each step and each judgement.
-        max_steps: after how many steps the run ends, in the middle of an epoch too; None is never.
-        eval_every: how many steps lie between judgements within an epoch, which are told, and decide nothing; 0: none.
-        logs: the forms in which the log is written, besides train.jsonl.
-        origin_of: returns for a batch whose loss is not finite the first value that is not, and the operator that made
-            it; see `verification.finiteness`.
+        trainer: takes the steps.
+        data: the training data.
+        batches: the order of the samples, in batches.
+        schedule: the learning rate of each step.
+        evaluator: evaluates the weights after an epoch; None without validation data.
+        watched: the name of the result in `Progress.epochs` that decides which epoch is best.
+        higher: True if a higher value of that result is better.
+        epochs: the number of epochs.
+        patience: the run ends after this number of epochs without a new best epoch; None for no early stopping.
+        save_every: the number of steps between checkpoints; 0 for checkpoints at the ends of epochs only.
+        folder: the folder of checkpoints and logs.
+        stop: returns True if the run is to stop. It is called before the first step and after each step.
+        model: a digest of the computation of a step. A checkpoint can only be resumed if this digest is unchanged.
+        base: a digest of the inference model. Before `onnxgrad export` puts the weights of a checkpoint into a model,
+            it compares the digests.
+        untrained: if the trained model computes derivatives: digests of its tensors that come from the base model and
+            are not trained. None for other models.
+        rates: a description of the learning rate and the schedule. A resumed run may change these; then the log
+            contains the old and the new description.
+        settings: argument -> its value as text. If a run can't be resumed, the error lists the changed settings.
+        digests: 'training' -> the digest of the training data, and 'validation' -> the digest of the validation data,
+            if any.
+        rates_before: the value of `rates` in the checkpoint if it differs, otherwise "".
+        watch: called after each step and each evaluation.
+        max_steps: the run ends after this number of steps, even within an epoch; None for no limit.
+        eval_every: the number of steps between evaluations within an epoch; 0 for no such evaluations. Their results
+            are reported and logged, but don't affect the run.
+        logs: the formats of the log in addition to train.jsonl.
+        origin_of: returns, for a batch with a loss that is not finite, the first value that is not finite and the
+            operator that computed it; see `verification.checks.finiteness`.
     """
 
     trainer: TrainerBase
@@ -113,29 +121,30 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """How many steps there are to be in all."""
+        """The total number of steps of the run."""
         whole = self.epochs * len(self.batches)
         return whole if self.max_steps is None else min(whole, self.max_steps)
 
     @property
     def _reached(self) -> int:
-        """How many epochs there are to be, of which `max_steps` may cut the last."""
+        """The number of epochs that the run begins. `max_steps` may end the last one early."""
         return math.ceil(self.steps / len(self.batches))
 
     @property
     def _results(self) -> list[str]:
-        """What is said of an epoch, by name."""
+        """The names of the results of an epoch."""
         return ["loss", *(f"val_{name}" for name in self.evaluator.names)] if self.evaluator else ["loss"]
 
     def resume(self, new_data: bool = False) -> None:
-        """Go on from the folder's checkpoint.
+        """Continue from the folder's checkpoint.
 
         Args:
-            new_data: on purpose with other training data, of as many samples.
+            new_data: accept other training data with the same number of samples.
 
         Raises:
-            UsageError: it is of another model, other data or other options; the details list the changed settings.
-            OnnxgradError: it is damaged.
+            UsageError: the checkpoint was written with another model, other data or other options; the details list
+                the changed settings.
+            OnnxgradError: the checkpoint is damaged.
         """
         values, said = self.folder.load()
         try:
@@ -146,10 +155,10 @@ class Loop:
             hint = error.hint if ANEW in (error.hint or "") else f"{error.hint}, or {ANEW}"
             raise UsageError(error.message, hint, self._changed(said.get("settings", {}))) from None
         if self.batches.dealt != said["steps"]:
-            raise OnnxgradError(
-                f"the checkpoint speaks of {said['steps']} steps, and of a place after {self.batches.dealt}",
-                f"it is damaged: take another copy, or {ANEW}",
+            message = (
+                f"the checkpoint has {said['steps']} steps, but its position is after {self.batches.dealt} batches"
             )
+            raise OnnxgradError(message, f"it is damaged: use another copy, or {ANEW}")
         self.trainer.load(values, said["steps"])
         self.schedule.restore(said["schedule"])
         self.progress = Progress(**said["run"])
@@ -157,85 +166,89 @@ class Loop:
         self.rates_before = before if before != self.rates else ""
 
     def _changed(self, before: Mapping[str, str]) -> list[str]:
-        """Return a line for each setting with another value than before."""
+        """Return a line of text for each setting whose value differs from `before`."""
         names = [name for name in before if name in self.settings and before[name] != self.settings[name]]
         label = {"onnxgrad": "the version of onnxgrad"}
-        return [
-            f"{label.get(name, f'`{name}`')} was {before[name] or 'not set'}, now {self.settings[name] or 'not set'}"
-            for name in names
-        ]
+        now = self.settings
+        return [f"{label.get(n, f'`{n}`')} was {before[n] or 'not set'}, now {now[n] or 'not set'}" for n in names]
 
     def _check_same(self, values: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-        """Make sure that nothing would begin anew in the middle of a run, act otherwise or be evaluated otherwise."""
+        """Check that the checkpoint has the weights, state, adapters, step computation and metrics of this run.
+
+        Otherwise some state would restart in the middle of the run, or the epochs could not be compared.
+
+        Raises:
+            UsageError: the checkpoint does not fit.
+        """
         needed = [*self.trainer.weights(), *self.trainer.state()]
         missing = next((name for name in needed if name not in values), None)
         if missing is not None:
-            raise UsageError(
-                f"the run was begun without '{missing}': other weights were trained, or by another optimizer",
-                f"go on with the same options, or {ANEW}",
-            )
+            message = f"the run was started without '{missing}': with other trained weights or another optimizer"
+            raise UsageError(message, f"continue with the same options, or {ANEW}")
         if said["adapters"] != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
-            raise UsageError("the run was begun with other adapters", f"go on with the same `lora`, or {ANEW}")
+            raise UsageError("the run was started with other adapters", f"continue with the same `lora`, or {ANEW}")
         if said["model"] != self.model:
+            hint = f"continue with the same ones, or {ANEW}; `onnxgrad export` turns its checkpoint into a model"
             raise UsageError(
-                "the run was begun with another model or other options: its steps were not these",
-                f"go on with the same ones, or {ANEW}; `onnxgrad export` makes a model of its checkpoint",
+                "the run was started with another model or other options, and can't continue with these", hint
             )
         epochs = said["run"]["epochs"]
         told = self._results
         if epochs and list(epochs[0]) != told:
-            raise UsageError(
-                f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
-                f"go on with the same `val` and `metrics`, or {ANEW}",
-            )
+            results = f"{', '.join(epochs[0])} as the results of an epoch, but now they are {', '.join(told)}"
+            message = f"the run was started with {results}"
+            raise UsageError(message, f"continue with the same `val` and `metrics`, or {ANEW}")
         if said["watched"] != self.watched:
-            raise UsageError(
-                f"the run was begun with {said['watched']} to say which epoch is best, now it is {self.watched}",
-                f"go on with the same `metrics` in the same order, or {ANEW}",
+            message = (
+                f"the run was started with {said['watched']} to choose the best epoch, but now it is {self.watched}"
             )
+            raise UsageError(message, f"continue with the same `metrics` in the same order, or {ANEW}")
 
     def best(self) -> dict[str, np.ndarray]:
-        """The values of the best epoch, as the folder keeps them.
+        """Return the weights and state of the best epoch, read from its checkpoint.
 
         Raises:
-            OnnxgradError: they are damaged, or of another run.
+            OnnxgradError: the checkpoint is damaged, or belongs to another run.
         """
         values, said = self.folder.load(best=True)
         if said["run"]["best"] != self.progress.best or said["model"] != self.model:
-            raise OnnxgradError(
-                f"'{self.folder.path}': its best checkpoint is not that of epoch {self.progress.best} of this run",
-                f"`onnxgrad export` writes the last checkpoint; or {ANEW}",
-            )
+            message = f"the best checkpoint in '{self.folder.path}' is not from epoch {self.progress.best} of this run"
+            raise OnnxgradError(message, f"`onnxgrad export` writes the last checkpoint; or {ANEW}")
         return values
 
     def take_best(self) -> None:
-        """Go back to the values of the best epoch, if there is one.
+        """Load the weights and state of the best epoch into the trainer, if there is a best epoch.
 
         Raises:
-            OnnxgradError: they are damaged, or of another run.
+            OnnxgradError: the checkpoint is damaged, or belongs to another run.
         """
-        present = self._cut and self.progress.best == len(self.progress.epochs)  # no checkpoint is of a part
+        # The trainer still has the values of an epoch that `max_steps` cut, and no checkpoint counts such an epoch.
+        present = self._cut and self.progress.best == len(self.progress.epochs)
         if self.progress.best and not present:
             self.trainer.load(self.best())
 
     def _check_data(self, digests: Mapping[str, str], new_data: bool) -> None:
-        """Make sure that the data hold what they held, of whichever name and size they are."""
+        """Check that the contents of the data are unchanged. File names don't matter.
+
+        Raises:
+            UsageError: the contents have changed.
+        """
         for use, digest in self.digests.items():
             if digests.get(use) == digest or (new_data and use == "training"):
                 continue
-            hint = f"go on with the same data, or {ANEW}"
+            hint = f"continue with the same data, or {ANEW}"
             if use == "training":
-                hint += "; `new_data` goes on with others of as many samples"
-            raise UsageError(f"the run was begun with other {use} data: what they hold is not what they held", hint)
+                hint += "; to continue with other data of the same size, add `new_data`"
+            raise UsageError(f"the run was started with other {use} data: their contents have changed", hint)
 
     def run(self) -> str:
-        """Take all steps that are left.
+        """Take all remaining steps.
 
         Returns:
-            Why it ended: 'done', 'no better', 'max steps' or 'stopped'.
+            The reason for the end: 'done', 'no better' (early stopping), 'max steps' or 'stopped'.
 
         Raises:
-            OnnxgradError: the loss was no finite number, or something could not be written.
+            OnnxgradError: the loss or a weight was not finite, or a file could not be written.
         """
         self._pace = Pace()
         if self.finished:
@@ -253,11 +266,15 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left."""
+        """True if no step remains."""
         return len(self.progress.epochs) >= self.epochs or self._out_of_patience() or self._spent()
 
     def _end(self, log: Log | None) -> str:
-        """Return why the run has no step left; without a log, it had none from the start."""
+        """Return the reason why no step remains, and evaluate an epoch that `max_steps` ended early.
+
+        Args:
+            log: the log; None if this call of `run` took no step.
+        """
         if len(self.progress.epochs) >= self.epochs:
             return "done"
         if self._out_of_patience():
@@ -269,7 +286,11 @@ class Loop:
         return self.max_steps is not None and self.trainer.steps >= self.max_steps
 
     def _epoch(self, log: Log) -> bool:
-        """Train on what is left of an epoch, and judge it if it is over; False where an end was asked for."""
+        """Train on the remaining batches of an epoch, and evaluate it if it is complete.
+
+        Returns:
+            False if `stop` requested an end.
+        """
         self._pace.lap()
         for part in self.batches:
             self._take(part, log)
@@ -280,14 +301,16 @@ class Loop:
                 break
             self._between(log)
         if self.batches.position == 0:
-            self._close_epoch(log)
+            better = self._judge(log)
+            self.progress.total, self.progress.seen = 0.0, 0
+            self._save(log, best=better)
         return not self.stop()
 
-    def _take(self, part: Part, log: Log) -> None:
-        """Take a step on a batch, and tell of it."""
+    def _take(self, part: BatchShard, log: Log) -> None:
+        """Take a step on a batch, log it and report it to `watch`."""
         start = time.perf_counter()
         self._rate = self.schedule.rate(self.trainer.steps)
-        loss = self._step(part, self._rate)
+        loss = self._step(part)
         seconds = time.perf_counter() - start
         if math.isnan(loss):
             self.progress.uncounted += 1
@@ -300,7 +323,7 @@ class Loop:
         self.watch(Stepped(step, self.steps, epoch, self._reached, loss, self._rate))
 
     def _between(self, log: Log) -> None:
-        """What comes between two steps of an epoch: judgements that decide nothing, checkpoints."""
+        """Evaluate the weights and write a checkpoint between two steps, as `eval_every` and `save_every` request."""
         steps = self.trainer.steps
         if self.eval_every and steps % self.eval_every == 0 and self.evaluator:
             epoch = len(self.progress.epochs) + 1
@@ -310,20 +333,20 @@ class Loop:
         if self.save_every and steps % self.save_every == 0:
             self._save(log)
 
-    def _step(self, part: Part, rate: float) -> float:
-        """Take a step and return the loss before it, which is nan if no label of the batch counts."""
+    def _step(self, part: BatchShard) -> float:
+        """Take a step, and return the loss that was computed before the update; nan if the loss ignores all labels."""
         batch = self.data.batch(part.indices, part)
         try:
             if isinstance(self.trainer, Trainer) and self._uncounted(batch):
-                loss = self.trainer.step(batch, rate, uncounted=True)
+                loss = self.trainer.step(batch, self.schedule, uncounted=True)
                 self._check_weights()
                 return loss
-            return self.trainer.step(batch, rate)
+            return self.trainer.step(batch, self.schedule)
         except NotFinite as error:
             raise self._not_finite(part, batch, error) from None
 
     def _uncounted(self, batch: Mapping[str, np.ndarray]) -> str:
-        """Return the name of a label input in which no label counts; "" if there is none."""
+        """Return the name of a label input whose labels are all ignored, or "" if there is none."""
         for term in self.trainer.roles.losses:
             if term.ignore_index is not None and term.label in batch:
                 labels = batch[term.label]
@@ -332,8 +355,8 @@ class Loop:
                     return term.label
         return ""
 
-    def _not_finite(self, part: Part, batch: Mapping[str, np.ndarray], error: NotFinite) -> OnnxgradError:
-        """Return the error for a loss that is not finite, with the most likely reason."""
+    def _not_finite(self, part: BatchShard, batch: Mapping[str, np.ndarray], error: NotFinite) -> OnnxgradError:
+        """Return the error for a loss that is not finite. It names the most likely reason."""
         indices = part.indices
         shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
         which = f"the samples {shown}"
@@ -346,26 +369,21 @@ class Loop:
             advice = "leave out the samples without labels"
         elif maker:
             source = maker if maker in (INPUT, WEIGHT) else f"output of {maker}"
-            message += (
-                f": the first value that is not finite is '{name}', {'an' if source[0] in 'io' else 'a'} {source}"
-            )
+            article = "an" if source[0] in "io" else "a"
+            message += f": the first value that is not finite is '{name}', {article} {source}"
         if maker in WITH_DOMAIN and not advice:
-            advice = f"keep what goes into {maker} in its domain, such as with a small number added, or "
+            advice = f"keep the input of {maker} in its domain, for example by adding a small number, or "
             advice += "look at these samples" if not self.trainer.steps else "try a smaller learning rate"
         elif not advice:
             rate = "" if not self.trainer.steps else "try a smaller learning rate, or "
             advice = f"{rate}look at these samples"
-        return OnnxgradError(message, f"{advice}; {self._where()}")
-
-    def _close_epoch(self, log: Log) -> None:
-        better = self._judge(log)
-        self.progress.total, self.progress.seen = 0.0, 0
-        self._save(log, best=better)
+        return OnnxgradError(message, f"{advice}; {self._where()}", code="not_finite")
 
     def _cut_epoch(self, log: Log | None) -> None:
-        """Judge the part of an epoch that `max_steps` leaves.
+        """Evaluate the incomplete epoch in which `max_steps` was reached.
 
-        No checkpoint counts it as an epoch, so that a run with more steps goes on as if it had never ended there.
+        The checkpoint is saved before the evaluation, and does not count this epoch as complete. If the run is resumed
+        with more steps, it continues in the middle of this epoch.
         """
         if self.batches.position:
             if log is not None:
@@ -374,7 +392,10 @@ class Loop:
             self._judge(log)
 
     def _judge(self, log: Log | None) -> bool:
-        """Judge the steps since the last epoch as an epoch, and tell of it; whether it is the best."""
+        """Evaluate the weights at the end of an epoch, log and report the results.
+
+        Return True if they are the best so far.
+        """
         progress = self.progress
         found = {"loss": progress.total / progress.seen if progress.seen else math.nan}
         if self.evaluator:
@@ -385,7 +406,7 @@ class Loop:
         epoch = len(progress.epochs)
         if log is not None:
             log.add({"step": self.trainer.steps, "epoch": epoch, **found})
-        better = self.evaluator is not None and self._is_best(found)  # without a validation the last weights are taken
+        better = self.evaluator is not None and self._is_best(found)  # without validation data the last epoch is used
         if better:
             progress.best = epoch
         self._tell(epoch, found, ends=True, best=better)
@@ -407,7 +428,11 @@ class Loop:
         return self.patience is not None and len(self.progress.epochs) - self.progress.best >= self.patience
 
     def _save(self, log: Log, best: bool = False) -> None:
-        """Write a checkpoint, and the log before it; weights that are no longer finite are not written but refused."""
+        """Write the log and then a checkpoint.
+
+        Raises:
+            OnnxgradError: a weight is not finite (then nothing was written), or a file can't be written.
+        """
         weights = self._check_weights()
         said = {
             "steps": self.trainer.steps,
@@ -435,21 +460,18 @@ class Loop:
             raise OnnxgradError(f"step {self.trainer.steps}: {error.message}", hint, error.details) from error
 
     def _check_weights(self) -> dict[str, np.ndarray]:
-        """Return the weights if they are finite.
+        """Return the weights after checking that they are finite.
 
         Raises:
-            OnnxgradError: one is not.
+            OnnxgradError: a weight is not finite.
         """
         weights = self.trainer.weights()
         for name, array in weights.items():
             if not np.isfinite(array).all():
-                raise OnnxgradError(
-                    f"step {self.trainer.steps}: '{name}' is no longer finite",
-                    f"try a smaller learning rate; {self._where()}",
-                )
+                hint = f"try a smaller learning rate; {self._where()}"
+                raise OnnxgradError(f"step {self.trainer.steps}: '{name}' is no longer finite", hint, code="not_finite")
         return weights
 
     def _where(self) -> str:
-        return (
-            f"'{self.folder.path}' has the last good checkpoint" if self.folder.begun else "there is no checkpoint yet"
-        )
+        path = self.folder.path
+        return f"'{path}' has the last good checkpoint" if self.folder.begun else "there is no checkpoint yet"

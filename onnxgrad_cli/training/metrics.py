@@ -1,7 +1,8 @@
-"""How good a model is, in numbers that people know: taken batch by batch, exact however the data are cut.
+"""Metrics: measure the quality of predictions, batch by batch, with a result that does not depend on the batch size.
 
-A metric keeps sums, not means of batches, so that a short last batch counts for what it is. One from a file is any
-ONNX model that compares a prediction with a label; its batches are weighted by their sizes.
+A metric keeps sums over samples, not means of batches, so that all samples have the same weight, even those in a
+shorter last batch. A metric from a file is an ONNX model that compares predictions with labels. Its values for the
+batches are averaged, weighted by the batch sizes.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from onnxgrad_cli.passes.loss.file import in_order
 
 
 class Metric(Protocol):
-    """A number that says how good predictions are; nan as long as there are none."""
+    """A measure of the quality of predictions. Its value is nan before the first batch."""
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        """Take a batch: what the model has put out, (N, ...), and what it should have."""
+        """Add a batch: the model's predictions, (N, ...), and the labels."""
 
     def value(self) -> float:
-        """The metric of all batches so far."""
+        """Return the metric over all batches so far."""
 
 
 @dataclass(frozen=True)
-class Kind(Documented):
+class MetricKind(Documented):
     """A kind of metric.
 
     Attributes:
-        name: what it is called on the command line.
-        function: `function(**options)` begins a metric.
-        higher: whether more is better.
-        options: what it takes.
+        name: its name on the command line.
+        function: `function(**options)` creates a metric.
+        higher: True if higher values are better.
+        options: the options that it takes.
     """
 
     name: str
@@ -53,16 +54,17 @@ class Kind(Documented):
 
 
 @dataclass(frozen=True)
-class Named:
-    """A metric that was asked for.
+class RequestedMetric:
+    """A metric that the user requested, or a default metric of a loss.
 
     Attributes:
-        name: how it was asked for.
-        higher: whether more of it is better.
-        begin: what begins it anew.
-        kind: its name in `METRICS`; "" for one from a file.
-        output: the output that it is of; "" where none was named.
-        term: the loss whose output and label it compares; None before it is known.
+        name: the text of the request, such as 'top-5' or 'accuracy:OUTPUT'; for a file,
+            its name without folder and '.onnx', and ':OUTPUT' if the request names one.
+        higher: True if higher values are better.
+        begin: creates a new `Metric`, to which no batch was added.
+        kind: the name of the metric in `METRICS`; "" for a metric from a file.
+        output: the model output that the metric compares with labels; "" if the request names none.
+        term: the loss whose output and label the metric compares; None before the losses are known.
     """
 
     name: str
@@ -73,10 +75,10 @@ class Named:
     term: Term | None = None
 
 
-METRICS: Catalogue[Kind] = Catalogue(
+METRICS: Catalogue[MetricKind] = Catalogue(
     "metric", "metrics", ["onnxgrad_cli.training.class_metrics"], "any other metric can be given as a file, NAME.onnx"
 )
-"""Those of classes, then those of numbers, then those of classes that take more than a count."""
+"""All metrics: those that count correct classes, those for regression, and then the others for classification."""
 
 
 def metric(
@@ -85,45 +87,48 @@ def metric(
     """Register the decorated class as a metric; its keyword-only parameters are its options.
 
     Args:
-        name, higher: see `Kind`.
-        options: option -> what it does. Kinds and defaults are read from the signature.
-        override: replace a metric of this name instead of refusing.
+        name: see `MetricKind`.
+        higher: see `MetricKind`.
+        options: option -> its description. Types and defaults are read from the signature.
+        override: replace a metric with the same name instead of raising an error.
 
     Raises:
-        OnnxgradError: there is a metric of this name, or an option is not documented.
+        OnnxgradError: a metric with the same name is registered, or an option is not documented.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        METRICS.add(name, Kind(name, function, higher, declared(function, options, f"metric '{name}'")), override)
+        METRICS.add(name, MetricKind(name, function, higher, declared(function, options, f"metric '{name}'")), override)
         return function
 
     return register
 
 
-def parse_metric(text: str, **defaults: object) -> Named:
-    """Read `NAME[:OUTPUT][:KEY=VALUE,...]` or `FILE.onnx[:OUTPUT][:higher=true]`; of a file, less is better by default.
+def parse_metric(text: str, **defaults: object) -> RequestedMetric:
+    """Parse `NAME[:OUTPUT][:KEY=VALUE,...]` or `FILE.onnx[:OUTPUT][:higher=true]`.
+
+    Lower values of a metric from a file are better, unless `higher=true` is given.
 
     Args:
-        text: a name of `METRICS`, 'top-5' for 'top-k:k=5', or a file; the output it is of; options.
-        defaults: options where `text` says none, of which those count that the metric has.
+        text: a name of `METRICS`, 'top-5' for 'top-k:k=5', or a file; then the output and the options.
+        defaults: values of options that `text` does not set. Those that the metric does not have are ignored.
 
     Raises:
-        UsageError: there is no such metric, an option does not fit, or the file is no metric.
+        UsageError: the metric doesn't exist, an option is wrong, or the file is not a metric.
     """
     name, output, options = _spelled(text)
     if name.endswith(".onnx"):
         given = exactly(FILE_OPTIONS, options, name)
         told = f"{Path(name).stem}:{output}" if output else Path(name).stem
-        return Named(told, given.get("higher", False), _File(name).begin, "", output)
+        return RequestedMetric(told, given.get("higher", False), _File(name).begin, "", output)
     kind = METRICS.lookup(name)
     known = {option.name for option in kind.options}
     settings = exactly(kind.options, {k: v for k, v in defaults.items() if k in known} | options, name)
     kind.function(**settings)
-    return Named(text, kind.higher, lambda: kind.function(**settings), name, output)
+    return RequestedMetric(text, kind.higher, lambda: kind.function(**settings), name, output)
 
 
 def _spelled(text: str) -> tuple[str, str, dict[str, object]]:
-    """The name, the output and the options of a metric; an output's name may have colons itself."""
+    """Split the text of a request into the metric, the output and the options. The output's name may contain colons."""
     file = re.match(r".*?\.onnx(?=:|$)", text)
     name, _, rest = (file[0], "", text[file.end() + 1 :]) if file else text.partition(":")
     output, _, last = rest.rpartition(":")
@@ -135,15 +140,16 @@ def _spelled(text: str) -> tuple[str, str, dict[str, object]]:
     return name.strip(), output, options
 
 
-def metrics_of(texts: Sequence[str], terms: Sequence[Term]) -> list[Named]:
-    """The metrics that were asked for, each with the loss whose output and label it compares; by default what suits.
+def metrics_of(texts: Sequence[str], terms: Sequence[Term]) -> list[RequestedMetric]:
+    """Return the requested metrics, each with the loss whose output and label it compares.
 
     Args:
-        texts: as `parse_metric` reads them; () is what says in other words what the losses say.
+        texts: requests in the form that `parse_metric` takes; () takes the default metrics of the losses.
         terms: the losses.
 
     Raises:
-        UsageError: a metric is of an output that no loss judges, or does not fit it, or two have one name.
+        UsageError: a metric names an output that no loss uses, does not fit the loss, or has the name of another metric
+            or 'loss'.
     """
     judged = [term for term in terms if term.label]
     if not texts:
@@ -154,95 +160,101 @@ def metrics_of(texts: Sequence[str], terms: Sequence[Term]) -> list[Named]:
     names = ["loss", *(named.name for named in found)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"`metrics`: two numbers would be called '{twice}'", "name each once, files by other names")
+        raise UsageError(
+            f"`metrics`: two results would have the name '{twice}'",
+            "name each metric once, and give two metric files different names",
+        )
     return found
 
 
-def _of_a_term(text: str, judged: Sequence[Term]) -> Named:
+def _of_a_term(text: str, judged: Sequence[Term]) -> RequestedMetric:
     output = _spelled(text)[1]
     term = next((term for term in judged if output in ("", term.output)), None)
     if term is None:
-        there = f"losses judge {', '.join(term.output for term in judged)}" if judged else "no loss has a label"
-        raise UsageError(f"`metrics`: '{text}' is of an output that no loss judges", there)
+        there = f"outputs with a loss: {', '.join(term.output for term in judged)}" if judged else "no loss has a label"
+        raise UsageError(f"`metrics`: '{text}' names an output that has no loss", there)
     named = parse_metric(text, **_settings(term))
     if term.name == "causal-lm" and named.kind != "perplexity":
-        raise UsageError(
-            f"`metrics`: '{text}' does not go with causal-lm: it would compare tokens with themselves",
-            "perplexity does: it compares them with those that follow",
-        )
+        message = f"`metrics`: '{text}' can't be combined with causal-lm: it would compare tokens with themselves"
+        raise UsageError(message, "use perplexity, which compares each token with the next one", code="conflict")
     return replace(named, term=term)
 
 
-def _renamed(named: Named, term: Term) -> Named:
-    """A metric that says of which output it is: accuracy:cls."""
+def _renamed(named: RequestedMetric, term: Term) -> RequestedMetric:
+    """Return the metric with the output of the loss appended to its name, such as accuracy:cls."""
     name, _, options = named.name.partition(":")
     return replace(named, name=":".join(filter(None, (name, term.output, options))))
 
 
 YES_AND_NO = {"bce": 0.5, "bce-logits": 0.0}
-"""Losses of yes and no -> above what an output means yes."""
+"""Binary loss -> the threshold above which an output predicts the positive class."""
 
 
 def _settings(term: Term) -> dict[str, object]:
-    """What a loss says that metrics take as well."""
+    """Return the options that a metric takes over from a loss: class axis, shift, threshold and ignored label."""
     found: dict[str, object] = {"class_axis": term.class_axis, "shift": int(term.name == "causal-lm")}
     if term.name in YES_AND_NO:
         found["threshold"] = YES_AND_NO[term.name]
     return found if term.ignore_index is None else {**found, "ignore_index": term.ignore_index}
 
 
-DEFAULTS = {
-    "cross-entropy": ("accuracy",),
-    "nll": ("accuracy",),
-    "log": ("accuracy",),
-    "bce": ("accuracy",),
+DEFAULTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("cross-entropy", "nll", "log", "bce"), ("accuracy",)),
     "bce-logits": ("accuracy:threshold=0",),
     "mse": ("rmse", "r2"),
-    "mae": ("mae", "r2"),
-    "huber": ("mae", "r2"),
-    "smooth-l1": ("mae", "r2"),
-    "elastic": ("mae", "r2"),
+    **dict.fromkeys(("mae", "huber", "smooth-l1", "elastic"), ("mae", "r2")),
 }
-"""Loss -> the metrics that say in other words what it says."""
+"""Loss -> its default metrics, which are easier to interpret than the loss."""
 
 
-def default_metrics(term: Term, loss_options: Mapping[str, object] | None = None) -> list[Named]:
-    """What is told of a loss besides its value: the accuracy of classes, rmse and r2 of numbers, else nothing."""
-    said = {**_settings(term), **(loss_options or {})}
-    return [replace(parse_metric(text, **said), term=term) for text in DEFAULTS.get(term.name, ())]
+def default_metrics(term: Term) -> list[RequestedMetric]:
+    """Return the default metrics of a loss: accuracy for classification, r2 and rmse or mae for regression.
+
+    Returns:
+        [] for other losses.
+    """
+    return [replace(parse_metric(text, **_settings(term)), term=term) for text in DEFAULTS.get(term.name, ())]
 
 
-# -- of classes ----------------------------------------------------------------------------------------
+# -- classification ------------------------------------------------------------------------------------
 
 OF_CLASSES = {
-    "ignore_index": "the label of samples that do not count",
-    "class_axis": "the axis of the output that runs over the classes; -1 is the last",
+    "ignore_index": "the label of samples to leave out",
+    "class_axis": "the axis of the output with the classes; -1 is the last axis",
 }
 
 
-class _Share:
-    """The share of what was right; where nothing counted, nan."""
+THRESHOLD = "value above which a prediction means yes, if there are no classes: 0 for logits"
+
+
+class Average:
+    """Base class of metrics whose value is a sum divided by a count; nan if the count is 0."""
 
     def __init__(self) -> None:
-        self._right = self._count = 0
-
-    def _take(self, right: np.ndarray, counted: np.ndarray) -> None:
-        self._right += int(np.count_nonzero(right & counted))
-        self._count += int(np.count_nonzero(counted))
+        self._sum, self._count = 0.0, 0
 
     def value(self) -> float:
-        return self._right / self._count if self._count else float("nan")
+        """Return the average over all batches so far."""
+        return self._sum / self._count if self._count else float("nan")
 
 
-@metric(
-    "accuracy",
-    higher=True,
-    options={**OF_CLASSES, "threshold": "above which a prediction means yes, where there are no classes: 0 for logits"},
-)
+class _Share(Average):
+    """Base class of metrics whose value is the fraction of labels that are predicted correctly.
+
+    Ignored labels don't count.
+    """
+
+    def _take(self, right: np.ndarray, counted: np.ndarray) -> None:
+        self._sum += int(np.count_nonzero(right & counted))
+        self._count += int(np.count_nonzero(counted))
+
+
+@metric("accuracy", higher=True, options={**OF_CLASSES, "threshold": THRESHOLD})
 class _Accuracy(_Share):
-    """The share of labels that are met: by the class of the largest output, or by yes and no.
+    """The fraction of labels that are predicted correctly.
 
-    Predictions (N, C, ...) with labels (N, ...) are classes; of the labels' shape they are yes and no, one by one.
+    Predictions (N, C, ...) with labels (N, ...) are class scores: the class with the largest score is predicted.
+    Predictions with the same shape as the labels are binary: the threshold decides, and each element counts.
     """
 
     def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100, class_axis: int = 1) -> None:
@@ -258,9 +270,9 @@ class _Accuracy(_Share):
         self._take(right, labels != self._ignored)
 
 
-@metric("top-k", higher=True, options={"k": "how many of the largest outputs may hold the label", **OF_CLASSES})
+@metric("top-k", higher=True, options={"k": "number of largest outputs among which the label must be", **OF_CLASSES})
 class _TopK(_Share):
-    """The share of labels that are among the k largest outputs."""
+    """The fraction of labels whose class is among the k largest outputs."""
 
     def __init__(self, *, k: int = 5, ignore_index: int = -100, class_axis: int = 1) -> None:
         super().__init__()
@@ -276,74 +288,70 @@ class _TopK(_Share):
 
 
 def means_yes(name: str, labels: np.ndarray, ignored: int) -> np.ndarray:
-    """Which labels mean yes, of labels that are 1 and 0, shares between the two, or 1 and -1.
+    """Return a boolean array: True where a binary label is positive.
+
+    If all labels lie between 0 and 1, those above 0.5 are positive. If all labels are 1 or -1, 1 is positive.
 
     Raises:
-        UsageError: others count, which are numbers and answer nothing.
+        UsageError: a label that is not ignored has another value.
     """
     within = (labels >= 0) & (labels <= 1) if not (labels == -1).any() else np.abs(labels) == 1
     others = labels[~within & (labels != ignored)]
     if others.size:
+        hint = "use a regression metric, such as rmse or r2"
         raise UsageError(
-            f"{name} is of yes and no, which are labels of 1 and 0, and there is {others.flat[0]:g}",
-            "choose a metric of numbers, such as rmse or r2",
+            f"{name} is for yes and no, with labels 1 and 0 or 1 and -1, but there is a label {others.flat[0]:g}", hint
         )
     return labels > 0.5
 
 
 def check_classes(name: str, predictions: np.ndarray, labels: np.ndarray, axis: int) -> None:
-    """Make sure that labels are the numbers of classes that predictions have along an axis.
+    """Check that the shape of the labels is the shape of the predictions without the class axis.
 
     Raises:
-        UsageError: the shapes don't fit each other.
+        UsageError: the shapes don't match, or there is no such axis.
     """
     there = predictions.ndim > 1 and -predictions.ndim < axis < predictions.ndim
     if not there or tuple(np.delete(predictions.shape, axis)) != labels.shape:
-        raise UsageError(
-            f"{name} does not go with predictions {list(predictions.shape)} and labels {list(labels.shape)}",
-            f"labels are the numbers of classes, of the output's shape without its axis {axis}",
-        )
+        message = f"{name} can't compare predictions {list(predictions.shape)} with labels {list(labels.shape)}"
+        hint = f"save labels as class numbers, with the output's shape without its axis {axis}"
+        raise UsageError(message, hint, code="conflict")
 
 
-# -- of numbers ----------------------------------------------------------------------------------------
+# -- regression ----------------------------------------------------------------------------------------
 
 
-class _Mean:
-    """The mean over all elements of a measure of the differences."""
-
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
+class _Mean(Average):
+    """Base class of metrics whose value is the mean, over all elements, of a function of prediction - label."""
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         off = _wide(predictions, labels)
         self._sum += float(self.measure(off[0] - off[1]).sum())
         self._count += labels.size
 
-    def value(self) -> float:
-        return self._sum / self._count if self._count else float("nan")
-
     measure: Callable[..., np.ndarray]
 
 
 @metric("mae", higher=False)
 class _AbsoluteError(_Mean):
-    """The mean of the magnitudes of the differences, over all elements."""
+    """The mean of the absolute differences, over all elements."""
 
     measure = staticmethod(np.abs)
 
 
 @metric("mse", higher=False)
 class _SquaredError(_Mean):
-    """The mean of the squares of the differences, over all elements."""
+    """The mean of the squared differences, over all elements."""
 
     measure = staticmethod(np.square)
 
 
 @metric("rmse", higher=False)
 class _RootOfSquaredError(_SquaredError):
-    """The root of the mean of the squares of the differences, over all elements.
+    """The square root of the mean squared difference over all elements.
 
-    For several columns, sklearn.metrics.root_mean_squared_error is the mean of the columns' roots instead.
+    For several columns this differs from sklearn.metrics.root_mean_squared_error, which takes the root of each column
+    and returns the mean of the roots.
     """
 
     def value(self) -> float:
@@ -352,10 +360,10 @@ class _RootOfSquaredError(_SquaredError):
 
 @metric("r2", higher=True)
 class _R2:
-    """The share of the labels' variance that is explained; the mean over the outputs. As sklearn.metrics.r2_score.
+    """The fraction of the labels' variance that is explained; the mean over the outputs. As sklearn.metrics.r2_score.
 
-    Means and squares are merged as in T. F. Chan et al., Updating formulae and a pairwise algorithm, 1979. A label
-    that never changes has 1 if it is met exactly, else 0.
+    Means and sums of squares of batches are merged as in T. F. Chan et al., Updating formulae and a pairwise algorithm,
+    1979. If all labels of an output are equal, its value is 1 if all predictions are exact, and 0 otherwise.
     """
 
     def __init__(self) -> None:
@@ -363,7 +371,7 @@ class _R2:
         self._mean = self._spread = self._off = np.zeros(())
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        samples = len(labels) if labels.ndim else 1  # a model may judge all at once
+        samples = len(labels) if labels.ndim else 1  # a model may have one scalar output for the whole batch
         found, wanted = (array.reshape(samples, -1) for array in _wide(predictions, labels))
         count, mean = len(wanted), wanted.mean(0)
         shift = mean - self._mean
@@ -383,10 +391,8 @@ class _R2:
 
 def _wide(predictions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if predictions.shape != labels.shape:
-        raise UsageError(
-            f"predictions {list(predictions.shape)} can't be compared with labels {list(labels.shape)} one by one",
-            "choose a metric of classes: accuracy or top-k",
-        )
+        message = f"predictions {list(predictions.shape)} and labels {list(labels.shape)} have different shapes"
+        raise UsageError(message, "for classes, use accuracy or top-k")
     return predictions.astype(np.float64), labels.astype(np.float64)
 
 
@@ -396,11 +402,11 @@ def _wide(predictions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.n
 def _file(*, higher: bool = False) -> None: ...
 
 
-FILE_OPTIONS = declared(_file, {"higher": "whether more is better"}, "metric file")
+FILE_OPTIONS = declared(_file, {"higher": "true if larger is better"}, "metric file")
 
 
 class _File:
-    """A metric as a model with the inputs prediction and label and one scalar output."""
+    """The function of a metric from a file: an ONNX model with the inputs prediction and label and a scalar output."""
 
     def __init__(self, path: str) -> None:
         model, source = load_model(path)
@@ -409,12 +415,12 @@ class _File:
         stored = {tensor.name for tensor in graph.initializer}
         inputs = [value for value in graph.input if value.name not in stored]
         if len(inputs) != 2 or len(graph.output) != 1:
-            raise UsageError(
-                f"the metric '{path}' has {len(inputs)} inputs and {len(graph.output)} outputs",
-                "a metric takes a prediction and a label, and gives one number",
-            )
+            hint = "give it the inputs prediction and label, and one output"
+            raise UsageError(f"the metric '{path}' has {len(inputs)} inputs and {len(graph.output)} outputs", hint)
         if not is_float(graph.output[0].type):
-            raise UsageError(f"the metric '{path}' gives '{graph.output[0].name}', which is no float", "cast it inside")
+            raise UsageError(
+                f"the output '{graph.output[0].name}' of the metric '{path}' is not a float", "cast it in the file"
+            )
         self._types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in in_order(inputs)}
         self._run = Executor(model)
 
@@ -422,34 +428,38 @@ class _File:
         return _FileMean(self)
 
     def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
-        """The number that the model in the file gives for a batch; UsageError where inputs or output do not fit."""
+        """Run the model in the file on a batch and return its output.
+
+        Raises:
+            UsageError: the model does not take the dtype of an array, or its output is not one number.
+            OnnxgradError: the model fails on these arrays.
+        """
         feeds = dict(zip(self._types, (predictions, labels), strict=True))
         for name, array in feeds.items():
             wanted = self._types[name]
             if not np.can_cast(array.dtype, wanted, "same_kind"):
-                raise UsageError(
-                    f"the metric '{self.path}' takes '{name}' as {wanted}, not {array.dtype}", "cast it inside"
-                )
+                hint = "cast it in the file"
+                raise UsageError(f"the metric '{self.path}' takes '{name}' as {wanted}, not {array.dtype}", hint)
             feeds[name] = np.asarray(array, wanted, order="C")
         try:
             (found,) = self._run(feeds).values()
-        except Exception as error:  # of many kinds, none of them public
+        except Exception as error:  # the executors' exceptions share no base class
             shapes = f"predictions {list(predictions.shape)} and labels {list(labels.shape)}"
-            raise OnnxgradError(f"the metric '{self.path}' does not take {shapes}: {error}".strip()) from error
+            raise OnnxgradError(f"the metric '{self.path}' fails on {shapes}: {error}".strip()) from error
         if found.size != 1:
-            raise UsageError(f"the metric '{self.path}' gives {found.size} numbers", "reduce them inside the file")
+            raise UsageError(
+                f"the metric '{self.path}' returns {found.size} numbers, not one", "reduce them in the file"
+            )
         return float(found.reshape(()))
 
 
-class _FileMean:
-    """The mean of what a file gives for each batch, weighted by the batches' sizes."""
+class _FileMean(Average):
+    """The mean of the values of a metric from a file, weighted by the batch sizes."""
 
     def __init__(self, file: _File) -> None:
-        self._file, self._sum, self._count = file, 0.0, 0
+        super().__init__()
+        self._file = file
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         self._sum += self._file(predictions, labels) * len(labels)
         self._count += len(labels)
-
-    def value(self) -> float:
-        return self._sum / self._count if self._count else float("nan")

@@ -1,7 +1,8 @@
-"""A last layer of another size: a network that was trained to tell some classes apart learns to tell others.
+"""Replace the last layer of a classifier to train it for another number of classes.
 
-Its matrix is drawn anew, uniformly as X. Glorot and Y. Bengio, Understanding the difficulty of training deep
-feedforward neural networks, AISTATS 2010; its bias is zero. The output has the new number of classes, all else stays.
+The new matrix is drawn from the uniform distribution of X. Glorot and Y. Bengio, Understanding the difficulty of
+training deep feedforward neural networks, AISTATS 2010. The new bias is zero. The size of the output changes to the new
+number of classes; all other layers stay the same.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.nodes import reads, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
-from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.ir.weightless_copy import skeleton
 
 THROUGH = frozenset({"Cast", "Identity", "LogSoftmax", "Sigmoid", "Softmax"})
-"""What may follow a last layer: it gives a number for each class as it takes one."""
+"""Operators that may stand between the last layer and the output. They keep the number of classes."""
 
 OF_THE_LAYER = {"MatMul": 1, "Gemm": 1, "Conv": 1}
-"""The operators of a last layer, and the input that holds the matrix."""
+"""Operators that can be a last layer -> the position of the input that is the weight matrix."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A last layer.
+    """The last layer of a classifier.
 
     Attributes:
-        weight, axis: its matrix, and the axis of that which runs over the classes.
-        biases: vectors that are added.
-        results: the values from it on to the output.
+        weight: the name of its matrix.
+        axis: the axis of the matrix that runs over the classes.
+        biases: the names of the bias vectors.
+        results: the names of the values between the layer and the output, from the output back to the result of the
+            layer.
         class_axis: the axis of the output that runs over the classes.
     """
 
@@ -45,25 +48,26 @@ class Head:
 
 
 def with_classes(model: ModelProto, output: str | None, classes: int, seed: int) -> list[str]:
-    """Give the last layer of a model another number of classes, in place; its weights are drawn anew.
+    """Change the number of classes of a model's last layer in place, and draw new weights for this layer.
 
     Args:
         model: the inference model; changed.
-        output: the output that holds a number for each class; None is the first one.
-        classes: how many there are to be.
-        seed: the same one draws the same weights.
+        output: the output with one score per class; None for the first output.
+        classes: the new number of classes.
+        seed: the seed of the random numbers.
 
     Returns:
         The names of the new weights.
 
     Raises:
-        UsageError: the output does not come from a matrix and a bias that nothing else reads.
+        UsageError: the output is not computed by a last layer whose matrix and bias are stored and read by no other
+            node.
     """
     graph = model.graph
     outputs = {value.name: value for value in graph.output}
     name = output or next(iter(outputs))
     if name not in outputs:
-        raise UsageError(f"the model has no output '{name}'", suggest(name, outputs, "outputs"))
+        raise unknown_name(f"the model has no output '{name}'", suggest(name, outputs, "outputs"))
     stored = {tensor.name: tensor for tensor in graph.initializer}
     head = _head(model, name, stored)
     rng = np.random.default_rng(seed)
@@ -78,12 +82,12 @@ def with_classes(model: ModelProto, output: str | None, classes: int, seed: int)
 
 
 def _declare_again(model: ModelProto, weights: Mapping[str, TensorProto], results: Sequence[str]) -> None:
-    """Let a model declare the sizes that a new last layer has given to weights, values and outputs.
+    """Update the declared shapes of the weights, values and outputs that a new last layer has changed.
 
     Args:
         model: the model; changed.
-        weights: the new weights, by name. Old files have them among their inputs, and PyTorch's in `value_info`.
-        results: the output of the layer, whose size is declared already, and the values from it back to the layer.
+        weights: name -> new weight. Old files declare weights as inputs, files of PyTorch declare them in `value_info`.
+        results: see `Head.results`. The first one is the output, whose declared shape is already up to date.
     """
     graph, output, changed = model.graph, results[0], {results[-1]}
     for node in graph.node:
@@ -110,14 +114,14 @@ def _declare_again(model: ModelProto, weights: Mapping[str, TensorProto], result
 
 
 def with_trained_classes(model: ModelProto, values: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Give each last layer of a model, in place, as many classes as there are in what was trained of it.
+    """Change the number of classes of each last layer in place to the number in the trained weights.
 
     Args:
         model: the inference model; changed.
-        values: what was trained, by name.
+        values: name -> trained weight.
 
     Returns:
-        The outputs that have got another number of classes, and that.
+        Output -> new number of classes, for the outputs that were changed.
     """
     found = {}
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -125,7 +129,7 @@ def with_trained_classes(model: ModelProto, values: Mapping[str, np.ndarray]) ->
         try:
             head = _head(model, output.name, stored)
         except UsageError:
-            continue  # its size is that of the model
+            continue  # such an output keeps its size
         before, now = list(stored[head.weight].dims), list(np.shape(values.get(head.weight, ())))
         if len(now) == len(before) and now[head.axis] != before[head.axis]:
             found[output.name] = now[head.axis]
@@ -134,7 +138,11 @@ def with_trained_classes(model: ModelProto, values: Mapping[str, np.ndarray]) ->
 
 
 def _head(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> Head:
-    """The last layer behind an output, whose weights are stored and its own."""
+    """Return the last layer that computes an output.
+
+    Raises:
+        UsageError: there is no such layer, or its weights are not stored or are read by other nodes.
+    """
     layer, biases, results = _last_layer(model, name, stored)
     attributes = {a.name: a.i for a in layer.attribute}
     convolves = layer.op_type == "Conv"
@@ -144,8 +152,8 @@ def _head(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> He
     biases += [each for each in layer.input[2:3] if each]
     missing = next((each for each in (weight, *biases) if each not in stored), None)
     if missing is not None:
-        what = f"`classes`: '{missing}' of the last layer '{layer.name}' is computed"
-        raise UsageError(what, "export it as a weight")
+        what = f"`classes`: '{missing}' of the last layer '{layer.name}' is computed by the model"
+        raise UsageError(what, "export it as a stored weight")
     _check_alone(model, layer, [weight, *biases])
     axis = 0 if convolves else -2 if attributes.get("transB") else -1
     return Head(weight, axis, biases, results, 1 if convolves else -1)
@@ -154,7 +162,7 @@ def _head(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> He
 def _last_layer(
     model: ModelProto, name: str, stored: Mapping[str, TensorProto]
 ) -> tuple[NodeProto, list[str], list[str]]:
-    """The node of the layer behind an output, the biases that are added after it, and the values from it on."""
+    """Return the node of the last layer, the biases that Add nodes after the node add, and `Head.results`."""
     makers = {each: node for node in model.graph.node for each in node.output}
     biases: list[str] = []
     results = [name]
@@ -171,20 +179,21 @@ def _last_layer(
 
 
 def _bias(node: NodeProto | None, stored: Mapping[str, TensorProto]) -> list[str]:
-    """What an Add adds that is stored, if it does."""
+    """Return a list with the stored operand (the bias) of an Add node; [] for other nodes."""
     return [each for each in node.input if each in stored][:1] if node is not None and node.op_type == "Add" else []
 
 
 def _no_head(node: NodeProto | None, name: str) -> UsageError:
     what = f"a {node.op_type} ('{node.name}')" if node is not None else "no node"
-    return UsageError(
-        f"`classes`: '{name}' comes from {what}, which is no last layer that can be replaced",
-        f"that is a {', '.join(OF_THE_LAYER)} with stored weights, a bias, and perhaps {', '.join(sorted(THROUGH))}",
-    )
+    hint = f"export the layer as {' or '.join(OF_THE_LAYER)}, with only a bias or {', '.join(sorted(THROUGH))} after it"
+    return UsageError(f"`classes`: '{name}' comes from {what}, which is not a last layer that can be replaced", hint)
 
 
 def _check_alone(model: ModelProto, head: NodeProto, names: list[str]) -> None:
-    """Refuse weights that others read, as an embedding of tokens does that of a language model."""
+    """Raise an error if another node reads a weight of the layer.
+
+    Language models may share the weight with the embedding.
+    """
     counts = dict.fromkeys(names, 0)
     for node in with_bodies(model.graph.node):
         for each in reads(node):
@@ -192,9 +201,8 @@ def _check_alone(model: ModelProto, head: NodeProto, names: list[str]) -> None:
                 counts[each] += 1
     shared = next((name for name, count in counts.items() if count > 1), None)
     if shared is not None:
-        raise UsageError(
-            f"`classes`: '{shared}' of the last layer '{head.name}' is read elsewhere, too", "part them first"
-        )
+        hint = "give the last layer its own copy first"
+        raise UsageError(f"`classes`: '{shared}' of the last layer '{head.name}' is also read elsewhere", hint)
 
 
 def _resize(tensor: TensorProto, axis: int, classes: int, rng: np.random.Generator, drawn: bool) -> None:

@@ -1,8 +1,9 @@
-"""A metric as a Python function of all predictions and labels, which is exact however the data are cut into batches."""
+"""Metrics that a Python function computes from all predictions and labels, so the batch size does not matter."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.training.metrics import METRICS, Kind
+from onnxgrad_cli.training.metrics import METRICS, MetricKind
 
 
 class _Collected:
-    """What a function gives of all batches, which are kept until then."""
+    """A metric that collects all batches, and at the end calls a Python function with all predictions and labels."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -22,7 +23,7 @@ class _Collected:
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         if not self._batches:
-            self._call(predictions, labels)  # what does not fit is told at the first batch
+            self._call(predictions, labels)  # report errors of the function at the first batch
         self._batches.append((predictions.copy(), labels.copy()))
 
     def value(self) -> float:
@@ -42,24 +43,49 @@ class _Collected:
             reason = f"{type(error).__name__}: {error}"
             raise UsageError(f"the metric '{name}' fails on {shapes}: {reason}", "correct the function") from error
         if found.size != 1 or found.dtype.kind not in "biuf":
-            hint = "it takes predictions and labels, and gives a number"
-            raise UsageError(f"the metric '{name}' gives {found!r}", hint)
+            hint = "write a function that takes predictions and labels, and returns a number"
+            raise UsageError(f"the metric '{name}' returns {found!r}", hint)
         return float(found.reshape(()))
 
 
-def register(function: Callable[..., Any], higher: bool) -> str:
-    """Make a function a metric, for this process; the name it is asked for by, which is the function's.
+FUNCTION = re.compile(r"(?P<file>.*?\.py):(?P<function>[^:]*)")
+"""A regular expression for FILE.py:FUNCTION, which names a Python function on the command line."""
+
+
+def parse_metric(text: str, load: Callable[[str, str], Callable[..., Any]]) -> str:
+    """Return the text of a metric for `metrics.parse_metric`.
+
+    If the text names a Python function, register the function.
 
     Args:
-        function: `function(predictions, labels)` of all samples, the first axis, which gives a number.
-        higher: whether more is better.
+        text: NAME[:KEY=VALUE,...], FILE.onnx or FILE.py:FUNCTION. The suffix `:higher=true` of a function means that
+            higher values are better.
+        load: returns a function, given a Python file and the name of the function.
+    """
+    code = FUNCTION.match(text)
+    if code is None:
+        return text
+    rest = text[code.end() :]
+    higher = rest.endswith(":higher=true")
+    rest = rest.removesuffix(":higher=true").removesuffix(":higher=false")
+    return register(load(code["file"], code["function"]), higher) + rest
+
+
+def register(function: Callable[..., Any], higher: bool) -> str:
+    """Register a function as a metric in this process, and return its name, which is also the name of the metric.
+
+    Args:
+        function: `function(predictions, labels)` returns a number. Both arrays contain all samples, along the first
+            axis.
+        higher: True if higher values are better.
 
     Raises:
-        UsageError: there is a metric of that name.
+        UsageError: a built-in metric has the same name.
     """
     name = function.__name__
     there = next((kind for kind in METRICS if kind.name == name), None)
     if there is not None and not isinstance(there.function, partial):
-        raise UsageError(f"`metrics`: '{name}' is a metric that there is", "call the function otherwise")
-    METRICS.add(name, Kind(name, update_wrapper(partial(_Collected, function), function), higher, ()), override=True)
+        raise UsageError(f"`metrics`: there already is a metric '{name}'", "rename the function")
+    kind = MetricKind(name, update_wrapper(partial(_Collected, function), function), higher, ())
+    METRICS.add(name, kind, override=True)
     return name

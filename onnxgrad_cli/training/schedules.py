@@ -1,7 +1,7 @@
-"""How the learning rate changes from step to step: each schedule is a function of the step, as PyTorch has it.
+"""Learning rate schedules. Each schedule is a function of the step, with the values of its PyTorch counterpart.
 
-A schedule has no state, so that a run which goes on at step 1000 has the rate of step 1000; only `plateau` remembers
-the losses it saw.
+The rate depends only on the step, so that a run resumed at step 1000 continues with the rate of step 1000. The
+exception is `plateau`, which stores results of earlier validations.
 """
 
 from __future__ import annotations
@@ -10,35 +10,42 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
-from onnxgrad_cli.common.settings import Length, Lengths, Option, declared, exactly, require, spelled
+from onnxgrad_cli.common.settings import Length, Lengths, Option, chosen, declared, exactly, require, spelled
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 
-LENGTH = "steps, below 1 a part of them all, or epochs such as 3e"
-FINAL = "what the rate ends at, as a part of the first"
+LENGTH = "steps, a fraction of all steps (below 1), or epochs such as 3e"
+CYCLED = {
+    "cycle_momentum": "lower the momentum, or beta1, while the rate rises, and raise it while the rate falls",
+    "base_momentum": "with cycle-momentum: the lowest momentum",
+    "max_momentum": "with cycle-momentum: the highest momentum",
+}
+
+FINAL = "last rate, as a fraction of the first"
 
 
 Factor = Callable[[int], float]
-"""From the number of steps that were done to what the learning rate is multiplied by."""
+"""A function of the number of completed steps that returns the factor by which to multiply the learning rate."""
 
 
-class Watcher(Protocol):
-    """A schedule that goes by the loss: the factor it returns at a step follows from what it has observed."""
+@dataclass(frozen=True)
+class Cycle:
+    """A factor of the learning rate together with a momentum, which falls while the factor rises.
+
+    Attributes:
+        factor: the number of completed steps -> the factor.
+        momentum: the number of completed steps -> the momentum of SGD, or beta1 of Adam.
+    """
+
+    factor: Factor
+    momentum: Factor
 
     def __call__(self, step: int) -> float:
-        """The factor after `step` steps."""
-
-    def observe(self, loss: float) -> None:
-        """Take the loss of a validation."""
-
-    def state(self) -> dict[str, Any]:
-        """What it remembers; JSON can hold it."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state` has given."""
+        """Return the factor after `step` steps."""
+        return self.factor(step)
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,11 @@ class Kind(Documented):
     """A kind of schedule.
 
     Attributes:
-        name: what it is called on the command line.
-        function: `function(steps, **options)` for a run of so many steps. It returns what gives, for the number of
-            steps that were done, the factor of the learning rate.
-        options: what it takes besides.
-        watches: whether it goes by the loss of the validation; then `function` returns a `Watcher`.
+        name: the name on the command line.
+        function: `function(steps, **options)` returns a `Factor` for a run with this number of steps.
+        options: the keyword options of `function`.
+        watches: True if the rate depends on the validation loss. The result of `function` then also has the methods
+            `observe(loss)`, `state()`, which returns a JSON-serializable dict, and `restore(state)`.
     """
 
     name: str
@@ -60,7 +67,7 @@ class Kind(Documented):
 
 
 SCHEDULES: Catalogue[Kind] = Catalogue("schedule", "schedules", [])
-"""From the plain ones to those that go up and down."""
+"""All schedules, the simple ones first."""
 
 
 def schedule(
@@ -70,11 +77,11 @@ def schedule(
 
     Args:
         name, watches: see `Kind`.
-        options: option -> what it does. Kinds and defaults are read from the function's signature.
-        override: replace a schedule of this name instead of refusing.
+        options: option -> its description. Types and defaults are read from the function's signature.
+        override: replace a schedule with the same name instead of raising.
 
     Raises:
-        OnnxgradError: there is a schedule of this name, or an option is not documented.
+        OnnxgradError: the name is already used, or an option is not documented.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,13 +93,13 @@ def schedule(
 
 
 class Schedule:
-    """The learning rate of each step of a run, with a warm-up before it where one was asked for.
+    """The learning rate of each step of a run. It may begin with a warm-up.
 
     Attributes:
-        kind: what it is.
-        base: the learning rate that its factors multiply.
-        steps: how many steps the run has, warm-up included.
-        warmup: how many of them the rate goes up to where the schedule begins.
+        kind: the kind of schedule.
+        base: the learning rate that the factors multiply.
+        steps: the number of steps of the run, including the warm-up.
+        warmup: the number of warm-up steps, in which the rate rises to the rate at which the schedule then begins.
     """
 
     def __init__(
@@ -100,13 +107,13 @@ class Schedule:
     ) -> None:
         """Args:
         kind, base, steps: see above.
-        options: those of its kind, and those of `warm_up`, by name; lengths may be epochs: '3e'.
-        epoch: how many steps an epoch has, for such lengths.
+        options: options of the kind and of `warm_up`, by name; lengths may be in epochs, such as '3e'.
+        epoch: the number of steps per epoch, required for lengths in epochs.
 
         Raises:
-            UsageError: an option is unknown or does not fit, or the rate is no positive number.
+            UsageError: an option is unknown or does not fit, or the rate is not a positive number.
         """
-        checks.of_type("kind", kind, Kind, "one of SCHEDULES, such as parse_schedule takes by name,")
+        checks.of_type("kind", kind, Kind, "one of SCHEDULES, such as parse_schedule takes by name")
         require(checks.is_number(base, 0.0) and base > 0, f"learning_rate must be above 0, not {base!r}")
         checks.at_least("steps", steps, 0, whole=True)
         given, before = in_steps({**(options or {})}, (*kind.options, *WARM_UP), epoch), {o.name for o in WARM_UP}
@@ -117,58 +124,76 @@ class Schedule:
 
     @property
     def watches(self) -> bool:
-        """Whether it goes by the loss of the validation, which `observe` must then be given."""
+        """True if the rate depends on the validation loss. The caller must then pass each loss to `observe`."""
         return self.kind.watches
 
     def rate(self, step: int) -> float:
-        """The learning rate after `step` steps: 0 for the first."""
+        """Return the learning rate after `step` steps; the first step has `step` 0."""
         if step >= self.warmup:
             return self.base * self._factor(step - self.warmup)
         return self.base * self._factor(0) * self._begin(step)
 
+    def momentum(self, step: int) -> float | None:
+        """Return the momentum, or beta1, after `step` steps; None if the schedule doesn't change it."""
+        return self._factor.momentum(max(step - self.warmup, 0)) if isinstance(self._factor, Cycle) else None
+
     def observe(self, loss: float) -> None:
-        """Take the loss of a validation; most schedules do not care."""
+        """Record a validation loss. Schedules with `watches` False ignore it."""
         if self.watches:
             self._factor.observe(loss)
 
     def state(self) -> dict[str, Any]:
-        """What it remembers of the losses it observed; JSON can hold it."""
+        """Return the state that depends on the observed losses, as a JSON-serializable dict."""
         return self._factor.state() if self.watches else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` has given.
+        """Restore a state that `state` returned.
 
         Raises:
-            OnnxgradError: it is the state of another schedule.
+            OnnxgradError: the state belongs to another schedule, or is damaged.
         """
         if set(state) != set(self.state()):
-            raise OnnxgradError(f"this is not the state of the schedule '{self.kind.name}'", "keep to one schedule")
+            raise OnnxgradError(
+                f"this is not the state of the schedule '{self.kind.name}'", "use the schedule of the checkpoint"
+            )
         if self.watches:
             self._factor.restore(state)
 
 
 def parse_schedule(text: str, base: float, steps: int, epoch: int | None = None) -> Schedule:
-    """Read `NAME[:KEY=VALUE,...]`, such as `cosine:warmup=100,final=0.01` or `step:every=3e,factor=0.5`.
+    """Parse `NAME[:KEY=VALUE,...]`, such as `cosine:warmup=100,final=0.01` or `step:every=3e,factor=0.5`.
 
     Args:
-        text: a name of `SCHEDULES`, with options.
+        text: a name in `SCHEDULES`, with options.
         base: the learning rate.
-        steps: how many steps the run has.
-        epoch: how many of them an epoch has, for lengths such as 3e.
+        steps: the number of steps of the run.
+        epoch: the number of steps per epoch, required for lengths such as 3e.
 
     Raises:
-        UsageError: there is no such schedule, or an option does not fit.
+        UsageError: the schedule doesn't exist, or an option does not fit.
     """
     checks.text("schedule", text)
     name, options = spelled(text)
     return Schedule(SCHEDULES.lookup(name), base, steps, options, epoch)
 
 
-def in_steps(given: dict[str, object], options: Iterable[Option], epoch: int | None) -> dict[str, object]:
-    """Options with lengths in epochs, such as '3e', as numbers of steps.
+def cycles_momentum(text: str) -> bool:
+    """Return True if a schedule also changes the momentum. The text is as in `parse_schedule`.
 
     Raises:
-        UsageError: nobody knows how many steps an epoch has.
+        UsageError: the schedule doesn't exist.
+    """
+    checks.text("schedule", text)
+    name, options = spelled(text)
+    asked = {"cycle_momentum": options.get("cycle_momentum", False)}
+    return bool(chosen(SCHEDULES.lookup(name).options, asked).get("cycle_momentum"))
+
+
+def in_steps(given: dict[str, object], options: Iterable[Option], epoch: int | None) -> dict[str, object]:
+    """Replace lengths in epochs, such as '3e', by numbers of steps, in place, and return the options.
+
+    Raises:
+        UsageError: a length is in epochs, and the number of steps per epoch is unknown.
     """
     for option in options:
         value = given.get(option.name)
@@ -179,25 +204,28 @@ def in_steps(given: dict[str, object], options: Iterable[Option], epoch: int | N
 
 
 def _of_epochs(text: str, name: str, epoch: int | None) -> str | int:
-    """Return a length in epochs as a number of steps, and any other text as it is."""
+    """Return a length in epochs as a number of steps, and any other text unchanged."""
     found = re.fullmatch(r"(\d+\.?\d*)e", text)
     if found is None:
         return text
     if epoch is None:
-        hint = "say how many steps an epoch has, or give steps"
-        raise UsageError(f"option {name}: '{text}' is of epochs, and there are none here", hint)
+        hint = "pass the number of steps per epoch, or give a number of steps"
+        raise UsageError(f"option {name}: '{text}' is in epochs, but the number of steps per epoch is unknown", hint)
     count = float(found[1])
     return max(round(count * epoch), 1) if count else 0
 
 
 def length(value: float, steps: int, name: str) -> int:
-    """A number of steps, given as such or, below 1, as a part of them all."""
+    """Convert a length to a number of steps.
+
+    A value below 1 is a fraction of all steps, any other a number of steps.
+    """
     require(value >= 0 and (value < 1 or value == int(value)), f"{name} takes {LENGTH}, not {value:g}")
     return round(value * steps) if value < 1 else int(value)
 
 
 def _stretch(value: float, steps: int, name: str) -> int:
-    """Return a length of a step or more."""
+    """Convert a length as `length` does, but return at least one step."""
     require(value > 0, f"{name} must be above 0, not {value:g}")
     return max(length(value, steps, name), 1)
 
@@ -207,9 +235,13 @@ def _is_part(value: float, name: str) -> None:
 
 
 def warm_up(steps: int, *, warmup: Length = 0.0, warmup_start: float = 0.01) -> tuple[int, Callable[[int], float]]:
-    """The rate goes up in a straight line, before any schedule. As torch.optim.lr_scheduler's LinearLR."""
+    """Raise the rate linearly before the schedule begins. As LinearLR in torch.optim.lr_scheduler.
+
+    Returns:
+        The number of warm-up steps, and a function from a step to the factor of the rate.
+    """
     count = length(warmup, steps, "warmup")
-    require(count < steps or not count, f"warmup takes fewer steps than the run has, which is {steps}")
+    require(count < steps or not count, f"warmup must have fewer steps than the run, which has {steps}")
     _is_part(warmup_start, "warmup_start")
     return count, lambda step: warmup_start + (1 - warmup_start) * step / count
 
@@ -217,38 +249,38 @@ def warm_up(steps: int, *, warmup: Length = 0.0, warmup_start: float = 0.01) -> 
 WARM_UP = declared(
     warm_up,
     {
-        "warmup": f"how long the rate goes up before: {LENGTH}",
-        "warmup_start": "where it begins, as a part of where it goes",
+        "warmup": f"how long the rate rises at the start: {LENGTH}",
+        "warmup_start": "first rate, as a fraction of the rate after the warm-up",
     },
     "warm-up",
 )
-"""The options that every schedule has besides its own."""
+"""The options of the warm-up, which every schedule has in addition to its own."""
 
 
 @schedule("constant")
 def constant(steps: int) -> Factor:
-    """The same rate at all steps."""
+    """Constant rate."""
     return lambda step: 1.0
 
 
 @schedule(
     "step",
-    options={"every": f"how long the rate stays: {LENGTH}", "factor": "what it is then multiplied by"},
+    options={"every": f"how long the rate is constant: {LENGTH}", "factor": "factor for the rate after each interval"},
 )
 def stepwise(steps: int, *, every: Length = 0.3, factor: float = 0.1) -> Factor:
-    """A rate that falls in steps. As StepLR."""
+    """Multiply the rate by a factor after each interval. As StepLR."""
     stay = length(every, steps, "every")
-    require(stay > 0, "every must be a step at least")
+    require(stay > 0, "every must be at least one step")
     _is_part(factor, "factor")
     return lambda step: factor ** (step // stay)
 
 
 @schedule(
     "multi-step",
-    options={"at": "when the rate falls: lengths from the beginning, as 3e/6e", "factor": "what it is multiplied by"},
+    options={"at": "when the rate falls: lengths from the start, such as 3e/6e", "factor": "factor for the rate"},
 )
 def multi_step(steps: int, *, at: Lengths = (0.5, 0.75), factor: float = 0.1) -> Factor:
-    """A rate that falls at given steps. As MultiStepLR."""
+    """Multiply the rate by a factor at each step in a list. As MultiStepLR."""
     _is_part(factor, "factor")
     places = [length(value, steps, "at") for value in at]
     return lambda step: factor ** sum(place <= step for place in places)
@@ -256,32 +288,35 @@ def multi_step(steps: int, *, at: Lengths = (0.5, 0.75), factor: float = 0.1) ->
 
 @schedule(
     "exponential",
-    options={"every": f"the time in which the rate is multiplied by factor: {LENGTH}", "factor": "see every"},
+    options={
+        "every": f"the length over which the learning rate is multiplied by factor: {LENGTH}",
+        "factor": "the factor for the learning rate; see every",
+    },
 )
 def exponential(steps: int, *, every: Length = 0.3, factor: float = 0.1) -> Factor:
-    """A rate that falls by the same share at each step. As ExponentialLR for every=1."""
+    """Decay exponentially, by the factor over each interval. As ExponentialLR for every=1."""
     stretch = _stretch(every, steps, "every")
     require(0 < factor <= 1, f"factor must be above 0 and at most 1, not {factor:g}")
     return lambda step: factor ** (step / stretch)
 
 
-@schedule("polynomial", options={"power": "the exponent; 1 is a straight line"})
+@schedule("polynomial", options={"power": "exponent; 1 is a straight line"})
 def polynomial(steps: int, *, power: float = 1.0) -> Factor:
-    """Down to 0 by a power of the steps that are left. As PolynomialLR."""
+    """Decay to 0 in proportion to a power of the remaining steps. As PolynomialLR."""
     require(power > 0, f"power must be above 0, not {power:g}")
     return lambda step: max(1 - step / steps, 0.0) ** power
 
 
 @schedule("linear", options={"final": FINAL})
 def linear(steps: int, *, final: float = 0.0) -> Factor:
-    """A straight line down, or up. As LinearLR from 1."""
+    """Change the rate linearly, down or up. As LinearLR with start_factor=1."""
     require(final >= 0, "final must not be negative")
     return lambda step: 1 + (final - 1) * min(step / steps, 1.0)
 
 
 @schedule("cosine", options={"final": FINAL})
 def cosine(steps: int, *, final: float = 0.0) -> Factor:
-    """Half a period of a cosine, down. As CosineAnnealingLR.
+    """Decay along half a period of a cosine. As CosineAnnealingLR.
 
     Source: I. Loshchilov and F. Hutter, SGDR: stochastic gradient descent with warm restarts, ICLR 2017.
     """
@@ -292,13 +327,13 @@ def cosine(steps: int, *, final: float = 0.0) -> Factor:
 @schedule(
     "cosine-restarts",
     options={
-        "every": f"the steps before the first restart: {LENGTH}",
-        "growth": "how many times as long each period is as the one before it",
+        "every": f"length of the first period: {LENGTH}",
+        "growth": "length of each period, as a multiple of the one before",
         "final": FINAL,
     },
 )
 def cosine_restarts(steps: int, *, every: Length = 0.25, growth: int = 1, final: float = 0.0) -> Factor:
-    """Half periods of a cosine, each from the full rate down. As CosineAnnealingWarmRestarts.
+    """Decay along half a period of a cosine, and restart at the full rate. As CosineAnnealingWarmRestarts.
 
     Source: I. Loshchilov and F. Hutter, SGDR: stochastic gradient descent with warm restarts, ICLR 2017.
     """
@@ -320,19 +355,22 @@ def cosine_restarts(steps: int, *, every: Length = 0.25, growth: int = 1, final:
 @schedule(
     "cyclic",
     options={
-        "start": "the lowest rate, as a part of the highest",
-        "rise": f"how long the rate goes up: {LENGTH}",
-        "fall": f"how long it goes down; 0 is as long as rise: {LENGTH}",
+        "start": "lowest rate, as a fraction of the highest",
+        "rise": f"how long the rate rises: {LENGTH}",
+        "fall": f"how long the rate falls; 0 means as long as rise: {LENGTH}",
         "halve": "halve the height of each cycle after the first",
-        "factor": "what the height is multiplied by at each step",
+        "factor": "factor for the height at each step",
+        **CYCLED,
     },
 )
 def cyclic(
-    steps: int, *, start: float = 0.1, rise: Length = 0.1, fall: Length = 0.0, halve: bool = False, factor: float = 1.0
-) -> Factor:
-    """Up and down in straight lines, again and again. As CyclicLR with cycle_momentum=False.
+    steps: int, *, start: float = 0.1, rise: Length = 0.1, fall: Length = 0.0, halve: bool = False, factor: float = 1.0,
+    cycle_momentum: bool = False, base_momentum: float = 0.8, max_momentum: float = 0.9,
+) -> Factor:  # fmt: skip
+    """Raise and lower the rate linearly in cycles. As CyclicLR, cycle_momentum off by default.
 
-    Its max_lr is the learning rate. Its modes are triangular, triangular2 (halve=true) and exp_range (factor below 1).
+    The learning rate corresponds to CyclicLR's max_lr. CyclicLR's modes are available as options: triangular is the
+    default, triangular2 is halve=true, and exp_range is a factor below 1.
 
     Source: L. N. Smith, Cyclical learning rates for training neural networks, WACV 2017.
     """
@@ -346,32 +384,57 @@ def cyclic(
         share = place / up if place <= up else (up + down - place) / down
         return float(share * factor**step * (0.5**cycle if halve else 1.0))
 
-    return lambda step: start + (1 - start) * height(step)
+    low, high = _momenta(cycle_momentum, (base_momentum, max_momentum), (0.8, 0.9))
+
+    def rate(step: int) -> float:
+        return start + (1 - start) * height(step)
+
+    return Cycle(rate, lambda step: high - (high - low) * height(step)) if cycle_momentum else rate
 
 
 @schedule(
     "one-cycle",
     options={
-        "rise": "how long the rate goes up, as a part of all steps",
-        "start": "where it begins, as a part of its peak",
-        "final": "where it ends, as a part of its peak",
+        "rise": "how long the rate rises, as a fraction of all steps",
+        "start": "first rate, as a fraction of the peak",
+        "final": "last rate, as a fraction of the peak",
+        **CYCLED,
     },
 )
-def one_cycle(steps: int, *, rise: float = 0.3, start: float = 0.04, final: float = 4e-6) -> Factor:
-    """Up to the learning rate and down to nearly nothing, in cosines. As OneCycleLR with cycle_momentum=False.
+def one_cycle(
+    steps: int, *, rise: float = 0.3, start: float = 0.04, final: float = 4e-6,
+    cycle_momentum: bool = False, base_momentum: float = 0.85, max_momentum: float = 0.95,
+) -> Factor:  # fmt: skip
+    """Rise to the learning rate and fall to almost 0, along cosines. As OneCycleLR, cycle_momentum off by default.
 
     Source: L. N. Smith and N. Topin, Super-convergence, 2017.
     """
     for name, value in (("rise", rise), ("start", start), ("final", final)):
         _is_part(value, name)
+    low, high = _momenta(cycle_momentum, (base_momentum, max_momentum), (0.85, 0.95))
     top, end = rise * steps - 1, steps - 1
 
-    def factor(step: int) -> float:
+    def along(step: int, first: float, peak: float, last: float) -> float:
         if step <= top:
-            return _between(start, 1.0, step / top if top else 1.0)
-        return _between(1.0, final, (step - top) / (end - top) if end > top else 1.0)
+            return _between(first, peak, step / top if top else 1.0)
+        return _between(peak, last, (step - top) / (end - top) if end > top else 1.0)
 
-    return factor
+    def factor(step: int) -> float:
+        return along(step, start, 1.0, final)
+
+    return Cycle(factor, lambda step: along(step, high, low, high)) if cycle_momentum else factor
+
+
+def _momenta(cycled: bool, given: tuple[float, float], default: tuple[float, float]) -> tuple[float, float]:
+    """Return the lowest and the highest momentum of a schedule, after checking them.
+
+    Raises:
+        UsageError: the values do not fit, or they are set although the momentum is not cycled.
+    """
+    low, high = given
+    require(0 <= low <= high < 1, f"max_momentum must lie between `base_momentum` and 1, but is {high:g}")
+    require(cycled or given == default, "base_momentum and `max_momentum` require cycle-momentum=true")
+    return low, high
 
 
 def _between(first: float, last: float, done: float) -> float:
@@ -382,26 +445,20 @@ def _between(first: float, last: float, done: float) -> float:
     "plateau",
     watches=True,
     options={
-        "factor": "what the rate is multiplied by",
-        "patience": "how many validations in a row may be no better before it is",
-        "threshold": "how much less, as a part, a loss must be to be better",
-        "cooldown": "how many validations after that do not count",
-        "final": "what the rate does not go below, as a part of the first",
+        "factor": "factor for the rate",
+        "patience": "number of validations without improvement before the rate falls",
+        "threshold": "relative decrease of the loss that counts as an improvement",
+        "cooldown": "number of validations after a fall that do not count",
+        "final": "lowest rate, as a fraction of the first",
     },
 )
 class _Plateau:
-    """Lower when the loss of the validation no longer falls. As ReduceLROnPlateau."""
+    """Lower the rate if the validation loss stops falling. As ReduceLROnPlateau."""
 
     def __init__(
-        self,
-        steps: int,
-        *,
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        cooldown: int = 0,
+        self, steps: int, *, factor: float = 0.1, patience: int = 10, threshold: float = 1e-4, cooldown: int = 0,
         final: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         for name, value in (("factor", factor), ("threshold", threshold), ("final", final)):
             _is_part(value, name)
         require(factor < 1, "factor must be below 1")

@@ -1,4 +1,7 @@
-"""A training model at work: each step takes a batch, and weights and state stay where onnxruntime has put them."""
+"""Train with a training model.
+
+Each step takes a batch; weights and state stay in buffers that onnxruntime reads and writes.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,81 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out
+from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.files.start_values import lacking, values_beside
-from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.metadata import Roles, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.inference import Evaluated, Predictor, Setting, Source, evaluate
 from onnxgrad_cli.training.run.interrupt import uninterrupted
 from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import RATE, NotFinite, TrainerBase, loosen, numpy_type
 from onnxgrad_cli.training.steps.sliced import SlicedStep, parts_of
-from onnxgrad_cli.training.steps.whole import WholeStep
 
 if TYPE_CHECKING:
     import onnxruntime
+
+
+class WholeStep:
+    """A step that runs the whole training model in one session.
+
+    There are two sets of weights and state, called sides. A step reads one side and writes the other; then they swap.
+
+    Attributes:
+        sessions: a list of the one session.
+        runs: the session bound to the buffers of a step that reads side 0, and of one that reads side 1.
+    """
+
+    def __init__(
+        self,
+        model: ModelProto,
+        roles: Roles,
+        sides: Sequence[Mapping[str, Buffer]],
+        scalars: Mapping[str, Buffer],
+        start: Callable[[ModelProto], onnxruntime.InferenceSession],
+        provider: str,
+    ) -> None:
+        """Open the session.
+
+        Args:
+            model: a training model with an optimizer. All outputs are removed from it except the loss and the next
+                weights and state.
+            roles: the roles of the model's inputs and outputs.
+            sides: two sets of weights and state, read and written alternately.
+            scalars: the buffers of the loss, which is written, and of the learning rate, by name.
+            start: opens a session.
+            provider: the execution provider of the session.
+        """
+        outputs = {value.name: value for value in model.graph.output}
+        del model.graph.output[:]
+        model.graph.output.extend(outputs[name] for name in (roles.loss, *roles.successors.values()))
+        self.sessions = [start(model)]
+        self._loss = scalars[roles.loss]
+        rates = {name: buffer for name, buffer in scalars.items() if name != roles.loss}
+        self.runs = []
+        for before, after in (sides, sides[::-1]):
+            written = {roles.loss: self._loss, **{s: after[name] for name, s in roles.successors.items()}}
+            self.runs.append(BoundRuns(self.sessions[0], {**before, **rates}, written, provider))
+
+    def begin(self, feeds: Mapping[str, np.ndarray], now: int) -> float:
+        """Run the step, write the side other than `now`, and return the loss."""
+        self.runs[now](feeds)
+        return float(self._loss.read())
+
+    def finish(self, now: int) -> None:
+        """Do nothing: `begin` has written everything."""
+
 
 __all__ = ["NotFinite", "Trainer"]
 
 
 class Trainer(TrainerBase):
-    """A training model with an optimizer, its weights and its state.
+    """A trainer for a training model with an optimizer. It keeps the weights and the state.
 
     Attributes:
-        roles: what the model's inputs and outputs are for.
-        inputs: what a step must be fed: the model's inputs and the labels.
-        steps: how many were taken.
+        roles: the roles of the model's inputs and outputs.
+        inputs: name -> type of each array in a batch: the model's inputs and the labels.
+        steps: the number of steps taken so far.
     """
 
     def __init__(
@@ -51,19 +104,19 @@ class Trainer(TrainerBase):
         threads: int | None = None,
         seed: int = 0,
     ) -> None:
-        """Open a session on a training model; the model is not changed.
+        """Open a session on a training model. The model is not changed.
 
         Args:
-            model: a model that `build` has made with an optimizer, or the file it is in, which takes less memory
-                (then its weights are nowhere else), or the bytes of one.
-            path: where a model or bytes were read from; external data are relative to it.
-            provider: the execution provider, by its full name.
-            threads: how many the processor uses; None is onnxruntime's choice.
-            seed: of what the model draws at random (Dropout); each step has its own random numbers.
+            model: a training model with an optimizer, as `build` returns it; or its file; or the bytes of the file. A
+                file takes less memory, because the weights are stored only once.
+            path: the file that a model or bytes were read from; external data are relative to it.
+            provider: the full name of the execution provider, such as 'CPUExecutionProvider'.
+            threads: the number of CPU threads; None for onnxruntime's default.
+            seed: the seed of random operators such as Dropout; each step has different random numbers.
 
         Raises:
-            UsageError: the model has no optimizer, or is no training model, or its weights are inputs whose values do
-                not lie beside it.
+            UsageError: the model is not a training model or has no optimizer; or its weights are inputs, and no file
+                beside the model has their values.
             OnnxgradError: onnxruntime refuses the model, or the file can't be read.
         """
         self._options = model.options if isinstance(model, TrainingModel) else None
@@ -78,11 +131,11 @@ class Trainer(TrainerBase):
         copy, values = take_out(model, roles.successors, path)
         if elsewhere := lacking(model, roles):
             values |= values_beside(path, elsewhere)
-        del model  # so that the buffers may lie where it was
+        del model  # frees its memory for the buffers
         values |= roles.begun(values)
         types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
         inputs = {name: types[name] for name in roles.sampled}
-        in_memory = provider == CPU  # else arrays don't lie where the weights do
+        in_memory = provider == CPU  # on other providers, numpy can't access the weights
         parts = parts_of(copy, values) if in_memory else None
         self._seed = loosen(copy if parts is None else parts.gradient, seed)
         super().__init__(roles, inputs, values, provider, parts.in_place if parts else ())
@@ -98,11 +151,11 @@ class Trainer(TrainerBase):
             self._step = WholeStep(copy, roles, self._sides, scalars, start, provider)
         else:
             self._step = SlicedStep(parts, self._sides, self._successors, scalars, start, threads)
-        self._unbroken = nullcontext if parts is None else uninterrupted  # what is half updated is lost
+        self._unbroken = nullcontext if parts is None else uninterrupted  # an interrupted in-place update is lost
 
     @property
     def sessions(self) -> list[onnxruntime.InferenceSession]:
-        """Those that a step runs."""
+        """The sessions that a step runs."""
         return self._step.sessions
 
     def step(
@@ -111,16 +164,15 @@ class Trainer(TrainerBase):
         """Take a step on a batch; see `TrainerBase.step`.
 
         Args:
-            feeds, learning_rate: see there.
-            uncounted: whether no label of the batch counts. Then the loss is nan and its gradient 0, and the step is
-                taken with that.
+            uncounted: True if the loss ignores all labels of the batch. Then the loss is nan, the gradient is 0, and
+                the step is taken nevertheless.
         """
         self._check(feeds)
         self._rate.write(self._rate_now(learning_rate))
         self._draw(self._seed)
         try:
             loss = self._step.begin(feeds, self._now)
-        except Exception as error:  # of many kinds, none of them public
+        except Exception as error:  # onnxruntime's exception classes are not public
             raise self._failed(feeds, error) from error
         with self._unbroken():
             expected = uncounted and math.isnan(loss)
@@ -140,21 +192,22 @@ class Trainer(TrainerBase):
         keep_mode: bool = False,
         tell: Tell = silent,
     ) -> Evaluated:
-        """Measure the present weights, as `run_evaluate` measures the model that `save` would write.
+        """Evaluate the current weights. The result equals that of `run_evaluate` on the model that `save` would write.
+
+        The arguments that are not described here are those of `run_evaluate`.
 
         Args:
-            model: the inference model that the training model was built of.
-            options: those that it was built with; by default those of the `TrainingModel` that was given.
-            data, metrics, setting, keep_mode, tell: see `run_evaluate`.
+            model: the inference model that the training model was built from.
+            options: the options of the build; by default the options of the `TrainingModel` that was passed.
 
         Raises:
-            UsageError: the data, the options or the metrics don't fit, or there are no options.
-            OnnxgradError: a file can't be read, or it is another model.
+            UsageError: the data, the options or the metrics don't fit, or the options are missing.
+            OnnxgradError: a file can't be read, or the training model was not built from `model`.
         """
         options = options or self._options
         if options is None:
-            hint = "give the Options that it was built with, or the TrainingModel that was built"
-            raise UsageError("a file of a training model does not say all that its losses take", hint)
+            hint = "pass the Options that it was built with, or the TrainingModel that was built"
+            raise UsageError("a file of a training model does not store all options of its losses", hint)
         asked = checks.tuple_of("metrics", metrics, str, "such as metrics=('accuracy',)")
         merged, path = self.merged(model, keep_mode)
         return evaluate(merged, path, data, options, asked, setting or Setting(), keep_mode, tell)
@@ -169,16 +222,22 @@ class Trainer(TrainerBase):
         keep_mode: bool = False,
         tell: Tell = silent,
     ) -> dict[str, np.ndarray]:
-        """What the present weights say of each sample, as `run_predict` has it of the model that `save` would write.
+        """Compute the model's outputs for each sample, with the current weights.
+
+        The result equals that of `run_predict` on the model that `save` would write.
+
+        The arguments that are not described here are those of `run_predict`.
 
         Args:
-            model: the inference model that the training model was built of.
-            data, outputs, setting, tell: see `run_predict`.
+            model: the inference model that the training model was built from.
             keep_mode: see `save`.
 
+        Returns:
+            Output -> array, with samples along the first axis; see `Predictor.all`.
+
         Raises:
-            UsageError: the data don't fit, or an output is not of samples.
-            OnnxgradError: a file can't be read, or it is another model.
+            UsageError: the data don't fit, or the first axis of an output is not the number of samples.
+            OnnxgradError: a file can't be read, or the training model was not built from `model`.
         """
         asked = checks.tuple_of("outputs", outputs, str, "such as outputs=('logits',)")
         merged, path = self.merged(model, keep_mode)
@@ -188,5 +247,5 @@ class Trainer(TrainerBase):
         try:
             self._step.finish(self._now)
         except Exception as error:
-            hint = "go on from the last checkpoint: weights and state are neither those before nor after the step"
+            hint = "continue from the last checkpoint: weights and state were changed only in part"
             raise OnnxgradError(f"the optimizer's step fails: {str(error).strip()}", hint) from error

@@ -1,1 +1,4 @@
-"""What is proven and how: gradients held against differences on two runtimes that know nothing of our rules."""
+"""Verification of models: compare gradients with finite differences, on two runtimes that share no code with the rules.
+
+The result of a verification is called a proof; see `Proof`.
+"""

@@ -1,4 +1,4 @@
-"""What a proof is about, and what its checks find."""
+"""The model and data that a proof checks, and the outcomes of its checks."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.observation import LARGE, weight_bytes
+from onnxgrad_cli.execution.observation import MAX_WEIGHT_BYTES, weight_bytes
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.written import Ran
 
-LONG = 10 * 10**9
-"""Floating-point operations of one run, from which on a proof makes as few runs as it can."""
+LONG_RUN_OPERATIONS = 10 * 10**9
+"""If one run takes more floating-point operations than this, a proof makes as few runs as it can."""
 
 
 @dataclass
-class Case:
-    """What a proof is about, and what its checks have made of it so far.
+class ProofCase:
+    """The input of a proof, and the values that its checks have computed so far.
 
     Attributes:
         model, roles, path, data, sizes, force, operations: see `prove`.
-        original: the inference model it was made from; None where it is not compared.
+        original: the inference model that `model` was made from; None if the proof does not compare the two.
         rng: draws the random data and directions.
-        described: the training model with its weights, as it is run.
-        run: runs that model on onnxruntime.
-        feeds, outputs: what the model was run on, and what came of it.
-        cotangents: inputs that have the shape of an output of the original -> that output.
-        differentiated: the original's outputs that are differentiated; empty in a training model.
-        drawn: the sizes of symbolic dimensions; None where no feed was drawn at random.
-        measured_by: what evaluated the differences, and in which precision.
-        exact: whether that was float64.
+        described: the training model with its weights, in the form that is run.
+        run: runs `described` on onnxruntime.
+        feeds, outputs: the inputs and outputs of the run of the model.
+        cotangents: input that is a cotangent -> the output of the original that it belongs to and whose shape it has.
+        differentiated: the original's outputs that are differentiated; empty for a training model.
+        drawn: the sizes of symbolic dimensions in random data; None if no input was drawn at random.
+        measured_by: the runtimes that evaluated the differences, and their precision.
+        exact: True if the differences were evaluated in float64.
     """
 
     model: ModelProto
@@ -61,12 +61,12 @@ class Case:
     @property
     def is_long(self) -> bool:
         """Return True if each run takes long."""
-        return self.operations > LONG
+        return self.operations > LONG_RUN_OPERATIONS
 
     @property
     def is_large(self) -> bool:
-        """Return True if the weights, and so the gradients of each run, take much memory."""
-        return weight_bytes(self.model) > LARGE
+        """Return True if the weights take much memory; each run computes gradients of the same size."""
+        return weight_bytes(self.model) > MAX_WEIGHT_BYTES
 
     @property
     def is_costly(self) -> bool:
@@ -75,12 +75,12 @@ class Case:
 
     @property
     def ran(self) -> Ran | None:
-        """The run of the model; None where it has not come to one."""
+        """The run of the model; None if it did not run."""
         return Ran(self.described.model, self.feeds, self.outputs) if hasattr(self, "outputs") else None
 
     @property
     def named_sizes(self) -> dict[str, int]:
-        """Return the sizes that were chosen for the symbols of the model's inputs."""
+        """Return symbol -> chosen size, for the symbols in the shapes of the model's inputs."""
         return {symbol: size for symbol, size in (self.drawn or {}).items() if symbol in self.symbols}
 
     @property
@@ -91,15 +91,17 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What came of a check.
+class CheckOutcome:
+    """The outcome of a check.
 
     Attributes:
-        status: 'passed', 'failed' or 'skipped'; "" where there was nothing to check.
-        detail: the finding, in words.
-        ends: whether the checks that follow make no sense.
-        leaves_unproved: why the model as a whole counts as not proved; "" where it does not.
-        hidden: tensors whose gradients may be wrong for all that is found of the others.
+        status: 'passed', 'failed' or 'skipped'; "" if there was nothing to check.
+        detail: the finding, as a text.
+        ends: True if the proof ends here, because the next checks would make no sense.
+        leaves_unproved: the reason why the whole model counts as not proved, even if no check failed; "" if there is
+            none.
+        hidden: tensors whose gradients may be wrong although the check found no error: it is not sensitive enough for
+            them.
     """
 
     status: str = ""
@@ -109,4 +111,9 @@ class Found:
     hidden: tuple[str, ...] = ()
 
 
-NOTHING = Found()
+NOTHING = CheckOutcome()
+
+
+def skipped(detail: str) -> CheckOutcome:
+    """Return the outcome of a check that could not reach a decision."""
+    return CheckOutcome("skipped", detail)

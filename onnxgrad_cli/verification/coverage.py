@@ -1,7 +1,7 @@
-"""What is covered: every operator once, and what is known of its derivative.
+"""The coverage of operators: each operator once, with the state of its derivative.
 
-Joined from three sources that can contradict each other, which is the point: the registry (what we do), the schemas
-of the standard (what is tagged differentiable), and the proofs that the tests have left in the package.
+Three sources are joined: the registry of onnxgrad's rules, the differentiability tags in the operator schemas of the
+standard, and the results that tests have written into the package. The result shows where they contradict each other.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.passes.prepare.quantized_operators import MEANINGS, write_out_quantized
 
 PROOFS = Path(__file__).with_name("proofs.json")
-"""What the tests have found: written by tests/proofs.py and tests/conformance.py, read only here."""
+"""File with the results of tests. tests/proofs.py and tests/conformance.py write it; this module only reads it."""
 
 OLDEST_OPSET = 13
-"""Below it an operator has no rule of its own: the model is converted first."""
+"""The oldest opset with rules. A model of an older opset is converted first."""
 
 TAGS = {
     OpSchema.DifferentiationCategory.Differentiable: "differentiable",
@@ -37,27 +37,25 @@ TAGS = {
 STRAIGHT_THROUGH = "straight-through"
 
 UNTAKEN = ("refused", STRAIGHT_THROUGH)
-"""Kinds of operators that are refused as a build is by default."""
+"""Kinds of operators that a build refuses by default."""
 
 CARRIERS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 
-WORDS = {
-    "Hardmax": "tagged differentiable, but it is a step: its derivative is 0 wherever it has one",
-}
-"""Operators whose tag differs from what we do in a way that wants more than the general word."""
+WORDS = {"Hardmax": "tagged differentiable, but it is a step function: its derivative is 0 wherever it exists"}
+"""Operator -> why its tag contradicts onnxgrad, if the general explanation doesn't fit."""
 
 
 @dataclass(frozen=True)
-class Operand:
+class OperandCoverage:
     """One input or output of an operator.
 
     Attributes:
         name: its name in the schema.
-        state: 'gradient' (to it, or through it), 'zero', 'refused', 'no float' (it carries no derivative), 'as defined'
-            (it has the gradient that follows from its definition), or 'unproven'.
-        tag: the standard's 'differentiable' or 'non-differentiable'; "" where it says nothing.
-        word: where tag and state differ, how; or why the operand is refused.
-        rows: how many rows of the table of tests have proven a gradient of it.
+        state: 'gradient' (an input has one, or an output passes one on), 'zero', 'refused', 'no float' (it carries no
+            derivative), 'as defined' (its gradient follows from the operator's definition), or 'unproven'.
+        tag: the standard's 'differentiable' or 'non-differentiable'; "" if the standard has no tag.
+        word: an explanation if tag and state differ, or the reason why the operand is refused; otherwise "".
+        rows: the number of rows of the test table that test its gradient.
     """
 
     name: str
@@ -68,7 +66,7 @@ class Operand:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the standard's tag says what we do; None where it says nothing, or we don't know."""
+        """True if the standard's tag matches the state; None if there is no tag or the state is unproven."""
         if not self.tag or self.state == "unproven":
             return None
         return (self.tag == "differentiable") == (self.state == "gradient")
@@ -76,34 +74,44 @@ class Operand:
 
 @dataclass(frozen=True)
 class Coverage:
-    """One operator, and what is known of its derivative.
+    """One operator and the state of its derivative.
+
+    The values of `kind` are:
+
+    - 'rule': onnxgrad has a rule.
+    - 'definition': it is replaced by operators that have rules.
+    - 'function': the function body in the standard replaces it.
+    - 'converted': it is deprecated and replaced by another operator.
+    - 'straight-through': it works on integers, and is refused unless `--quantization ste` replaces it by float
+      operators between quantizers.
+    - 'zero': its derivative is mathematically zero.
+    - 'no float': no derivative can flow through it.
+    - 'refused': onnxgrad has no gradient for it.
 
     Attributes:
         op_type, domain: the operator.
-        kind: 'rule', 'definition' (replaced by operators that have rules), 'function' (the standard's own body is
-            taken), 'converted' (deprecated: written as another one), 'straight-through' (on integers: with
-            `--quantization ste` written as float operators between quantizers), 'zero' (by mathematics), 'no float' (no
-            derivative can flow through it), or 'refused'.
-        versions: version of the operator's schema -> its kind, or 'converted' where the model is raised to another.
+        kind: see above.
+        versions: version of the operator's schema -> its kind, or 'converted' if the model is converted to a newer one.
         operands: its inputs.
-        outputs: its outputs, as far as there is a schema.
-        kink: the convention where the derivative does not exist.
-        needs_opset: the opset that a model is raised to, if it is below.
-        source: module and function of the rule or definition.
+        outputs: its outputs; empty if there is no schema.
+        kink: the value that onnxgrad uses at points where the derivative does not exist.
+        needs_opset: the opset to which a model of an older opset is converted.
+        source: the module and function that contain the rule or definition.
         page: the operator's page in the standard.
-        reason: why it is refused; of a 'straight-through' one, without `--quantization ste`.
-        rows: how many rows of the table of tests prove it.
-        files: where they stand; and the tests of a definition, and of what is 'straight-through'.
-        cases: what became of the published node tests: right, refused, not evaluable, wrong.
-        refusals: why forms of them are refused, and how many.
+        reason: why it is refused; for a 'straight-through' operator, why it is refused without `--quantization ste`.
+        rows: the number of rows of the test table that test its gradients.
+        files: the test files that contain these rows, the tests of a definition, or those of a 'straight-through'
+            operator.
+        cases: result of the published node tests (right, refused, not evaluable or wrong) -> number of tests.
+        refusals: reason why node tests are refused -> number of tests.
     """
 
     op_type: str
     domain: str
     kind: str
     versions: Mapping[int, str]
-    operands: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
+    operands: tuple[OperandCoverage, ...]
+    outputs: tuple[OperandCoverage, ...]
     kink: str
     needs_opset: int | None
     source: str
@@ -116,7 +124,7 @@ class Coverage:
 
 
 def coverage() -> Iterator[Coverage]:
-    """Every operator of the default domain, and every other one that is registered, each once, in order."""
+    """Yield the coverage of every operator of the default domain and every other registered operator, sorted."""
     registered = {(rule.domain, rule.op_type) for rule in registry.all_rules()}
     registered |= {(definition.domain, definition.op_type) for definition in registry.all_definitions()}
     for domain, op_type in sorted(registered | {key for key in _schemas() if not key[0]}):
@@ -124,7 +132,10 @@ def coverage() -> Iterator[Coverage]:
 
 
 def output_names(op_type: str, domain: str, version: int) -> list[str]:
-    """What the schema calls the outputs; a last one may stand for any number; none where onnx has no schema."""
+    """Return the names of an operator's outputs in its schema, or [] if onnx has no schema.
+
+    The last name may stand for a variable number of outputs.
+    """
     try:
         return [parameter.name for parameter in onnx.defs.get_schema(op_type, version, domain).outputs]
     except onnx.defs.SchemaError:
@@ -132,7 +143,10 @@ def output_names(op_type: str, domain: str, version: int) -> list[str]:
 
 
 def operand_names(op_type: str, domain: str, version: int) -> list[str]:
-    """What the schema calls the inputs, or where onnx has none the rule; a last one may stand for any number."""
+    """Return the names of an operator's inputs in its schema or, without a schema, in its rule or definition.
+
+    The last name of a schema may stand for a variable number of inputs.
+    """
     try:
         return [parameter.name for parameter in onnx.defs.get_schema(op_type, version, domain).inputs]
     except onnx.defs.SchemaError:
@@ -153,70 +167,36 @@ def _schemas() -> dict[tuple[str, str], list[OpSchema]]:
 
 @cache
 def proofs() -> dict[str, dict[str, Any]]:
-    """The file of proofs: what came of the table of rows and of the published node tests, by operator."""
+    """Return the stored test results: 'rows' of the test table and 'published' node tests, each by operator."""
     return json.loads(PROOFS.read_text()) if PROOFS.exists() else {"rows": {}, "published": {}}
 
 
 def _coverage(domain: str, op_type: str) -> Coverage:
-    """What is known of one operator: the registry, the schemas and the proofs joined."""
+    """Return the coverage of one operator, joined from the registry, the schemas and the proofs."""
     at, kind, kinds = _kinds(domain, op_type)
     schema = next((s for s in _schemas().get((domain, op_type), []) if s.since_version == at), None)
     rule, definition = registry.lookup(op_type, domain, at), registry.lookup_definition(op_type, domain, at)
     used = (rule or definition) if kind in ("rule", "definition") else None
-    proven = _proven(domain, op_type)
-    known = proven.operands
+    name = full_name(op_type, domain)
+    rows, published = proofs()["rows"].get(name, {}), proofs()["published"].get(name, {})
+    counts = rows.get("proven", {})
+    known = {**published.get("operands", {}), **rows.get("operands", {})}  # if both have an operand, the rows count
+    known_outputs = {**published.get("outputs", {}), **rows.get("outputs", {})}
     if rule and rule.integers:
         known = {name: "refused: without --quantization ste" for name in operand_names(op_type, domain, at)} | known
-    operands = tuple(_operands(schema, op_type, domain, kind, known, proven.operand_rows))
+    operands = tuple(_operands(schema, op_type, domain, kind, known, counts.get("operands", {})))
     return Coverage(
         op_type,
         domain,
         kind,
         kinds,
         operands,
-        outputs=tuple(_outputs(schema, op_type, kind, operands, proven.outputs, proven.output_rows)),
+        outputs=tuple(_outputs(schema, op_type, kind, operands, known_outputs, counts.get("outputs", {}))),
         kink=rule.kink if rule else "",
         needs_opset=used.needs_opset if used else None,
         source=used.source if used else write_out_quantized.__module__ if kind == STRAIGHT_THROUGH else "",
         page=f"https://onnx.ai/onnx/operators/onnx__{op_type}.html" if not domain else "",
-        reason=(rule.refusal if rule else "no rule of it has been proven") if kind in UNTAKEN else "",
-        rows=proven.rows,
-        files=proven.files,
-        cases=proven.cases,
-        refusals=proven.refusals,
-    )
-
-
-@dataclass(frozen=True)
-class _Proven:
-    """What the file of proofs says of one operator.
-
-    Attributes:
-        operands, outputs: name -> state, as the table of rows and the published node tests have found it.
-        operand_rows, output_rows: name -> how many rows of the table have proven a gradient.
-        rows, files, cases, refusals: see `Coverage`.
-    """
-
-    operands: dict[str, str]
-    outputs: dict[str, str]
-    operand_rows: Mapping[str, int]
-    output_rows: Mapping[str, int]
-    rows: int
-    files: tuple[str, ...]
-    cases: Mapping[str, int]
-    refusals: Mapping[str, int]
-
-
-def _proven(domain: str, op_type: str) -> _Proven:
-    """The proofs of an operator; where both sources speak of an operand, the table of rows counts."""
-    name = full_name(op_type, domain)
-    rows, published = proofs()["rows"].get(name, {}), proofs()["published"].get(name, {})
-    counts = rows.get("proven", {})
-    return _Proven(
-        operands={**published.get("operands", {}), **rows.get("operands", {})},
-        outputs={**published.get("outputs", {}), **rows.get("outputs", {})},
-        operand_rows=counts.get("operands", {}),
-        output_rows=counts.get("outputs", {}),
+        reason=(rule.refusal if rule else "no rule for it has been proven") if kind in UNTAKEN else "",
         rows=rows.get("rows", 0),
         files=tuple(rows.get("files", ())),
         cases=published.get("cases", {}),
@@ -225,7 +205,7 @@ def _proven(domain: str, op_type: str) -> _Proven:
 
 
 def _kinds(domain: str, op_type: str) -> tuple[int, str, dict[int, str]]:
-    """The newest usable version of an operator, its kind there, and its kind at every version."""
+    """Return an operator's newest schema version that onnxgrad supports, its kind there, and version -> kind."""
     schemas = _schemas().get((domain, op_type), [])
     kinds = {schema.since_version: _kind(domain, op_type, schema.since_version, schema) for schema in schemas}
     if not kinds:
@@ -256,19 +236,17 @@ def _kind(domain: str, op_type: str, version: int, schema: OpSchema | None) -> s
 
 
 def _carries(parameter: OpSchema.FormalParameter) -> bool:
-    """Whether a value here may hold what carries a derivative, alone or in a sequence or an optional."""
+    """Return True if a value may hold floats that have a derivative: a tensor, or a sequence or optional of tensors."""
     return any(carrier in kind for kind in parameter.types for carrier in CARRIERS)
 
 
 def _operands(
-    schema: OpSchema | None,
-    op_type: str,
-    domain: str,
-    kind: str,
-    known: Mapping[str, str],
-    rows: Mapping[str, int],
-) -> Iterator[Operand]:
-    """What is known of each input; where there is no schema, of those that the definition or the proofs name."""
+    schema: OpSchema | None, op_type: str, domain: str, kind: str, known: Mapping[str, str], rows: Mapping[str, int]
+) -> Iterator[OperandCoverage]:
+    """Yield the coverage of each input.
+
+    Without a schema, the inputs are those that the definition or the proofs name.
+    """
     if schema is None:
         names = operand_names(op_type, domain, 1) if kind == "definition" else known
         for name in names:
@@ -284,11 +262,15 @@ def _outputs(
     schema: OpSchema | None,
     op_type: str,
     kind: str,
-    operands: Sequence[Operand],
+    operands: Sequence[OperandCoverage],
     known: Mapping[str, str],
     rows: Mapping[str, int],
-) -> Iterator[Operand]:
-    """What is known of each output: of the only one that carries a derivative, it follows from the inputs."""
+) -> Iterator[OperandCoverage]:
+    """Yield the coverage of each output.
+
+    Without a test result, the state of an output follows from those of the inputs if it is the only output that can
+    have a derivative. Otherwise it is 'unproven'.
+    """
     parameters = schema.outputs if schema is not None else ()
     states = {operand.state for operand in operands}
     likely = [state for state in ("gradient", "as defined") if state in states]
@@ -300,18 +282,18 @@ def _outputs(
 
 
 def _certain(parameter: OpSchema.FormalParameter, kind: str) -> str:
-    """What is known of an operand without a proof of its own; "" where that is nothing."""
+    """Return the state of an input or output if it follows from its type or the kind of the operator, otherwise ""."""
     if not _carries(parameter):
         return "no float"
     return {"zero": "zero", "no float": "zero", **dict.fromkeys(UNTAKEN, "refused")}.get(kind, "")
 
 
-def _operand(op_type: str, name: str, tag: str, said: str, rows: Mapping[str, int]) -> Operand:
+def _operand(op_type: str, name: str, tag: str, said: str, rows: Mapping[str, int]) -> OperandCoverage:
     state, _, reason = said.partition(": ")
     if not reason and tag == "differentiable" and state == "zero":
-        reason = WORDS.get(op_type, "tagged differentiable, but its derivative is 0 wherever it has one")
+        reason = WORDS.get(op_type, "tagged differentiable, but its derivative is 0 wherever it exists")
     if not reason and tag == "differentiable" and state == "no float":
-        reason = "tagged differentiable, but it is no float"
+        reason = "tagged differentiable, but it is not a float tensor"
     if not reason and tag == "non-differentiable" and state == "gradient":
         reason = "tagged non-differentiable, but it has a derivative"
-    return Operand(name, state, tag, reason, rows.get(name, 0))
+    return OperandCoverage(name, state, tag, reason, rows.get(name, 0))

@@ -1,14 +1,15 @@
-"""The proof of a model of derivatives, against differences of the outputs that it differentiates, or of their gradient.
+"""Check a model of derivatives against finite differences.
 
-Whatever the kind, the derivatives become gradients of one number: of the outputs times numbers, which for a
-vector-Jacobian product are its cotangents and else random. A second derivative is the first one of a gradient, which is
-proved before it.
+Every kind of derivative is reduced to the gradient of one number: a weighted sum of the outputs. In a vector-Jacobian
+or Hessian-vector product the weights are the cotangents or vectors that the model takes as inputs. Otherwise they are
+random. A second derivative is checked as the first derivative of a gradient. Before that, the gradient itself is
+checked against differences of the outputs.
 """
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -24,60 +25,71 @@ from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.double import DoubleExecutor, widened
-from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.metadata import Derived, Role, Roles, read_derived
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification.agreement import NEAR, FailsNearby, Point, in_single, off_zero, run_nearby, varies, wide
-from onnxgrad_cli.verification.case import NOTHING, Case, Found
-from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
-from onnxgrad_cli.verification.claims import Claims
-from onnxgrad_cli.verification.feeds import Range, finite, part, run_on_drawn
+from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
+from onnxgrad_cli.verification.checks.agreement import (
+    NEARBY_POINTS,
+    FailsNearby,
+    Point,
+    in_single,
+    off_zero,
+    run_nearby,
+    varies,
+    wide,
+)
+from onnxgrad_cli.verification.feeds import Range, finite, part, run_on_drawn, run_on_own
 from onnxgrad_cli.verification.findings import hiding, in_words
-from onnxgrad_cli.verification.judgement import Judge
-from onnxgrad_cli.verification.loss_function import FAITHFUL, ScalarFunction, narrowest
+from onnxgrad_cli.verification.gradients.claims import Claims
+from onnxgrad_cli.verification.gradients.judgement import Judge
+from onnxgrad_cli.verification.gradients.loss_function import FAITHFUL, ScalarFunction, narrowest
+from onnxgrad_cli.verification.gradients.perturbation import perturbed
 from onnxgrad_cli.verification.original import Original
-from onnxgrad_cli.verification.perturbation import perturbed
-from onnxgrad_cli.verification.proof import checked
+from onnxgrad_cli.verification.proof_checks import OPENING, ORIGINAL
+from onnxgrad_cli.verification.run_checks import checked
 from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
 
 AGREES = "derivatives against differences"
-"""The name of the check."""
+"""Name of the check that compares the derivatives with differences."""
 
 WHOLE = "every derivative"
-"""The name of the check that no output is left out."""
+"""Name of the check that every float output that may be a derivative is described as one, and so checked."""
 
 SECOND = ("hvp", "hessian")
 
-SAME = 1e-4
-"""How far the same derivatives, computed in two ways, may be apart in float32, relative to the largest."""
+MAX_RELATIVE_DIFFERENCE = 1e-4
+"""Largest accepted difference between two computations of a derivative in float32, relative to the largest entry."""
 
-WIDER = (-10.0, 10.0)
-"""Range of inputs at the second point where what is written as zero must be zero."""
+WIDE_RANGE = (-10.0, 10.0)
+"""Range of inputs for the second of the points at which derivatives that the graph computes as zero are checked."""
 
-FAR = (-1e3, 1e3)
-"""Range of inputs that shows more of a function that is constant among normal numbers, such as Round(x / 100)."""
+FAR_RANGE = (-1e3, 1e3)
+"""Range of inputs large enough to show changes of a function that is constant near zero, such as Round(x / 100)."""
 
 ATTEMPTS = 4
-"""How often other data are drawn. Weights move to either side in turn: a constant that is an index must not grow."""
+"""Number of times that other random data are tried.
+
+Weights move up and down in turn: if a constant is used as an index, it must not grow.
+"""
 
 POINTS = 3
-"""At how many points what is written as zero must be zero, as far as points are drawn."""
+"""Number of points at which derivatives that the graph computes as zero are checked, if inputs can be random."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """What is differentiated once.
+    """A function whose first derivatives are compared with finite differences.
 
     Attributes:
-        model: the model.
-        outputs: its outputs by what they are called in the derivatives.
-        moves: value in between -> the input of the model that is added to it.
-        before: what computes such values from the model's inputs; None where there are none.
+        model: computes the function.
+        outputs: differentiated value, by its name in the model of derivatives -> the output of `model` that holds it.
+        moves: inner value with respect to which the function is differentiated -> the input of `model` that is added to
+            it.
+        before: computes these inner values from the inputs of `model`; None if there are none.
     """
 
     model: ModelProto
@@ -101,28 +113,29 @@ def prove_derived(
 
     Args:
         model: the model of derivatives; external data are relative to `path`.
-        derived: what it says of itself.
-        original: the model that was differentiated; without it a first derivative is proved where the model computes
+        derived: the model's own description of its derivatives.
+        original: the model that was differentiated. Without it, a first derivative is checked only if `model` computes
             the outputs too.
         data, sizes, seed, force, note: see `prove`.
     """
     before = Original(original, path) if original is not None else None
     roles = roles_of(model, derived)
-    case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
+    case = ProofCase(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
     case.differentiated = derived.of
     if derived.kind == "vjp":
         case.cotangents = dict(zip(derived.inputs, derived.of, strict=False))
     outputs = [value.name for value in before.model.graph.output] if before is not None else []
-    compared = derived.mode == "keep" and any(_made(model, [name]) for name in outputs)
+    compared = derived.mode == "keep" and any(has_values(model, [name]) for name in outputs)
     checks = (*OPENING, ORIGINAL) if compared else OPENING
     agree, whole = (AGREES, partial(_agrees, derived)), (WHOLE, partial(_covers_every_output, derived))
     return checked(case, (*checks, agree, whole), note)
 
 
 def roles_of(model: ModelProto, derived: Derived) -> Roles:
-    """The roles of what goes in and out, in the terms of a training model; the first derivative stands for the loss.
+    """Return the roles that the inputs and outputs would have in a training model.
 
-    Cotangents, tangents and vectors are model inputs, so that they are drawn as such.
+    The first derivative takes the role of the loss. Cotangents, tangents and vectors are model inputs, so that random
+    values are drawn for them.
     """
     stored = {tensor.name for tensor in model.graph.initializer}
     moved = {name: "weight" if name in derived.wrt else "constant" for name in stored}
@@ -134,27 +147,29 @@ def roles_of(model: ModelProto, derived: Derived) -> Roles:
     return Roles("", (), "", inputs, {**outputs, first: Role("loss")}, derived.estimated, derived.partial)
 
 
-def _agrees(derived: Derived, case: Case) -> Found:
-    """Whether the derivatives are what differences say, here, elsewhere or in float64."""
+def _agrees(derived: Derived, case: ProofCase) -> CheckOutcome:
+    """Compare the derivatives with finite differences on the case's data, on other data or in float64."""
     if derived.estimated or derived.partial:
-        what = "are straight-through estimates" if derived.estimated else "leave out paths that are declared to stop"
-        return Found("skipped", f"they {what}: no difference agrees with them")
+        what = (
+            "are straight-through estimates" if derived.estimated else "leave out paths on which gradients are stopped"
+        )
+        return skipped(f"they {what}, so finite differences do not agree with them")
     if any(node.op_type == "YieldOp" for node in with_bodies(case.model.graph.node)):
-        return Found("skipped", "a training session is to hand in the cotangents, by a YieldOp")
+        return skipped("a training session must provide the cotangents at a YieldOp")
     if varies(case):
-        return Found("skipped", "the model draws random numbers, so the derivatives of two runs differ")
-    function, why = _function(derived, case)
-    if function is None:
-        return why
+        return skipped("the model draws random numbers, so the derivatives of two runs differ")
+    function = _function(derived, case)
+    if isinstance(function, CheckOutcome):
+        return function
     found = _against_differences(derived, function, case)
     return found if found.status == "passed" or not derived.inner else _as_added(derived, case, found)
 
 
-def _covers_every_output(derived: Derived, case: Case) -> Found:
-    """Whether each output of floats is a derivative by its description, or a value of the model: others may be one too.
+def _covers_every_output(derived: Derived, case: ProofCase) -> CheckOutcome:
+    """Skip if a float output may be a derivative that the model's description doesn't list.
 
-    What is differentiated, or is differentiated by, is such a value. Of other outputs the original tells that they are,
-    with which they are compared.
+    The description lists the derivatives, the differentiated values, and the inner values with respect to which they
+    are differentiated. An output of the original may be present too: another check compares it with the original.
     """
     known = {*derived.outputs, *derived.of, *derived.inner}
     own = [value.name for value in case.original.model.graph.output] if case.original is not None else []
@@ -164,49 +179,56 @@ def _covers_every_output(derived: Derived, case: Case) -> Found:
     others = [name for name in floats if name not in known and not _is_score(derived, case, name)]
     if not others:
         return NOTHING
-    hint = "" if case.original is not None else ": give the model that it is of with --original"
-    return Found("skipped", f"the model's description says nothing of its output {listed(others)}{hint}")
+    hint = "" if case.original is not None else ": pass the original model with --original"
+    return skipped(f"the model's description does not cover its outputs {listed(others)}{hint}")
 
 
-def _is_score(derived: Derived, case: Case, name: str) -> bool:
-    """Whether an output is the score of a class of one that is differentiated."""
+def _is_score(derived: Derived, case: ProofCase, name: str) -> bool:
+    """Return True if an output is the score of the chosen class, taken from a differentiated output."""
     values = [case.outputs[y] for y in derived.of if derived.pick and y in case.outputs]
     try:
         return any(np.array_equal(_score(derived, case.feeds, x), case.outputs[name]) for x in values)
-    except (_Unmeasured, ValueError, IndexError):  # there is no such class, as the differences have told
+    except (_Unmeasured, ValueError, IndexError):  # there is no such class; _Measure reports it
         return False
 
 
-def _against_differences(derived: Derived, function: Function, case: Case) -> Found:
+def _against_differences(derived: Derived, function: Function, case: ProofCase) -> CheckOutcome:
     try:
         measure = _Measure(derived, function, case)
         try:
             found = measure.here()
-        except _Unmeasured as error:  # elsewhere it may be
+        except _Unmeasured as error:  # other data may have a measure
             if case.drawn is None:
                 raise
-            found = Found("skipped", str(error))
+            found = skipped(str(error))
         if measure.still and measure.is_zero:
             found = measure.as_zero(found)
         elif (found.status != "passed" or found.hidden) and case.drawn is not None:
-            ranges = (FAR,) if measure.still else ()
+            ranges = (FAR_RANGE,) if measure.still else ()
             found = measure.elsewhere(ranges)
-            if (found.status != "passed" or found.hidden) and case.described.weights:  # one of them may be a size
+            if (found.status != "passed" or found.hidden) and case.described.weights:  # a weight may be a size
                 found = measure.elsewhere(ranges, moves=False)
         if found.status != "passed" or found.hidden:
             found = measure.in_double()
         return replace(found, status="skipped", detail=hiding(found)) if found.hidden else found
     except (_Unmeasured, FailsNearby) as error:
-        return Found("skipped", str(error))
+        return skipped(str(error))
 
 
-def _as_added(derived: Derived, case: Case, found: Found) -> Found:
-    """The judgement of derivatives by inner values where no difference tells, as of a maximum over the zeros of Relu.
+def _as_added(derived: Derived, case: ProofCase, found: CheckOutcome) -> CheckOutcome:
+    """Check derivatives with respect to inner values through inputs that are added to these values.
 
-    By an input that is added to each, they are proved where it is drawn at random; there is no such kink. Where it is
-    zero, they must be the ones that are judged.
+    This is for derivatives that can't be compared with differences, such as the derivative of a maximum over many zeros
+    that a Relu computes. The derivative with respect to an inner value equals the derivative with respect to an input
+    that is added to the value. A model with such inputs is checked in two steps. With random inputs there is no such
+    kink, and its derivatives are compared with differences. With inputs of zero they must equal the derivatives of the
+    case.
+
+    Args:
+        derived, case: the derivatives to check.
+        found: the outcome so far, returned if the first step does not prove the derivatives.
     """
-    base = case.original.model if case.original is not None else _only(case.described.model, derived.of)
+    base = case.original.model if case.original is not None else part(case.described.model, derived.of)
     model, moves = perturbed(base, case.path, derived.inner)
     names = {added: name for name, added in moves.items()}
     again = derive(
@@ -219,30 +241,30 @@ def _as_added(derived: Derived, case: Case, found: Found) -> Found:
     said = read_derived(again)
     assert said is not None
     proof = prove_derived(again, said, case.path, model, sizes=case.sizes, force=True)
+    if proof.verdict == FAILED:
+        return CheckOutcome("failed", f"after adding offsets to inner values: {proof.why}")
     if proof.verdict != PROVED:
-        return found if proof.verdict != FAILED else Found("failed", f"by what is added to inner values: {proof.why}")
+        return found
     feeds = dict(case.feeds)
     feeds |= {theirs: case.feeds[ours] for theirs, ours in _paired(said.added(names), derived.added())}
     feeds |= {said.label: case.feeds[derived.label]} if derived.label else {}
     try:
-        feeds |= {moves[name]: np.zeros_like(x) for name, x in _run(_only(base, derived.inner), feeds).items()}
-        results = _run(again, feeds)
+        feeds |= {moves[name]: np.zeros_like(x) for name, x in run_on_own(part(base, derived.inner), feeds).items()}
+        results = run_on_own(again, feeds)
     except Exception as error:  # the executors' exceptions share no base class
-        return Found("skipped", f"with something added to inner values the model does not run: {str(error)[:300]}")
+        return skipped(f"the model does not run after adding offsets to inner values: {str(error)[:300]}")
     pairs = _paired(said.results(names), derived.results())
     worst = max(_apart(results[theirs], case.outputs[ours]) for theirs, ours in pairs)
-    detail = "by what is added to inner values they are proved, elsewhere, and where that is zero they are these"
-    return Found("passed", detail) if worst < SAME else Found("failed", f"{detail}, but for {worst:.1e}")
-
-
-def _run(model: ModelProto, feeds: Arrays) -> Arrays:
-    """The outputs of a model on those of the feeds that are its inputs."""
-    taken = {value.name for value in model.graph.input}
-    return Executor(model)({name: x for name, x in feeds.items() if name in taken})
+    detail = "proved on other data with offsets added to inner values, and equal to these derivatives for zero offsets"
+    return (
+        CheckOutcome("passed", detail)
+        if worst < MAX_RELATIVE_DIFFERENCE
+        else CheckOutcome("failed", f"{detail}, except for a difference of {worst:.1e}")
+    )
 
 
 def _apart(x: np.ndarray, y: np.ndarray) -> float:
-    """The largest difference of two arrays, relative to the largest entry of the first."""
+    """Return the largest difference of two arrays, relative to the largest entry of the first."""
     largest, difference = (float(np.abs(each).max(initial=0)) for each in (x, np.subtract(y, x)))
     return difference / (largest or 1.0)
 
@@ -252,61 +274,68 @@ def _paired(theirs: Mapping[tuple[str, ...], str], ours: Mapping[tuple[str, ...]
 
 
 def _may_be_size(x: np.ndarray) -> bool:
-    """Return True for a whole number above 1: executors round one that has moved to other sizes."""
+    """Return True if the array is one whole number above 1, which may be a size in the model.
+
+    Executors would round a changed value to another size, so such a weight stays unchanged.
+    """
     return x.size == 1 and float(x.reshape(())) > 1 and float(x.reshape(())).is_integer()
 
 
 class _Unmeasured(Exception):
-    """There is no measure in float64."""
+    """The derivatives can't be compared with differences."""
 
 
 def _written_as_zero(derived: Derived, model: ModelProto) -> bool:
-    """Whether the derivatives follow from no value: of data and weights they read the shapes alone."""
+    """Return True if the derivatives depend on no data or weights, at most on shapes: the graph computes zeros."""
     graph = Graph(model)
     shapes = {node.output[0] for node in graph.nodes if is_standard(node.domain) and node.op_type in ("Shape", "Size")}
     read = graph.ancestors(derived.outputs, shapes - set(derived.outputs))
     return read.isdisjoint([*derived.wrt, *(value.name for value in model.graph.input)])
 
 
-def _function(derived: Derived, case: Case) -> tuple[Function | None, Found]:
-    """What was differentiated once, or why that is not known."""
+def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
+    """Return the function whose first derivatives are checked, or an outcome that says why there is none."""
     base = case.original.model if case.original is not None else case.described.model
     known = [*derived.inner, *(derived.of if derived.kind not in SECOND else ())]
     if case.original is None and derived.kind in SECOND:
-        return None, Found("skipped", "a second derivative is measured with the original: give it with --original")
-    if not _made(base, derived.inner if case.original is not None else known):
-        return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
+        return skipped("a second derivative is measured with the original model: pass it with --original")
+    if not has_values(base, derived.inner if case.original is not None else known):
+        return skipped(
+            "the model does not compute the values that it differentiates: pass the original with --original"
+        )
     try:
         model, moves = perturbed(base, case.path, derived.inner)
     except OnnxgradError as error:
-        return None, Found("skipped", f"nothing can be added to inner values: {error.message}")
-    before = _only(base, derived.inner) if moves else None
+        return skipped(f"offsets can't be added to inner values: {error.message}")
+    before = part(base, derived.inner) if moves else None
     if derived.kind in SECOND:
         return _gradient(derived, case, model, moves, before)
     if case.original is not None and derived.mode != "keep":
         model = _derive(model, derived, moves, case.path)
-    if not _made(model, derived.of):
-        return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
-    return Function(_only(model, derived.of), {name: name for name in derived.of}, moves, before), Found()
+    if not has_values(model, derived.of):
+        return skipped(
+            "the model does not compute the values that it differentiates: pass the original with --original"
+        )
+    return Function(part(model, derived.of), {name: name for name in derived.of}, moves, before)
 
 
 def _gradient(
-    derived: Derived, case: Case, model: ModelProto, moves: Mapping[str, str], before: ModelProto | None
-) -> tuple[Function | None, Found]:
-    """The first derivatives of a model, proved, of which second ones are differences."""
+    derived: Derived, case: ProofCase, model: ModelProto, moves: Mapping[str, str], before: ModelProto | None
+) -> Function | CheckOutcome:
+    """Prove the first derivatives, and return them as a function. Second derivatives must match its differences."""
     gradient = _derive(model, derived, moves, case.path)
     said = read_derived(gradient)
     assert said is not None
     proof = prove_derived(gradient, said, case.path, model, sizes=case.sizes, force=True)
     if proof.verdict != PROVED:
-        return None, Found("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
+        return CheckOutcome("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
     names = {added: name for name, added in moves.items()}
     outputs = {names.get(x, x): output for x, output in zip(said.wrt, said.outputs, strict=True)}
-    return Function(gradient, outputs, moves, before), Found()
+    return Function(gradient, outputs, moves, before)
 
 
 def _derive(original: ModelProto, derived: Derived, moves: Mapping[str, str], path: Path | None) -> ModelProto:
-    """The gradient of the sum of the outputs, and these."""
+    """Return a model of the gradient of the sum of the outputs, which also computes the outputs."""
     by = [moves.get(name, name) for name in derived.wrt]
     of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, by))
     pick = derived.pick if derived.kind in SECOND and derived.pick else None
@@ -316,35 +345,27 @@ def _derive(original: ModelProto, derived: Derived, moves: Mapping[str, str], pa
     )  # fmt: skip
 
 
-def _made(model: ModelProto, names: list[str] | tuple[str, ...]) -> bool:
-    """Whether a model knows all of these values."""
+def has_values(model: ModelProto, names: Iterable[str]) -> bool:
+    """Return True if a model has all of these values, as inputs, initializers or results of nodes."""
     made = {name for node in model.graph.node for name in node.output}
     return made.union(value.name for value in (*model.graph.input, *model.graph.initializer)).issuperset(names)
 
 
-def _only(model: ModelProto, outputs: tuple[str, ...]) -> ModelProto:
-    """The part of a model that computes these outputs."""
-    cut = copied(model)
-    del cut.graph.output[:]
-    cut.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
-    return part(cut)
-
-
 class _Measure:
-    """The derivatives of a case, and the differences that they are held against.
+    """Compares the derivatives of a case with finite differences.
 
-    Derivatives that are written as zero are those of functions with jumps, as of Floor: steps in proportion to each
-    entry cross few of them.
+    The graph computes derivatives as zero for functions with jumps, such as Floor. For these, each entry moves in
+    proportion to its size, because such steps cross few jumps.
 
     Attributes:
-        is_zero: True if the derivatives are written as zero.
-        still: True if the derivatives are zero, and the function stays where the inputs move.
+        is_zero: True if the graph computes the derivatives as zero; see `_written_as_zero`.
+        still: True if the derivatives are zero and the function does not change along the tested directions.
 
     Raises:
         _Unmeasured: the function can't be computed in float64.
     """
 
-    def __init__(self, derived: Derived, function: Function, case: Case) -> None:
+    def __init__(self, derived: Derived, function: Function, case: ProofCase) -> None:
         self._derived, self._function, self._case = derived, function, case
         self._run = DoubleExecutor(function.model)
         self._still_for: Arrays | None = None
@@ -356,8 +377,8 @@ class _Measure:
         self.is_zero = _written_as_zero(derived, case.described.model)
         case.measured_by = self._run.name
 
-    def here(self) -> Found:
-        """The judgement on the data that the case has."""
+    def here(self) -> CheckOutcome:
+        """Check the derivatives on the current data of the case."""
         factors = self._factors()
         point = self._point(factors)
         judge = Judge(point.loss, point.claims, self._case.rng)
@@ -366,40 +387,41 @@ class _Measure:
         self.still = bool(judged.visible) and judged.visible.keys() <= set(judged.still)
         elements = [sum(x.size for x in arrays.values()) for arrays in (factors, self._finite)]
         if not all(elements) and not judged.refuted:
-            return Found("passed", "the inputs or the outputs have no elements, so the derivatives are zero")
+            return CheckOutcome("passed", "the inputs or the outputs have no elements, so the derivatives are zero")
         return self._with_fixed(in_words(judge, judged, ()))
 
-    def as_zero(self, found: Found) -> Found:
-        """Judge derivatives that are written as zero and are zero here, as of Floor, or second ones of straight pieces.
+    def as_zero(self, found: CheckOutcome) -> CheckOutcome:
+        """Check derivatives that the graph computes as zero, after they were zero on the current data.
 
-        The outputs, or the first derivatives, which are proved, must stay where the inputs move, also at other points.
-        One point is enough for second derivatives.
+        Floor has such derivatives, and piecewise linear functions have such second derivatives. The function must not
+        change when its inputs move, also at other points. For a second derivative the function is the first derivative,
+        which is already proved. Then one point is enough if no other random data can be drawn.
 
         Args:
-            found: the judgement here.
+            found: the outcome on the current data.
         """
         second, points = self._derived.kind in SECOND, 1
         while points < POINTS and self._case.drawn is not None:
-            found, points = self.elsewhere((WIDER,) if points == 1 and not second else ()), points + 1
+            found, points = self.elsewhere((WIDE_RANGE,) if points == 1 and not second else ()), points + 1
             if not self.still:
                 return found
         if points < POINTS and not second:
             return found
         where = "at this point" if points == 1 else f"at {points} points"
-        what = "the first derivatives, proved before," if second else "the outputs"
-        detail = f"they are written as zero, and {where} {what} stay where these move"
-        return self._with_fixed(Found("passed", f"{detail}: {', '.join(self._moving[:5])} ({self._by})"))
+        what = "the first derivatives, which are proved," if second else "the outputs"
+        detail = f"they are written as zero, and {where} {what} do not change with these"
+        return self._with_fixed(CheckOutcome("passed", f"{detail}: {', '.join(self._moving[:5])} ({self._by})"))
 
-    def elsewhere(self, ranges: Sequence[Range] = (), moves: bool = True) -> Found:
-        """Judge on other data and weights next to those that are stored, if the model runs on them.
+    def elsewhere(self, ranges: Sequence[Range] = (), moves: bool = True) -> CheckOutcome:
+        """Check the derivatives on other random data and on weights close to the stored ones, if the model runs there.
 
         Args:
-            ranges: of floats; the first in which the outputs are finite is taken.
-            moves: False leaves weights as they are stored.
+            ranges: ranges for random float inputs. The first range in which the outputs are finite is used.
+            moves: False keeps the stored weights.
         """
         case = self._case
         assert case.drawn is not None
-        found = Found()
+        found = CheckOutcome()
         near, weights = dict[str, np.ndarray](), case.described.weights if moves else {}
         weights = {name: x for name, x in weights.items() if not _may_be_size(x)}
         case.feeds = {name: x for name, x in case.feeds.items() if name not in case.described.weights}
@@ -415,44 +437,44 @@ class _Measure:
                     case.run, case.described, case.rng, data, case.drawn, case.sizes, False, ranges
                 )
             except Exception as error:  # the executors' exceptions share no base class
-                found = Found("skipped", f"the model does not run on other data: {str(error).strip()[:300]}")
+                found = skipped(f"the model does not run on other data: {str(error).strip()[:300]}")
                 continue
             case.feeds, case.outputs, case.drawn = {**case.feeds, **feeds}, outputs, sizes or case.drawn
             try:
                 return self.here()
             except _Unmeasured as error:
-                found = Found("skipped", str(error))
+                found = skipped(str(error))
         return found
 
-    def in_double(self) -> Found:
-        """The judgement of the derivatives that the same graph gives in float64; and how far float32's are off."""
+    def in_double(self) -> CheckOutcome:
+        """Check the derivatives that the same graph computes in float64, and compare the float32 ones with them."""
         case, factors = self._case, self._factors()
         point = self._point(factors)
         try:
             run = DoubleExecutor(case.described.model)
             exact = self._claims(run(run.widened(case.feeds)), factors)
         except Exception as error:  # the executors' exceptions share no base class
-            raise _Unmeasured(f"the derivatives can't be had in float64: {str(error).strip()[:300]}") from error
+            raise _Unmeasured(f"the derivatives can't be computed in float64: {str(error).strip()[:300]}") from error
         judge = Judge(point.loss, Claims(point.loss.point, exact, case.rng, self.is_zero), case.rng)
         found = self._with_fixed(in_words(judge, judge.judge(), (), named=True))
         if found.status != "passed":
             return found
         return in_single(point, exact, found, point.loss.value, FAITHFUL[narrowest(case.described.model)])
 
-    def _with_fixed(self, found: Found) -> Found:
-        """What was found, and of which constants nothing was but zeros, as of a mask of infinities."""
+    def _with_fixed(self, found: CheckOutcome) -> CheckOutcome:
+        """Add to an outcome's text the names of inputs that have no finite value, such as a mask of infinities."""
         fixed = [name for name, entries in self._finite.items() if entries.size and not entries.any()]
-        told = f"; not by {', '.join(fixed[:5])}, whose values are not finite" if fixed else ""
+        told = f"; not with respect to {', '.join(fixed[:5])}, whose values are not finite" if fixed else ""
         return replace(found, detail=found.detail + told)
 
     def _factors(self) -> Arrays:
-        """What each output of the function is multiplied with, before all are added up."""
+        """Return, for each output of the function, the array of weights of its entries in the weighted sum."""
         derived, case = self._derived, self._case
         if derived.kind in ("vjp", "hvp"):
             of = derived.of if derived.kind == "vjp" else derived.wrt
             given = {y: np.asarray(case.feeds[name], np.float64) for y, name in zip(of, derived.inputs, strict=False)}
             given = given or {name: np.ones_like(x) for name, x in self._values({}).items()}
-            if derived.per_sample is not None:  # each sample counts otherwise, so that none stands for another
+            if derived.per_sample is not None:  # samples have different shares, so swapped samples show
                 self._shares = case.rng.standard_normal(len(next(iter(given.values()))))
                 given = {name: _times(self._shares, x) for name, x in given.items()}
             return given
@@ -462,7 +484,7 @@ class _Measure:
         case = self._case
         claims, *near = (
             self._claims({name: wide(x) for name, x in outputs.items()}, factors)
-            for outputs in (case.outputs, *(run_nearby(case) for _ in range(NEAR[False])))
+            for outputs in (case.outputs, *(run_nearby(case) for _ in range(NEARBY_POINTS[False])))
         )
         if self._derived.kind == "jvp":
             loss = ScalarFunction(partial(self._along, factors), {y: np.zeros(()) for y in factors}, True, self._run)
@@ -471,30 +493,32 @@ class _Measure:
             point = {x: np.where(self._finite[x], start[x], 0.0) for x in claims}
             loss = ScalarFunction(partial(self._total, factors), point, True, self._run)
         if not np.isfinite(loss.value):
-            raise _Unmeasured("the outputs are not finite on these data: give others")
+            raise _Unmeasured("the outputs are not finite on these data: pass other data")
         found = Claims(loss.point, claims, case.rng, self.is_zero)
         for other in near:
             found.compare(other)
         return Point(loss, found)
 
     def _claims(self, outputs: Mapping[str, np.ndarray], factors: Arrays) -> Arrays:
-        """The derivatives of the sum of the outputs times the factors.
+        """Return the derivatives of the weighted sum of the outputs, computed from the model's derivatives.
 
         Raises:
-            _Unmeasured: they are not of the shapes that they have by their description, or not zero by what is not
-                finite.
+            _Unmeasured: a derivative has another shape than its description says. Or it is not zero for an entry whose
+                value is not finite.
         """
         try:
             claims = self._contractions(outputs, factors)
         except ValueError as error:
-            raise _Unmeasured(f"the derivatives are none of what they are said to be of: {error}") from None
+            raise _Unmeasured(f"the derivatives do not fit their description: {error}") from None
         start = self._start() if self._derived.kind != "jvp" else {}
         for x, claim in claims.items():
             if x in start and claim.shape != start[x].shape:
-                sizes = f"{list(claim.shape)}, and it has {list(start[x].shape)}"
-                raise _Unmeasured(f"the derivative by '{x}' has shape {sizes}")
+                sizes = f"{list(claim.shape)}, but '{x}' has {list(start[x].shape)}"
+                raise _Unmeasured(f"the derivative with respect to '{x}' has the shape {sizes}")
             if x in start and np.any(claim[~self._finite[x]]):
-                raise _Unmeasured(f"values of '{x}' are not finite, and the derivative by these is not zero")
+                raise _Unmeasured(
+                    f"values of '{x}' are not finite, but the derivative with respect to them is not zero"
+                )
         return {x: claim for x, claim in claims.items() if x not in start or x in self._moving}
 
     def _contractions(self, outputs: Mapping[str, np.ndarray], factors: Arrays) -> Arrays:
@@ -511,41 +535,44 @@ class _Measure:
         return claims
 
     def _of_samples(self, x: str, gradient: np.ndarray) -> np.ndarray:
-        """The gradient of all samples' sum, each counted as often as its share, from those of each."""
+        """Return the gradient of a weighted sum over the samples, from the gradients of single samples.
+
+        If gradients are not computed per sample, return the gradient unchanged.
+        """
         apart = self._derived.per_sample
         if apart is None:
             return gradient
         return _times(self._shares, gradient) if x in apart else np.tensordot(self._shares, gradient, 1)
 
     def _contracted(self, x: str, factors: np.ndarray, entries: np.ndarray) -> np.ndarray:
-        """The sum of the rows of a Jacobian times their factors; of each sample by its own."""
+        """Return the sum of a Jacobian's rows times their factors; one such sum per sample if rows are per sample."""
         if x not in (self._derived.per_sample or ()):
             return np.asarray(np.tensordot(factors, entries, factors.ndim))
         each = [np.tensordot(f, rows, f.ndim) for f, rows in zip(factors, entries, strict=True)]
         return np.asarray(each)
 
     def _start(self) -> Arrays:
-        """What can move, in float64."""
+        """Return the values, in float64, of the tensors to differentiate with respect to."""
         stored = {tensor.name: tensor for tensor in self._case.described.model.graph.initializer}
         values = {**{n: onnx.numpy_helper.to_array(stored[n]) for n in stored}, **self._case.feeds, **self._still()}
         return {name: np.asarray(values[name], np.float64) for name in self._derived.wrt}
 
     def _still(self) -> Arrays:
-        """Zeros like the values in between: what is added to them where they are."""
+        """Return zeros in the shapes of the inner values, as values of the inputs that are added to them."""
         if self._function.before is not None and self._still_for is not self._case.feeds:
             run = DoubleExecutor(self._function.before)
             try:
                 values = run(run.widened({**self._case.described.weights, **self._case.feeds}))
             except Exception as error:  # the executors' exceptions share no base class
-                raise _Unmeasured(f"inner values can't be had in float64: {str(error).strip()[:300]}") from error
+                raise _Unmeasured(f"inner values can't be computed in float64: {str(error).strip()[:300]}") from error
             self._zeros = {name: np.zeros(values[name].shape) for name in self._function.moves}
             self._still_for = self._case.feeds
         return self._zeros
 
     def _values(self, moved: Arrays) -> Arrays:
-        """The outputs of the function, by what they are called in the derivatives."""
+        """Return the outputs of the function at moved inputs, by their names in the model of derivatives."""
         weights_there = {**self._case.described.weights, **self._case.feeds}
-        if not all(entries.all() for entries in self._finite.values()):  # what is infinite stays
+        if not all(entries.all() for entries in self._finite.values()):  # infinite entries don't move
             start = self._start()
             moved = {name: np.where(self._finite[name], x, start[name]) for name, x in moved.items()}
         named = {self._function.moves.get(name, name): x for name, x in {**self._still(), **moved}.items()}
@@ -558,13 +585,20 @@ class _Measure:
                 return found
             return {name: _score(self._derived, self._case.feeds, x) for name, x in found.items()}
         except Exception as error:  # the executors' exceptions share no base class
-            raise _Unmeasured(f"the outputs can't be had in float64: {str(error).strip()[:300]}") from error
+            raise _Unmeasured(f"the outputs can't be computed in float64: {str(error).strip()[:300]}") from error
 
     def _total(self, factors: Arrays, moved: Arrays) -> float:
         return sum(_weighted(name, factors[name], x) for name, x in self._values(moved).items())
 
     def _along(self, factors: Arrays, moved: Arrays) -> float:
-        """The same where each output is taken so far along the tangents as is said of it."""
+        """Return the weighted sum of the outputs for inputs moved along the tangents.
+
+        Each output is evaluated at its own distance, so that the sum can be differentiated by each distance.
+
+        Args:
+            factors: output -> the weights of its entries.
+            moved: output -> the distance along the tangents.
+        """
         derived, start = self._derived, self._start()
         tangents = {x: self._case.feeds[name] for x, name in zip(derived.wrt, derived.inputs, strict=True)}
         total = 0.0
@@ -576,7 +610,13 @@ class _Measure:
 
 
 def _score(derived: Derived, feeds: Mapping[str, np.ndarray], values: np.ndarray) -> np.ndarray:
-    """Of the scores of classes the one that is differentiated, by numpy; all, where all are."""
+    """Return the scores of the chosen class, computed with numpy from a differentiated output.
+
+    If no class is chosen, return all scores.
+
+    Raises:
+        _Unmeasured: the labels don't have the shape of the scores without the class axis.
+    """
     pick, axis = derived.pick, derived.class_axis
     if not pick:
         return values
@@ -585,17 +625,19 @@ def _score(derived: Derived, feeds: Mapping[str, np.ndarray], values: np.ndarray
     which = values.argmax(axis) if pick == "argmax" else feeds[derived.label]
     if list(np.shape(which)) != np.delete(values.shape, axis).tolist():
         places = ", ".join(map(str, np.shape(which)))
-        raise _Unmeasured(f"the labels are [{places}], the scores of the classes {list(values.shape)}")
+        raise _Unmeasured(
+            f"the labels have the shape [{places}], but the scores of the classes have {list(values.shape)}"
+        )
     return np.take_along_axis(values, np.expand_dims(which, axis), axis).squeeze(axis)
 
 
 def _times(shares: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Each slice of `x` along axis 0, times its share."""
+    """Return `x` with each slice along axis 0 multiplied by the share with the same index."""
     return x * shares.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _weighted(name: str, factors: np.ndarray, values: np.ndarray) -> float:
-    """The sum of the entries of an output, each times its factor."""
+    """Return the sum of the entries of an output, each multiplied by its entry in `factors`."""
     if factors.shape != values.shape:
-        raise _Unmeasured(f"'{name}' has shape {list(values.shape)}, and its cotangent {list(factors.shape)}")
+        raise _Unmeasured(f"'{name}' has the shape {list(values.shape)}, but its cotangent has {list(factors.shape)}")
     return float(np.sum(factors * values))

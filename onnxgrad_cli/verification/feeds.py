@@ -1,39 +1,43 @@
-"""Data for a model that brings none: of sizes it accepts, and valid as what each input is."""
+"""Draw random data for a model, in sizes that it accepts and with values that are valid for each input."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import counted
-from onnxgrad_cli.execution.sizes import sized, sizes_to_try, switch_values
+from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try, switch_values
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_float, shape_of
+from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import Roles
+
+Run = Callable[[Arrays], Arrays]
+Sizes = Mapping[str, int]
+Drawn = tuple[Arrays, Arrays, dict[str, int] | None]
+"""The feeds of a run, its outputs, and the sizes of symbols; None instead of sizes if no feed was drawn at random."""
 
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """A training model with its weights, and what its inputs and outputs are for.
+    """A training model with its weights, and the roles of its inputs and outputs.
 
     Attributes:
-        model, roles: the model and the roles of what goes in and out.
-        cotangents: inputs that have the shape of an output of the original -> that output.
+        model, roles: the model and the roles of its inputs and outputs.
+        cotangents: input that is a cotangent -> the output of the original that it belongs to and whose shape it has.
         original: computes the original's outputs from feeds for this model.
-        differentiated: the original's outputs that are differentiated; empty in a training model.
-        stored: values of initializers, as far as they were read: each look into the model would copy them.
+        differentiated: the original's outputs that are differentiated; empty for a training model.
+        stored: initializer -> its value, if it was already read. Reading it from the model again would copy it.
     """
 
     model: ModelProto
@@ -45,7 +49,7 @@ class DescribedModel:
 
     @cached_property
     def weights(self) -> Arrays:
-        """The stored values of what has a gradient."""
+        """The stored values of the tensors that have a gradient."""
         tensors = {
             tensor.name: tensor for tensor in self.model.graph.initializer if tensor.name in self.roles.gradients
         }
@@ -54,30 +58,26 @@ class DescribedModel:
 
 
 DRAWN = 12
-"""Bytes that a number takes while it is drawn: a float64, and what is made of it."""
+"""Bytes of memory per element while random data are drawn: a float64, and its conversion to the input's type."""
 
 
 SEARCH, TRIES = 3.0, 4
-"""Seconds of the processor after which a search for sizes that fit ends, and how many it tries all the same: it begins
-with small ones, on which a run fails in no time, and goes on to those on which each takes seconds."""
+"""A search for sizes ends after so many processor seconds, but tries at least so many sizes.
+
+It begins with small sizes, at which a run fails quickly if it fails, and goes on to sizes at which a run takes seconds.
+"""
 
 DRAWS = 12
-"""How often data are drawn at least, for a model that runs on some values only."""
+"""Smallest number of draws of data in a search, unless `SEARCH` ends it: some models run only on some values."""
 
 
-def first_run(
-    run: Callable[[Arrays], Arrays],
-    described: DescribedModel,
-    rng: np.random.Generator,
-    data: Mapping[str, np.ndarray],
-    sizes: Mapping[str, int],
-) -> tuple[Arrays, Arrays, dict[str, int] | None]:
-    """Feeds that `run` accepts, its outputs for them, and the sizes if any feed was drawn at random.
+def first_run(run: Run, described: DescribedModel, rng: np.random.Generator, data: Arrays, sizes: Sizes) -> Drawn:
+    """Search for sizes and random data with which `run` succeeds, and return the feeds, outputs and sizes.
 
-    Cheap sizes come first; for the data of one size see `run_on_drawn`.
+    Sizes at which a run is cheap are tried first. `run_on_drawn` draws the data for given sizes.
 
     Raises:
-        Exception: what `run` raised at the first sizes, where it accepts none.
+        Exception: `run` fails at all sizes; this is its exception at the first ones.
     """
     failure: Exception | None = None
     for guess, masked in _guesses(described, sizes):
@@ -92,38 +92,35 @@ def first_run(
 Range = tuple[float, float]
 
 RANGES: tuple[Range | None, ...] = (None, (0.05, 0.95), (1.05, 2.95), (-0.95, 0.95))
-"""Ranges of floats in which functions have values: those of normal numbers (None), Log, Acosh and Atanh."""
+"""Ranges for random floats, tried in turn until outputs are finite. None stands for the normal distribution.
+
+The others lie inside the domains of functions such as Log, Acosh and Atanh.
+"""
 
 MIXED = 8
-"""Draws in which each input has a range of its own."""
+"""Number of draws in which each input has its own range."""
 
 
 def run_on_drawn(
-    run: Callable[[Arrays], Arrays],
-    described: DescribedModel,
-    rng: np.random.Generator,
-    data: Mapping[str, np.ndarray],
-    guess: Mapping[str, int],
-    fixed: Mapping[str, int],
-    masked: bool = True,
-    first: Sequence[Range] = (),
-) -> tuple[Arrays, Arrays, dict[str, int] | None]:
-    """Draw feeds of some sizes that `run` accepts; return them, its outputs, and the sizes if any feed was drawn.
+    run: Run, described: DescribedModel, rng: np.random.Generator, data: Arrays, guess: Sizes, fixed: Sizes,
+    masked: bool = True, first: Sequence[Range] = (),
+) -> Drawn:  # fmt: skip
+    """Draw random feeds of given sizes until results are finite; return the feeds, outputs and sizes.
 
-    Draws vary until the loss, or what is differentiated, is finite; the second draw serves if it never is.
+    The results are the loss, or each differentiated output. If they are never finite, the second draw is returned.
 
     Args:
         run, described, rng, data: see `first_run`.
-        guess: the sizes.
-        fixed: those of `guess` that outputs of other sizes don't change.
+        guess: symbol -> the size to use. Sizes that labels or cotangents must have replace those in `guess`.
+        fixed: the sizes that are never replaced.
         masked: see `random_feeds`.
-        first: ranges of floats that come before `RANGES`.
+        first: ranges of floats to try before `RANGES`.
 
     Raises:
-        Exception: `run` does not accept the first feeds.
+        Exception: `run` fails on the first feeds.
     """
     open_sizes = (_sizes_of_labels(described), _sizes_of_cotangents(described))
-    runs: list[tuple[Arrays, Arrays, dict[str, int] | None]] = []
+    runs: list[Drawn] = []
     for ranges in _ranges(described, rng, first):
         feeds = random_feeds(described, rng, guess, masked, ranges)
         given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
@@ -146,9 +143,10 @@ def run_on_drawn(
 
 
 def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tuple[dict[str, int], bool]]:
-    """Yield sizes to try with a value of `masked` to try at them, until the search takes too long.
+    """Yield sizes to try, each with a value for the parameter `masked`, until the search takes too long.
 
-    The integers that select a branch come at all sizes before others do.
+    If an integer input selects a branch of the model, all sizes are first tried with the integer that it is compared
+    with.
     """
     for masked in (True, False) if _switches(described) else (True,):
         start, tried = time.process_time(), list[dict[str, int]]()
@@ -167,7 +165,7 @@ def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tu
 def _ranges(
     described: DescribedModel, rng: np.random.Generator, first: Sequence[Range]
 ) -> Iterator[Mapping[str, Range | None]]:
-    """Yield ranges for the inputs of floats: one for all, then one for each."""
+    """Yield maps from float input to range: first the same range for all inputs, then a random one for each."""
     types = {value.name: value.type for value in described.model.graph.input}
     own = (name for name in described.roles.fed if described.roles.inputs[name] == "model input")
     names = [name for name in own if is_float(types[name]) and name not in described.cotangents]
@@ -178,7 +176,7 @@ def _ranges(
 
 
 def _is_defined(described: DescribedModel, feeds: Arrays, outputs: Arrays) -> bool:
-    """Return True if the loss, or all that is differentiated, is finite."""
+    """Return True if the loss, or each differentiated output, is finite."""
     values = dict(outputs)
     if described.differentiated and described.original is not None:
         with suppress(Exception):  # the executors' exceptions share no base class
@@ -188,25 +186,29 @@ def _is_defined(described: DescribedModel, feeds: Arrays, outputs: Arrays) -> bo
 
 
 def _shapes(described: DescribedModel) -> dict[str, Shape]:
-    """The declared shapes of the inputs that must be fed."""
+    """Return the declared shapes of the inputs that must be fed."""
     types = {value.name: value.type for value in described.model.graph.input}
     return {name: shape_of(types[name]) or () for name in described.roles.fed}
 
 
 def _switches(described: DescribedModel) -> dict[str, int]:
-    """Return the integers that inputs of the model, not labels, are compared with; see `switch_values`."""
+    """Return model input -> the integer that the model compares it with; labels are left out. See `switch_values`."""
     inputs = described.roles.inputs
     return {name: at for name, at in switch_values(described.model).items() if inputs.get(name) == "model input"}
 
 
 def _inputs(described: DescribedModel, feeds: Arrays) -> Arrays:
-    """Of feeds those for the model's own inputs."""
+    """Return the feeds of the model's own inputs, without labels and cotangents."""
     own = (name for name in feeds if described.roles.inputs[name] == "model input")
     return {name: feeds[name] for name in own if name not in described.cotangents}
 
 
 def _sizes_of_cotangents(described: DescribedModel) -> Callable[[Arrays, Mapping[str, int]], dict[str, int]]:
-    """A function of feeds and sizes that finds those of symbols that only cotangents have: outputs have them."""
+    """Return a function that finds the sizes of symbols that occur only in cotangents.
+
+    The function takes feeds and sizes. It runs the original, whose outputs have the shapes of the cotangents, and
+    returns those sizes that differ from the given ones.
+    """
     shapes = {name: shape for name, shape in _shapes(described).items() if name in described.cotangents}
     own = {dim for name, shape in _shapes(described).items() if name not in shapes for dim in shape}
     open_ = {name: shape for name, shape in shapes.items() if any(isinstance(d, str) and d not in own for d in shape)}
@@ -218,7 +220,7 @@ def _sizes_of_cotangents(described: DescribedModel) -> Callable[[Arrays, Mapping
         results = original(feeds)
         empty = [output for name in open_ if not np.size(results.get(output := described.cotangents[name], 0))]
         if empty:
-            raise ValueError(f"'{empty[0]}' is empty, so nothing is differentiated")
+            raise ValueError(f"'{empty[0]}' is empty, so there is nothing to differentiate")
         found = {
             dim: size
             for name, shape in open_.items()
@@ -232,9 +234,10 @@ def _sizes_of_cotangents(described: DescribedModel) -> Callable[[Arrays, Mapping
 
 
 def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str, int]], dict[str, int]]:
-    """A function of feeds and sizes that finds those of symbols that only labels have: what is judged has them.
+    """Return a function that finds the sizes of symbols that occur only in labels.
 
-    It runs the forward part, where there are such symbols and the shape of what is judged is open.
+    The function takes feeds and sizes. It runs the forward part, because a label has the sizes of the output that it is
+    compared with. It returns those sizes that differ from the given ones.
     """
     roles, shapes = described.roles, _shapes(described)
     own = {
@@ -249,10 +252,7 @@ def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str
     judged = sorted({term.output for term in open_.values()} & made)
     if not judged:
         return lambda feeds, sizes: {}
-    forward = copied(described.model)
-    del forward.graph.output[:]
-    forward.graph.output.extend(onnx.ValueInfoProto(name=name) for name in judged)
-    run = Executor(part(forward), fallback=False)
+    run = Executor(part(described.model, judged), fallback=False)
 
     def find(feeds: Arrays, sizes: Mapping[str, int]) -> dict[str, int]:
         results = run(feeds)
@@ -269,19 +269,33 @@ def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str
     return find
 
 
-def part(model: ModelProto, output: str | None = None) -> ModelProto:
-    """The part of a model that computes one output (None: its outputs)."""
+def part(model: ModelProto, outputs: Iterable[str | ValueInfoProto]) -> ModelProto:
+    """Return the part of a model that computes some values. A value given only by name has no declared type."""
+    values = [ValueInfoProto(name=each) if isinstance(each, str) else each for each in outputs]
     part = copied(model)
-    kept = [value for value in part.graph.output if output in (None, value.name)]
     del part.graph.output[:]
-    part.graph.output.extend(kept)
+    part.graph.output.extend(values)
     graph = Graph(part)
     graph.remove_unused()
     return graph.commit()
 
 
+def loss_part(model: ModelProto, loss: str) -> ModelProto:
+    """Return the part of a training model that computes the loss."""
+    return part(model, [value for value in model.graph.output if value.name == loss])
+
+
+def run_on_own(model: ModelProto, feeds: Arrays) -> Arrays:
+    """Run a model on those feeds that belong to its inputs, and return its outputs."""
+    taken = {value.name for value in model.graph.input}
+    return Executor(model)({name: x for name, x in feeds.items() if name in taken})
+
+
 def factors_off_zero(described: DescribedModel, rng: np.random.Generator) -> Arrays:
-    """Values for the factors of adapters that begin at zero, where the gradient of the other factor is zero."""
+    """Return random values for the adapter factors that are initialized to zero.
+
+    While such a factor is zero, the gradient of the adapter's other factor is zero too, and would not be tested.
+    """
     stored = {tensor.name: tensor for tensor in described.model.graph.initializer}
     begun = [stored[adapter.b] for adapter in described.roles.adapters]
     return {tensor.name: draw(rng, tensor.data_type, tensor.dims) for tensor in begun}
@@ -296,23 +310,25 @@ def random_feeds(
     ranges: Mapping[str, Range | None] | None = None,
     lengths: bool = False,
 ) -> Arrays:
-    """Random arrays for the inputs that must be fed.
+    """Return random arrays for the inputs that must be fed.
 
-    Floats are normal, or uniform in the range that `ranges` gives their input. Integers are valid as what they index;
-    those that index no weight are 0 or 1 if `masked`, else 1; so is a number alone, for it may be a step or a length:
-    of a step of 0 in STFT onnxruntime ends the process. One that the model compares with a stored integer is that one,
-    if `masked`. With `lengths`, one integer per sample is the largest of the sizes, as the length of a signal, because
-    a shorter signal may be masked as a whole. Of labels that may say that a sample does not count, the first two count,
-    and of many each fifth does not.
+    - Floats are normally distributed, or uniform in the range that `ranges` gives for their input.
+    - Integers that index a weight are valid indices. Other integers are 0 or 1 if `masked`, otherwise 1.
+    - A single integer is 1, because it may be a step or a length. With a step of 0 in STFT, onnxruntime ends the
+      process.
+    - If `masked`, an integer input that the model compares with a stored integer has the value of that integer.
+    - If `lengths`, an input with one integer per sample is taken as the lengths of signals, and is filled with the
+      largest of the sizes. A shorter signal may be masked as a whole.
+    - If a loss has an ignored label, every fifth sample has that label, and the first two samples don't.
 
     Raises:
-        OverLimit: they take more time or memory than runs may that nobody has asked for.
-        MemoryError: they would not fit into the memory that is free.
+        OverLimit: drawing them exceeds the limit of time or memory for runs.
+        MemoryError: they would not fit into the free memory.
     """
     types = {value.name: value.type for value in described.model.graph.input}
     shapes = sized(_shapes(described), sizes)
-    if DRAWN * sum(map(math.prod, shapes.values())) > free_memory():  # which the system would tell by ending processes
-        raise MemoryError("random data do not fit into the memory that is free")
+    if DRAWN * sum(map(math.prod, shapes.values())) > free_memory():  # or the system ends processes
+        raise MemoryError("random data do not fit into the free memory")
     classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
     limits = {**index_limits(described.model, shapes, replaced=True), **classes}
     switches, full = _switches(described), lengths_in(described) if lengths else set()
@@ -340,7 +356,7 @@ def random_feeds(
 
 
 def lengths_in(described: DescribedModel) -> set[str]:
-    """Return the inputs of the model that have one integer per sample, which indexes nothing."""
+    """Return the model inputs that may hold signal lengths: one integer per sample, not used as an index."""
     types = {value.name: value.type for value in described.model.graph.input}
     shapes = {
         name: shape for name, shape in _shapes(described).items() if described.roles.inputs[name] == "model input"
@@ -352,10 +368,10 @@ def lengths_in(described: DescribedModel) -> set[str]:
 
 
 def draw(rng: np.random.Generator, dtype: int, shape: Sequence[int], low: int = 0, high: int = 2) -> np.ndarray:
-    """A random array of any element type (a TensorProto.DataType).
+    """Return a random array of any element type (a TensorProto.DataType).
 
-    Floats are normal, complex numbers in both parts; integers are at least `low` and below `high`, and so are the
-    numbers that strings hold.
+    Floats, and both parts of complex numbers, are normally distributed. Integers are at least `low` and below `high`.
+    Strings hold such integers as text.
     """
     kind = TensorProto.DataType.Name(dtype)
     array: np.ndarray
@@ -375,7 +391,7 @@ def draw(rng: np.random.Generator, dtype: int, shape: Sequence[int], low: int = 
 _SAME_ENTRIES = frozenset(
     ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "Expand", "Slice", "Tile")
 )
-"""Operators whose results have entries of their first input alone."""
+"""Operators whose result contains only entries of the first input, so an index stays an index."""
 
 _SAME_SHAPE = frozenset({"Cast", "Identity", "DequantizeLinear"})
 
@@ -383,16 +399,16 @@ _LOOKUPS = {
     "Gather": (1, 0, "axis"), "GatherElements": (1, 0, "axis"), "GatherBlockQuantized": (1, 0, "gather_axis"),
     "ScatterElements": (1, 0, "axis"),
 }  # fmt: skip
-"""Operator -> the positions of indices and of the table, and the attribute that names the axis of its rows."""
+"""Operator -> position of its indices, position of the table that they index, name of the attribute for the axis."""
 
 
 def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]], replaced: bool = False) -> dict[str, int]:
-    """Return the number of rows of the tensor that an input indexes, for such inputs.
+    """Return a map from input whose entries index a tensor to the number of rows of the tensor.
 
     Args:
-        model: the model; the tensor is a weight, or its shape is declared.
-        shapes: more shapes, of inputs.
-        replaced: include inputs of which some indices are replaced by a Where, as those beyond the last row may be.
+        model: the model. The shape of an indexed tensor must be known: it is an initializer, or its shape is declared.
+        shapes: the shapes of inputs, in addition to those that the model declares.
+        replaced: also include inputs in which a Where replaces some indices, such as those beyond the last row.
     """
     dims: dict[str, Sequence[int | str]] = {v.name: shape_of(v.type) or () for v in model.graph.value_info}
     dims |= {**shapes, **{tensor.name: list(tensor.dims) for tensor in model.graph.initializer}}
@@ -417,8 +433,8 @@ def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]], replace
 
 
 def finite(x: np.ndarray) -> bool:
-    """Whether every entry is a finite number."""
-    if isinstance(x, list):  # a sequence, of maps it may be
+    """Return True if every entry is a finite number."""
+    if isinstance(x, list):  # a sequence, perhaps of maps
         return True
     if x.dtype.kind in "iubOU":
         return True

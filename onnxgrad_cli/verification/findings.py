@@ -1,54 +1,61 @@
-"""What a judgement of gradients means, in words."""
+"""Turn the result of a gradient check into a text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from onnxgrad_cli.common.wording import listed
-from onnxgrad_cli.verification.case import Found
-from onnxgrad_cli.verification.judgement import Judge, Judgement
+from onnxgrad_cli.verification.case import CheckOutcome, skipped
+from onnxgrad_cli.verification.gradients.judgement import Judge, Judgement
 
 FAULTS = (0.01, 0.05, 0.2)
-"""Sizes of faults, relative to a gradient: the report says in how many tensors the first of them would show that would
-in most."""
+"""Sizes of gradient errors that the report mentions, relative to a gradient.
+
+The report names the first size that the check would detect in at least half of the tensors, and the number of these
+tensors.
+"""
 
 ROUNDING = 1e-3
-"""The share of the largest gradient by which a hidden one may be wrong: rounding leaves as much where zero is right, as
-of a bias before a normalization."""
+"""An undetected error up to this fraction of the largest gradient is ignored.
 
-STILL = "every gradient is zero on these data, and the loss stays where the tensors move"
-"""What is found where nothing moves the loss: it shows nothing of any rule."""
+Rounding leaves values of this size in a gradient that should be zero, such as that of a bias before a normalization.
+"""
+
+STILL = "all gradients are zero on these data, and the loss does not change with the tensors"
+"""The text of the outcome if the loss doesn't change and all gradients are zero. Such a check tests no rule."""
 
 
-def in_words(judge: Judge, judged: Judgement, partial: Sequence[str], named: bool = False) -> Found:
-    """What was found of gradients.
+def in_words(judge: Judge, judged: Judgement, partial: Sequence[str], named: bool = False) -> CheckOutcome:
+    """Check whether the gradients passed, and return the outcome with a text.
 
     Args:
-        judge: who judged them.
-        judged: what came of it.
-        partial: tensors that were left out, because paths to them are stopped.
-        named: look for those that are wrong alone.
+        judge: compared the gradients with slopes.
+        judged: the result of `judge`.
+        partial: tensors whose gradients were not checked, because some paths to them are stopped.
+        named: also search for the gradients that are wrong on their own, not only in the sum, and name them.
     """
     detail = f"{judged.directions} random directions: relative error {judged.error:.1e} ({judge.loss.name})"
     if partial:
-        detail += f"; not of {_some(partial)}, of which paths are stopped"
+        detail += f"; without {_some(partial)}, where gradients are stopped on some paths"
     if judged.refuted:
-        return Found("failed", f"{detail}; wrong: {_wrong(judge, judged) if named else TOGETHER}")
+        return CheckOutcome("failed", f"{detail}; wrong: {_wrong(judge, judged) if named else TOGETHER}")
     moving = [name for name in judged.visible if name not in judged.still]
     if not moving:
-        return Found("skipped", STILL)
+        return skipped(STILL)
     seen = _seen(judged, moving)
     if not seen:
-        return Found("skipped", "the gradients are rounding noise here: a change in the last digits gives others")
+        return skipped(
+            "the gradients are dominated by rounding errors here: a change in the last digits changes them completely"
+        )
     hidden = [
         name for name in moving if judged.visible[name] >= FAULTS[-1] and judge.could_hide(judged, name) > ROUNDING
     ]
-    return Found("passed", f"{detail}; {seen}", hidden=tuple(hidden))
+    return CheckOutcome("passed", f"{detail}; {seen}", hidden=tuple(hidden))
 
 
-def hiding(found: Found) -> str:
-    """That faults could hide, in words."""
-    return f"in the gradient of {listed(found.hidden)} large faults could hide: {found.detail}"
+def hiding(found: CheckOutcome) -> str:
+    """Return a text that names the gradients in which the check would miss large errors."""
+    return f"large errors could be hidden in the gradient of {listed(found.hidden)}: {found.detail}"
 
 
 TOGETHER = "none alone, but all together"
@@ -60,17 +67,17 @@ def _wrong(judge: Judge, judged: Judgement) -> str:
 
 
 def _seen(judged: Judgement, moving: Sequence[str]) -> str:
-    """In which tensors faults of which size would have shown; "" where in none."""
+    """Return a text: from which size on errors would be detected, and in how many tensors; "" if in none."""
     shown = {fault: [name for name in moving if judged.visible[name] < fault] for fault in FAULTS}
     fault = next((size for size, names in shown.items() if 2 * len(names) >= len(moving)), FAULTS[-1])
     if not shown[fault]:
         return ""
-    seen = f"a fault of {fault:.0%} would show in {len(shown[fault])} of {len(judged.visible)} tensors alone"
+    seen = f"an error of {fault:.0%} would show in {len(shown[fault])} of {len(judged.visible)} tensors alone"
     hidden = [name for name in moving if name not in shown[fault]]
     if hidden:
-        seen += f", not in {_some(hidden)}, whose gradients are small beside their noise"
+        seen += f", but not in {_some(hidden)}, whose gradients are small compared with their noise"
     if judged.still:
-        seen += f"; zero, and the loss stays where they move: {_some(judged.still)}"
+        seen += f"; zero, and the loss does not change with them: {_some(judged.still)}"
     return seen
 
 

@@ -1,4 +1,4 @@
-"""The inference model that a training model was made from, as a proof runs it."""
+"""The inference model that a training model was made from, in the form in which a proof runs it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.files import load_external_data
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import FLOATS, Arrays, is_external, is_float
-from onnxgrad_cli.verification.loss_function import in_last_digits
+from onnxgrad_cli.ir.weightless_copy import copied
+from onnxgrad_cli.verification.gradients.loss_function import in_last_digits
 
 ROUNDING = frozenset({"MatMulNBits", "QMoE"})
-"""Operators whose attribute `accuracy_level` lets onnxruntime round; no gradient is that of what is rounded."""
+"""Operators whose attribute `accuracy_level` lets onnxruntime round their input. Gradients ignore this rounding."""
 
 
 class Original:
-    """The inference model, opened once; its kernels must not round what they multiply with quantized weights.
+    """The inference model, loaded once and run in full precision.
+
+    The attribute that lets kernels round the inputs of quantized weights is removed.
 
     Args:
         model: the inference model; external data are relative to `path`. It is not changed.
-        path: where it was read from.
+        path: the file it was read from.
     """
 
     def __init__(self, model: ModelProto, path: Path | None) -> None:
@@ -32,9 +34,16 @@ class Original:
         self._types = {value.name: value.type for value in self.model.graph.input}
         self._last: tuple[Mapping[str, np.ndarray], Arrays] | None = None
 
+    def with_outputs(self, names: Collection[str]) -> Original:
+        """Return the model with other values as its outputs."""
+        model = copied(self.model)
+        del model.graph.output[:]
+        model.graph.output.extend(ValueInfoProto(name=name) for name in names)
+        return Original(model, None)
+
     @cached_property
     def executor(self) -> Executor:
-        """What runs it.
+        """The executor that runs the model.
 
         Raises:
             Exception: neither onnxruntime nor onnx.reference loads it.
@@ -43,26 +52,31 @@ class Original:
 
     @property
     def loads(self) -> bool:
-        """Whether onnxruntime loads it."""
+        """True if onnxruntime loads the model."""
         try:
             return not self.executor.by_reference
         except Exception:  # the executors' exceptions share no base class
             return False
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Its outputs on feeds for its training model; those of the last feeds are kept.
+        """Return the model's outputs for feeds of its training model. The last result is cached.
 
         Raises:
-            Exception: it does not run on them.
+            Exception: the model does not run on the feeds.
         """
         if self._last is None or self._last[0] is not feeds:
             self._last = feeds, self.executor(self._taken(feeds))
         return self._last[1]
 
     def noise(self, feeds: Mapping[str, np.ndarray], weights: Collection[str], rng: np.random.Generator) -> Arrays:
-        """Its outputs on feeds and with weights of these names that their precision hardly tells from its own.
+        """Return the model's outputs after its feeds and some weights are changed by a rounding error.
 
-        Not any float may change so: sizes are computed from some, as from the scales of Resize.
+        Other stored floats stay the same, because sizes may be computed from them, such as the scales of Resize.
+
+        Args:
+            feeds: the feeds of its training model.
+            weights: the names of the weights that change.
+            rng: draws the changes.
         """
         taken = self._taken(feeds).items()
         near = {name: in_last_digits(x, rng) if is_float(self._types[name]) else x for name, x in taken}
@@ -78,7 +92,7 @@ class Original:
 
 
 def with_weights(model: ModelProto, path: Path | None) -> ModelProto:
-    """The model with its external data loaded, as a copy where there are any; else the model itself."""
+    """Return a copy of the model with its external data loaded, or the model itself if it has none."""
     if not any(is_external(tensor) for tensor in model.graph.initializer):
         return model
     loaded = copied(model)
@@ -87,7 +101,7 @@ def with_weights(model: ModelProto, path: Path | None) -> ModelProto:
 
 
 def _unrounded(model: ModelProto) -> ModelProto:
-    """The model, whose kernels must not round what they multiply with quantized weights to integers."""
+    """Return the model without the attribute that lets kernels round inputs to integers when weights are quantized."""
     if not any(node.op_type in ROUNDING for node in model.graph.node):
         return model
     model = copied(model)

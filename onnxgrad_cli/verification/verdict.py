@@ -1,13 +1,14 @@
-"""What came of a proof: its steps, and the verdict that follows from them."""
+"""The result of a proof: its steps, and the verdict that follows from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 
 @dataclass(frozen=True)
-class Step:
-    """One thing that was checked: `status` is 'passed', 'failed' or 'skipped'."""
+class ProofStep:
+    """One check of a proof. `status` is 'passed', 'failed' or 'skipped'."""
 
     name: str
     status: str
@@ -15,36 +16,41 @@ class Step:
     seconds: float
 
 
-PROVED, NOT_PROVED, FAILED = "proved", "not proved", "failed"
-"""Verdicts: every check passed; one was left out, so that something could be wrong; one failed."""
+Verdict = Literal["proved", "not_proved", "failed"]
+
+PROVED: Final = "proved"
+NOT_PROVED: Final = "not_proved"
+FAILED: Final = "failed"
+"""Verdicts: every check passed; a check was skipped, so the model could be wrong; a check failed."""
 
 
 @dataclass
 class Proof:
-    """What was checked and what came of it.
+    """The steps of a proof and its verdict.
 
     Attributes:
-        status: 'passed', 'failed', or 'skipped' with the `reason`.
-        steps: each check in order.
-        verdict: 'proved', 'not proved' or 'failed'.
-        why: why it is not proved, or what failed; "" where it is proved.
-        executor: what evaluated the differences, and in which precision.
-        sizes: symbol of the model's inputs -> the size that was chosen for random data.
+        status: 'failed' if a check failed; 'skipped' if the model can't be proved, with the `reason`; otherwise
+            'passed'.
+        steps: the checks, in the order in which they ran.
+        verdict: 'proved', 'not_proved' or 'failed'.
+        why: the reason why the model is not proved, or the failed check; "" if it is proved.
+        executor: the runtimes that evaluated the differences, and their precision.
+        sizes: symbol in the shapes of the model's inputs -> the size that was chosen for random data.
     """
 
     status: str = "passed"
     reason: str = ""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ProofStep] = field(default_factory=list)
     executor: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
-    verdict: str = field(init=False, default=NOT_PROVED)
+    verdict: Verdict = field(init=False, default=NOT_PROVED)
     why: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self.conclude()
 
     def conclude(self) -> None:
-        """Draw the verdict from what was checked so far."""
+        """Set the verdict and its reason from the steps so far."""
         open_ = [step for step in self.steps if step.status != "passed"]
         worst = next((step for step in open_ if step.status == "failed"), next(iter(open_), None))
         self.why = f"{worst.name}: {worst.detail}" if worst else ""
@@ -55,8 +61,8 @@ class Proof:
         else:
             self.verdict = PROVED
 
-    def add(self, step: Step) -> None:
-        """Take in what was checked after the others."""
+    def add(self, step: ProofStep) -> None:
+        """Append a step and update the verdict."""
         self.steps.append(step)
         if step.status == "failed":
             self.status = "failed"
@@ -64,5 +70,5 @@ class Proof:
 
     @property
     def failed(self) -> bool:
-        """Whether a check failed."""
+        """True if a check failed."""
         return self.status == "failed"

@@ -1,7 +1,7 @@
-"""What was written, judged as whoever uses it meets it: onnxruntime opens the file, and computes what was proved.
+"""Check that onnxruntime opens a written file, and that the file gives the same results as the proved model.
 
-A proof runs the model in memory. The file is what a user has, and what it says may mean something else to its reader:
-external data, names that only the whole file has, training information beside the graph.
+A proof runs the model in memory, but the user gets the file. The two can differ, because of external data, names that
+must be unique in the whole file, or training information beside the graph.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from onnxgrad_cli.execution.limits import OverLimit, run_limited
 from onnxgrad_cli.execution.session import OPTIMIZED_FOR_FEW_RUNS, array_run, load_onnxruntime, start_session
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.verification.judgement import off
+from onnxgrad_cli.verification.gradients.judgement import off
 
-SAME = 1e-4
-"""How far results of the same model may be apart in two sessions, relative to the largest entry of each."""
+MAX_RELATIVE_DIFFERENCE = 1e-4
+"""Largest accepted difference between the results of two sessions, relative to the largest entry of each result."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A model with its weights in memory, what it was run on, and what came of it."""
+    """A model with its weights in memory, the feeds of a run, and its outputs."""
 
     model: ModelProto
     feeds: Arrays
@@ -34,12 +34,12 @@ class Ran:
 
 
 def refused(model: ModelProto, path: Path | None, file: Path | None = None) -> str:
-    """Why onnxruntime does not open a model, or the file it was written to; "" where it does.
+    """Return the reason why onnxruntime does not open a model or its file, or "" if it opens it.
 
     Args:
         model: the model.
-        path: where it was read from; external data are relative to it.
-        file: a file it was written to, which is opened in its place.
+        path: the file it was read from; external data are relative to it.
+        file: a file it was written to, which is opened instead of the model in memory.
     """
     try:
         start_session(model, path, optimized=0, file=file)
@@ -49,43 +49,45 @@ def refused(model: ModelProto, path: Path | None, file: Path | None = None) -> s
 
 
 def _told(error: Exception, file: Path | None) -> str:
-    """An error of onnxruntime, without a name that the file has only for a while."""
+    """Return the text of an error of onnxruntime, with the name of the temporary file replaced by 'the file'."""
     text = str(error).strip() or type(error).__name__
     return text.replace(str(file), "the file").replace(file.name, "the file") if file else text
 
 
 def check_opens(
-    model: ModelProto, original: ModelProto, path: Path | None, name: str = "what would be written"
+    model: ModelProto, original: ModelProto, path: Path | None, name: str = "the model to write"
 ) -> Callable[[Path], None]:
-    """A check for `save_model`: onnxruntime opens the file, if it opens the model that it was made from.
+    """Return a function for `save_model` that raises CheckFailed if onnxruntime does not open the written file.
 
-    What it has no kernels for in the original either, such as operators of another library, is for a runtime elsewhere.
+    The function passes if onnxruntime does not open the original either, for example because both use operators of
+    another library: the model is then meant for another runtime.
 
     Args:
-        model: what is written.
-        original: the model it was made from.
-        path: where that was read from.
-        name: what the file is called in an error.
+        model: the model that is written.
+        original: the model that `model` was made from.
+        path: the file that the original was read from.
+        name: the name of the file in error messages.
     """
 
     def check(file: Path) -> None:
         why = refused(model, None, file)
         if why and not refused(original, path):
-            raise CheckFailed(f"onnxruntime does not open {name}: {why}", "nothing was written")
+            raise CheckFailed(f"onnxruntime does not load {name}: {why}", "nothing was written")
 
     return check
 
 
 def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelProto], ModelProto] | None) -> str:
-    """What tells a written model from the one that was run; "" where nothing does.
+    """Return a description of how a written model differs from the one that the proof ran, or "" if it doesn't.
 
-    A model that draws random numbers computes other numbers each time: of it only that it opens and runs is seen.
+    A model that draws random numbers gives other results in each run. It is only checked that such a model opens and
+    runs.
 
     Args:
         file: the file.
         written: the model that was written to it.
-        ran: the run of what was proved.
-        step: what makes of the model in the file the one that was proved; None: they are the same.
+        ran: the run of the model that was proved.
+        step: converts the model in the file to the form that was proved; None if they are the same.
     """
     why = refused(written, None, file) if step else ""
     if why:
@@ -93,20 +95,20 @@ def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelP
     try:
         model = step(load_model(file)[0]) if step else written
         held = step is not None
-        got = _results(model, ran, file, in_memory=held, optimized=OPTIMIZED_FOR_FEW_RUNS)  # as what was proved
+        got = _results(model, ran, file, in_memory=held, optimized=OPTIMIZED_FOR_FEW_RUNS)  # as in the proof
         if _agree(got, ran.outputs):
             return ""
-        if _agree(got, _results(ran.model, ran)):  # opened as the file is, not optimized
+        if _agree(got, _results(ran.model, ran)):  # not optimized
             return ""
-        got = _results(model, ran, file, in_memory=held, threads=1)  # which sums in one order
+        got = _results(model, ran, file, in_memory=held, threads=1)  # one thread sums in one order
         again = [_results(ran.model, ran, threads=1) for _ in range(2)]
-    except OverLimit:  # the file opens, and what it computes takes longer than a run may that nobody has asked for
+    except OverLimit:  # the file opens, and its run takes longer than a run may by default
         return ""
     except Exception as error:  # of many kinds, none of them public
         return _told(error, file)
     if _agree(got, again[0]) or not _agree(*again):
         return ""
-    return "it does not compute what was proved"
+    return "it does not compute the same as the proved model"
 
 
 def _results(
@@ -117,7 +119,7 @@ def _results(
     threads: int | None = None,
     optimized: int = 0,
 ) -> Arrays:
-    """What a model, or the file it was written to, makes of the feeds of a run."""
+    """Return the outputs of a model, or of the file that it was written to, for the feeds of the run `ran`."""
     session = start_session(model, file, threads=threads, optimized=optimized, file=None if in_memory else file)
     stored = {tensor.name: tensor for tensor in ran.model.graph.initializer}
     needed = [value.name for value in session.get_inputs()]
@@ -132,4 +134,4 @@ def _results(
 
 def _agree(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
     arrays = [name for name in got.keys() & expected.keys() if isinstance(got[name], np.ndarray)]
-    return all(off(got[name], expected[name]) <= SAME for name in arrays)
+    return all(off(got[name], expected[name]) <= MAX_RELATIVE_DIFFERENCE for name in arrays)

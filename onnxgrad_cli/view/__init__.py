@@ -1,12 +1,14 @@
-"""Pictures of a model: a `Drawing` is read from it, folded until it can be looked at, and written in a format.
+"""Draw pictures of a model. `draw` makes a `Drawing`, which is written as an HTML page or, after folding, as DOT.
 
-drawing = fold(draw(model), limit=150)
-text = render(drawing, "svg")         # or "dot", "mermaid", "html"
+drawing = draw(model)
+page = html(drawing)                    # the reader folds and unfolds it
+text = dot(fold(drawing, limit=150))    # for Graphviz
 """
 
-from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind
+from onnxgrad_cli.view.dot import dot
+from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Edge
 from onnxgrad_cli.view.fold import fold
+from onnxgrad_cli.view.html import html
 from onnxgrad_cli.view.read import draw
-from onnxgrad_cli.view.render import FORMATS, render
 
-__all__ = ["FORMATS", "Box", "Drawing", "Edge", "Group", "Kind", "draw", "fold", "render"]
+__all__ = ["Box", "BoxKind", "Cluster", "Drawing", "Edge", "dot", "draw", "fold", "html"]

@@ -1,4 +1,4 @@
-"""A drawing in the language of Graphviz, for those who have its `dot`, an editor plug-in, or changes of their own.
+"""Write a drawing in DOT, the language of Graphviz, for layout by `dot` or an editor plug-in, or for editing.
 
 Source: graphviz.org, The DOT Language; escString; Character Entities.
 """
@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxgrad_cli.common.visible import visible_lines
-from onnxgrad_cli.view.drawing import LOOKS, Box, Drawing, Group, Kind
+from onnxgrad_cli.common.escape import escaped_lines
+from onnxgrad_cli.view.drawing import LOOKS, Box, BoxKind, Cluster, Drawing
 
 SHAPES = {"box": "box", "round": "box", "stadium": "ellipse", "cylinder": "cylinder", "hexagon": "hexagon"}
 
 
 def dot(drawing: Drawing) -> str:
-    """The drawing as a DOT graph."""
+    """Return the drawing as a DOT graph."""
     return "\n".join(_lines(drawing)) + "\n"
 
 
 def _lines(drawing: Drawing) -> Iterator[str]:
-    """The lines of the DOT file."""
+    """Yield the lines of the DOT file."""
     yield "// drawn by onnxgrad"
     yield f"digraph {_quoted(drawing.title)} {{"
     yield f"  graph [label={_quoted(drawing.caption)}, labelloc=t, fontname=Helvetica, compound=true];"
@@ -38,7 +38,7 @@ def _lines(drawing: Drawing) -> Iterator[str]:
     yield "}"
 
 
-def _legend(kinds: list[Kind]) -> Iterator[str]:
+def _legend(kinds: list[BoxKind]) -> Iterator[str]:
     yield "  subgraph cluster_legend {"
     yield '    label="legend"; color=gray70;'
     for kind in kinds:
@@ -46,14 +46,14 @@ def _legend(kinds: list[Kind]) -> Iterator[str]:
     yield "  }"
 
 
-def _groups(group: Group) -> Iterator[Group]:
+def _groups(group: Cluster) -> Iterator[Cluster]:
     yield group
     for part in group.parts:
-        if isinstance(part, Group):
+        if isinstance(part, Cluster):
             yield from _groups(part)
 
 
-def _part(part: Box | Group, indent: str) -> Iterator[str]:
+def _part(part: Box | Cluster, indent: str) -> Iterator[str]:
     if isinstance(part, Box):
         label = "\n".join([part.title, *part.lines])
         yield f"{indent}{part.key} [label={_quoted(label)}, tooltip={_quoted(part.details)}, {_look(part.kind)}];"
@@ -66,7 +66,7 @@ def _part(part: Box | Group, indent: str) -> Iterator[str]:
     yield f"{indent}}}"
 
 
-def _look(kind: Kind) -> str:
+def _look(kind: BoxKind) -> str:
     look = LOOKS[kind]
     style = ["filled"] + ["rounded"] * (look.shape == "round") + ["dashed"] * (look.border == "dashed")
     double = {"cylinder": ", penwidth=2.5"}.get(look.shape, ", peripheries=2") if look.border == "double" else ""
@@ -75,6 +75,6 @@ def _look(kind: Kind) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of DOT that shows `text`: quotes, backslashes and entities are what they look like, lines are lines."""
-    escaped = visible_lines(text).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """Return a DOT string in which the quotes, backslashes, entities and line breaks of a text are shown literally."""
+    escaped = escaped_lines(text).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

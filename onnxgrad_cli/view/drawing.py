@@ -1,7 +1,7 @@
-"""What a picture shows, before any format: boxes in nested groups, and edges between boxes.
+"""The content of a picture, independent of its format: boxes in nested groups, and edges between boxes.
 
-Each kind of box has a look of its own. The fills are the colours of M. Okabe and K. Ito (Color Universal Design, 2008)
-at seven tenths, which colour-blind readers tell apart; shape and border say the same again, where there is no colour.
+Each kind of box has its own look. The fill colors are those of M. Okabe and K. Ito (Color Universal Design, 2008) mixed
+with 30 % white, which color-blind readers can distinguish. Shape and border also identify the kind, without color.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from onnxgrad_cli.common.visible import visible
+from onnxgrad_cli.common.escape import escaped
 
 
-class Kind(StrEnum):
-    """What a box stands for."""
+class BoxKind(StrEnum):
+    """The kind of node or value that a box represents."""
 
     INPUT = "input"
     WEIGHT = "weight"
@@ -29,14 +29,21 @@ class Kind(StrEnum):
     OUTPUT = "output"
 
 
-LONGEST = 44
-"""Characters of a text in a box; the middle of a longer one is left out."""
+MAX_TEXT_LENGTH = 44
+"""A text in a box with more characters than this is shortened: its middle is omitted."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a kind is drawn: fill, colour of the border, shape ('box', 'round', 'stadium', 'cylinder' or 'hexagon') and
-    border ('solid', 'dashed' or 'double')."""
+    """The look of a kind of box.
+
+    Attributes:
+        fill: the fill color.
+        color: the color of the border.
+        shape: 'box', 'round', 'stadium', 'cylinder' or 'hexagon'.
+        border: 'solid', 'dashed' or 'double'.
+        meaning: the name of the kind in the legend.
+    """
 
     fill: str
     color: str
@@ -46,35 +53,36 @@ class Look:
 
 
 LOOKS = {
-    Kind.INPUT: Look("#e28e4c", "#9c4500", "stadium", "solid", "input"),
-    Kind.WEIGHT: Look("#eebc4c", "#9a6a00", "cylinder", "solid", "weight"),
-    Kind.CONSTANT: Look("#f2f2f2", "#4d4d4d", "cylinder", "dashed", "constant"),
-    Kind.FORWARD: Look("#89caf0", "#1f6f9f", "box", "solid", "forward node"),
-    Kind.LOSS: Look("#f4ec7b", "#857a00", "hexagon", "solid", "loss"),
-    Kind.BACKWARD: Look("#dba1c1", "#8f3f6b", "round", "dashed", "backward node"),
-    Kind.OPTIMIZER: Look("#4c9cc9", "#004d78", "box", "double", "optimizer"),
-    Kind.STATE: Look("#4c9cc9", "#004d78", "cylinder", "double", "state"),
-    Kind.GRADIENT: Look("#4cbb9d", "#00573f", "stadium", "dashed", "gradient"),
-    Kind.OUTPUT: Look("#4cbb9d", "#00573f", "stadium", "double", "output"),
+    BoxKind.INPUT: Look("#e28e4c", "#9c4500", "stadium", "solid", "input"),
+    BoxKind.WEIGHT: Look("#eebc4c", "#9a6a00", "cylinder", "solid", "weight"),
+    BoxKind.CONSTANT: Look("#f2f2f2", "#4d4d4d", "cylinder", "dashed", "constant"),
+    BoxKind.FORWARD: Look("#89caf0", "#1f6f9f", "box", "solid", "forward node"),
+    BoxKind.LOSS: Look("#f4ec7b", "#857a00", "hexagon", "solid", "loss"),
+    BoxKind.BACKWARD: Look("#dba1c1", "#8f3f6b", "round", "dashed", "backward node"),
+    BoxKind.OPTIMIZER: Look("#4c9cc9", "#004d78", "box", "double", "optimizer"),
+    BoxKind.STATE: Look("#4c9cc9", "#004d78", "cylinder", "double", "state"),
+    BoxKind.GRADIENT: Look("#4cbb9d", "#00573f", "stadium", "dashed", "gradient"),
+    BoxKind.OUTPUT: Look("#4cbb9d", "#00573f", "stadium", "double", "output"),
 }
 
 
 @dataclass(frozen=True)
 class Box:
-    """A node, a value, or many nodes in one.
+    """A node, a value, or several folded nodes.
 
     Attributes:
-        key: what edges call it.
-        title: the operator, the value, or what was folded.
-        lines: what else stands in it.
-        details: what a reader may ask for (a tooltip).
-        nodes: how many nodes it stands for; 0 for a value.
-        scope: the names of the modules it lies in, outermost first, each with its path.
-        makes: how many values come out of it.
+        key: the identifier that edges refer to.
+        kind: the kind of node or value.
+        title: the operator, the name of the value, or the name of the folded module.
+        lines: more lines of text in the box.
+        details: the text of the tooltip.
+        nodes: the number of nodes that the box represents; 0 if it represents a value.
+        scope: the full paths of the modules around the box, outermost first.
+        makes: the number of values that the box outputs.
     """
 
     key: str
-    kind: Kind
+    kind: BoxKind
     title: str
     lines: tuple[str, ...] = ()
     details: str = ""
@@ -84,32 +92,35 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Boxes and groups inside one frame.
+class Cluster:
+    """A group of boxes and other groups, drawn inside a frame.
 
     Attributes:
-        title: of the frame; a group without one has no frame.
-        kind: of what lies in it, where that is one kind: it colours the frame.
-        parts: what lies in it; an edge from a part to an earlier one runs against the flow.
-        beside: whether its parts stand beside each other: a forward node and its backward nodes.
-        container: whether its parts are the nodes and values of a graph: the model's or a body's.
+        key: the identifier of the group.
+        title: the title of the frame. A group without a title has no frame.
+        kind: the kind of the boxes in the group, which sets the color of the frame; None if there are several kinds.
+        parts: the boxes and groups inside, in the direction of the flow. An edge from a part to an earlier part runs
+            against the flow.
+        beside: True if the parts are drawn side by side: a forward node and its backward nodes.
+        container: True if the parts are all the nodes and values of a graph, which is the model's graph or a body.
+        scope: the modules around the group, as for a box.
     """
 
     key: str
     title: str
-    kind: Kind | None
+    kind: BoxKind | None
     parts: tuple[Part, ...]
     beside: bool = False
     container: bool = False
     scope: tuple[str, ...] = ()
 
 
-Part = Box | Group
+Part = Box | Cluster
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Values that flow from one box to another, each as 'name: type'."""
+    """The values that flow from one box to another, each as 'name: type'."""
 
     source: str
     target: str
@@ -122,30 +133,31 @@ class Drawing:
 
     Attributes:
         title: the model's name.
-        root: the group that holds everything.
-        edges: the edges, each pair of boxes once.
-        inline: how many Constant nodes have no box, for their values stand in the boxes of their readers.
+        root: the group that contains all boxes and other groups.
+        edges: the edges, at most one from one box to another.
+        inline: the number of Constant nodes that have no box because their values are written in the boxes of their
+            readers.
     """
 
     title: str
-    root: Group
+    root: Cluster
     edges: tuple[Edge, ...]
     inline: int = 0
 
     @cached_property
     def boxes(self) -> dict[str, Box]:
-        """Every box by its key, in order."""
+        """Key -> box, for all boxes in order."""
         return {box.key: box for box in boxes(self.root)}
 
     @property
-    def kinds(self) -> list[Kind]:
-        """The kinds that occur, in the order of `Kind`: the legend."""
+    def kinds(self) -> list[BoxKind]:
+        """The kinds of boxes in the drawing, in the order of `BoxKind`, for the legend."""
         there = {box.kind for box in self.boxes.values()}
-        return [kind for kind in Kind if kind in there]
+        return [kind for kind in BoxKind if kind in there]
 
     @property
     def caption(self) -> str:
-        """The title, and how many nodes are shown how."""
+        """The title and the number of nodes, and the number of folded boxes and inline constants if there are any."""
         nodes = sum(box.nodes for box in self.boxes.values()) + self.inline
         shown = sum(box.nodes > 0 for box in self.boxes.values())
         folded = f" in {shown} boxes" if shown + self.inline < nodes else ""
@@ -153,25 +165,30 @@ class Drawing:
         return f"{self.title}: {nodes} node{'s' * (nodes > 1)}{folded}{inline}"
 
     def label(self, edge: Edge) -> str:
-        """What is to be written at an edge: which values, where its source makes several."""
+        """Return the label of an edge: the names of its values if its source outputs several values, otherwise ""."""
         if self.boxes[edge.source].makes == 1:
             return ""
         names = [tensor.rpartition(": ")[0] or tensor for tensor in edge.tensors]
         return short(names[0]) if len(names) == 1 else f"{short(names[0])} and {len(names) - 1} more"
 
-    def meetings(self) -> Iterator[tuple[Edge, Group, Part, Part]]:
-        """Each edge with the innermost group that holds both its ends, and the parts of it that they lie in."""
+    def meetings(self) -> Iterator[tuple[Edge, Cluster, Part, Part]]:
+        """Yield each edge, the innermost group around both ends, and the two parts of that group with the ends."""
         above = dict(_above(self.root, ()))
         for edge in self.edges:
             source, target = above[edge.source], above[edge.target]
             depth = next(i for i, (a, b) in enumerate(zip(source, target, strict=False)) if a.key != b.key)
             group = source[depth - 1]
-            assert isinstance(group, Group)
+            assert isinstance(group, Cluster)
             yield edge, group, source[depth], target[depth]
 
 
+def is_value(part: Part) -> bool:
+    """Return True if a part is the box of a value, and not the box of a node or a group."""
+    return isinstance(part, Box) and part.nodes == 0
+
+
 def boxes(part: Part) -> Iterator[Box]:
-    """The boxes of a part, in order."""
+    """Yield all boxes inside a part, or the part itself if it is a box, in order."""
     if isinstance(part, Box):
         yield part
     else:
@@ -180,7 +197,7 @@ def boxes(part: Part) -> Iterator[Box]:
 
 
 def _above(part: Part, path: tuple[Part, ...]) -> Iterator[tuple[str, tuple[Part, ...]]]:
-    """Each box with the parts around it, outermost first, itself last."""
+    """Yield (key, path) for each box, where the path leads from the outermost part to the box itself."""
     path = (*path, part)
     if isinstance(part, Box):
         yield part.key, path
@@ -190,6 +207,8 @@ def _above(part: Part, path: tuple[Part, ...]) -> Iterator[tuple[str, tuple[Part
 
 
 def short(text: str) -> str:
-    """The text on one line, without its middle where it is too long."""
-    text = visible(text)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[1 - LONGEST // 2 :]}"
+    """Return a text on one line. If it has more than `MAX_TEXT_LENGTH` characters, its middle is omitted."""
+    text = escaped(text)
+    return (
+        text if len(text) <= MAX_TEXT_LENGTH else f"{text[: MAX_TEXT_LENGTH // 2]}…{text[1 - MAX_TEXT_LENGTH // 2 :]}"
+    )

@@ -1,7 +1,8 @@
-"""Make a large drawing small enough to be looked at: nodes of one module become one box, which says how many.
+"""Fold large drawings: the nodes of a module become one box that shows their number.
 
-Modules are known by the scopes that exporters leave, in metadata, in names of nodes or in those of weights. Where
-there are none, chains of nodes without branches are folded, and if that does not do, runs of neighbours.
+Modules come from the scopes that exporters store in the metadata, in node names or in weight names. In a model without
+scopes, chains of nodes without branches are folded. If there are still too many boxes, neighboring nodes are folded, in
+groups of equal size. A unit is folded as a whole: a node with its bodies and the nodes of its gradient.
 """
 
 from __future__ import annotations
@@ -10,25 +11,26 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from onnxgrad_cli.common.visible import visible
-from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, boxes, short
+from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Edge, Part, boxes, is_value, short
 
 SHOWN = 4
-"""Operators that a folded box names."""
+"""Largest number of operators, and of outputs, that the text of a folded box lists."""
 
-STAYING = frozenset({Kind.INPUT, Kind.OUTPUT})
-"""Kinds of values that are never folded."""
+STAYING = frozenset({BoxKind.INPUT, BoxKind.OUTPUT})
+"""Kinds of values that always keep their own box."""
 
 Key = tuple[str, ...] | int
 
 
 def fold(drawing: Drawing, limit: int = 150, depth: int | None = None) -> Drawing:
-    """Fold a drawing.
+    """Return a folded drawing.
 
     Args:
-        drawing: the whole model.
-        limit: how many boxes may stand for nodes; the finest folding that keeps to it is chosen. 0: any number.
-        depth: fold at this depth of the modules instead.
+        drawing: the drawing of the whole model.
+        limit: the largest number of boxes for nodes. The folding with the most detail within this limit is chosen. 0
+            means no limit.
+        depth: the nesting depth of the modules that are folded. It is used instead of `limit`.
     """
     if depth is None and (not limit or count(drawing.root) <= limit):
         return drawing
@@ -37,7 +39,7 @@ def fold(drawing: Drawing, limit: int = 150, depth: int | None = None) -> Drawin
 
 
 def count(part: Part) -> int:
-    """How many boxes of a part stand for nodes."""
+    """Return the number of boxes in a part that represent nodes."""
     return sum(box.nodes > 0 for box in boxes(part))
 
 
@@ -46,13 +48,13 @@ class _Folding:
         self.old = drawing
         self.limit = limit
         self.depth = depth
-        self.became: dict[str, str] = {}  # box -> the box it went into
+        self.became: dict[str, str] = {}  # key of a box -> key of the box that it was folded into
         self.ends = {edge.target for edge in drawing.edges}
 
-    def container(self, group: Group) -> Group:
-        """A graph with its units folded, after the bodies inside it that are too large themselves."""
-        values = [part for part in group.parts if _is_value(part)]
-        units = [self.within(part) for part in group.parts if not _is_value(part)]
+    def container(self, group: Cluster) -> Cluster:
+        """Return a graph in which units are folded. Bodies that are too large are folded before their outer graph."""
+        values = [part for part in group.parts if is_value(part)]
+        units = [self.within(part) for part in group.parts if not is_value(part)]
         merged: dict[Key, list[Part]] = defaultdict(list)
         for unit, key in zip(units, self.keys(units), strict=True):
             merged[key].append(unit)
@@ -68,10 +70,10 @@ class _Folding:
             return self.container(part)
         return replace(part, parts=tuple(map(self.within, part.parts)))
 
-    # -- what goes together -----------------------------------------------------------------------------------------
+    # -- grouping ---------------------------------------------------------------------------------------------------
 
     def keys(self, units: Sequence[Part]) -> Sequence[Key]:
-        """A key for each unit; those of one key become one."""
+        """Return a key for each unit. Units with equal keys are folded together."""
         if self.depth is not None:
             return _by_module(units, self.depth)
         for depth in range(max((len(unit.scope) for unit in units), default=0), 0, -1):
@@ -85,7 +87,11 @@ class _Folding:
         return keys
 
     def by_chain(self, units: Sequence[Part]) -> list[Key]:
-        """Units go together along each chain in which everyone has one reader and reads from one."""
+        """Return a key for each unit. Units of the same chain get equal keys.
+
+        In a chain, each unit has one reader and reads from one unit. An edge counts only if both its nodes have the
+        kind of the first node of their unit, such as forward nodes.
+        """
         home = {box.key: i for i, unit in enumerate(units) for box in boxes(unit)}
         kinds = [next(boxes(unit)).kind for unit in units]
         before: dict[int, set[int]] = defaultdict(set)
@@ -102,33 +108,33 @@ class _Folding:
                 keys[i] = keys[source]
         return keys
 
-    # -- what becomes of them ---------------------------------------------------------------------------------------
+    # -- merging ----------------------------------------------------------------------------------------------------
 
     def merge(self, key: Key, units: Sequence[Part]) -> Part:
-        """One part for several units: a box for each kind of node in them."""
+        """Return one part for units with the same key. Several units become one box for each kind of node in them."""
         if len(units) == 1:
             return self.without_gradient(units[0])
         inside = [box for unit in units for box in boxes(unit)]
-        kinds: dict[Kind, list[Box]] = defaultdict(list)
+        kinds: dict[BoxKind, list[Box]] = defaultdict(list)
         for box in filter(_is_node, inside):
             kinds[_folded_kind(box)].append(box)
         title = _title(key, inside)
         titles = dict.fromkeys(kinds, title)
-        if any(isinstance(unit, Group) for unit in units):
-            titles[Kind.BACKWARD] = f"gradient of {title}"
+        if any(isinstance(unit, Cluster) for unit in units):
+            titles[BoxKind.BACKWARD] = f"gradient of {title}"
         folded = tuple(self.box(kind, titles[kind], found) for kind, found in kinds.items())
-        self.became.update((box.key, folded[0].key) for box in filter(_is_value, inside))
-        return folded[0] if len(folded) == 1 else Group(f"u{folded[0].key}", "", None, folded, beside=True)
+        self.became.update((box.key, folded[0].key) for box in filter(is_value, inside))
+        return folded[0] if len(folded) == 1 else Cluster(f"u{folded[0].key}", "", None, folded, beside=True)
 
     def without_gradient(self, unit: Part) -> Part:
-        """A unit that stays, but for the nodes of its gradient, which become one."""
+        """Return a unit that is not folded itself. Only the nodes of its gradient become one box."""
         if isinstance(unit, Box):
             return unit
         if _is_gradient(unit):
-            return self.box(Kind.BACKWARD, unit.title, list(boxes(unit)))
+            return self.box(BoxKind.BACKWARD, unit.title, list(boxes(unit)))
         return replace(unit, parts=tuple(map(self.without_gradient, unit.parts))) if unit.beside else unit
 
-    def box(self, kind: Kind, title: str, found: Sequence[Box]) -> Box:
+    def box(self, kind: BoxKind, title: str, found: Sequence[Box]) -> Box:
         self.became.update((box.key, found[0].key) for box in found)
         nodes = sum(box.nodes for box in found)
         operators = [f"{number} {name}" for name, number in Counter(box.title for box in found).most_common()]
@@ -137,15 +143,19 @@ class _Folding:
         lines = (f"{nodes} node{'s' * (nodes > 1)}", *operators[:SHOWN], *more)
         return Box(found[0].key, kind, title, lines, "\n".join(operators), nodes)
 
-    def drawing(self, root: Group) -> Drawing:
-        """The drawing with `root`, without the values that only one folded part knows: its box counts them."""
+    def drawing(self, root: Cluster) -> Drawing:
+        """Return the drawing with the folded root and the edges between its boxes.
+
+        A value that is connected to a single folded part has no box. Instead, the box of that part lists the number of
+        such values.
+        """
         tensors: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         for edge in self.old.edges:
             ends = (self.now(edge.source), self.now(edge.target))
             if ends[0] != ends[1]:
                 tensors[ends].update(dict.fromkeys(edge.tensors))
         hosts = self.hosts(root, tensors)
-        counts: dict[str, Counter[Kind]] = defaultdict(Counter)
+        counts: dict[str, Counter[BoxKind]] = defaultdict(Counter)
         for value, host in hosts.items():
             counts[host][self.old.boxes[value].kind] += 1
         edges = [Edge(*ends, tuple(names)) for ends, names in tensors.items() if not hosts.keys() & set(ends)]
@@ -156,13 +166,17 @@ class _Folding:
         return replace(self.old, root=_finished(root, hosts, counts, made), edges=tuple(edges))
 
     def now(self, key: str) -> str:
-        """The box that a box went into: a body's may have gone into one that went into another itself."""
+        """Return the key of the box into which a box was folded. A box in a body may have been folded several times."""
         while (other := self.became.get(key, key)) != key:
             key = other
         return key
 
-    def hosts(self, root: Group, ends: Mapping[tuple[str, str], object]) -> dict[str, str]:
-        """Each weight, constant, state or gradient that only one folded part touches -> that part's first box."""
+    def hosts(self, root: Cluster, ends: Mapping[tuple[str, str], object]) -> dict[str, str]:
+        """Return key of a hidden value -> key of the first folded box to which it is connected.
+
+        A value is hidden if it is connected to a single part and that part is folded. Inputs and outputs of the model
+        are never hidden.
+        """
         unit = {box.key: part.key for part in _units(root) for box in boxes(part)}
         folded = set(self.became.values())
         touching: dict[str, list[str]] = defaultdict(list)
@@ -180,24 +194,20 @@ class _Folding:
 
 
 def _title(key: Key, inside: Sequence[Box]) -> str:
-    """What several units are called: as the module that they are of, or else from the first node to the last."""
+    """Return the title of a folded box: the name of the module, or the names of the first and the last node."""
     if isinstance(key, tuple):
-        return visible(key[-1])
+        return escaped(key[-1])
     titles = [box.title for box in inside if box.nodes]
     return f"{titles[0]} … {titles[-1]}"
 
 
-def _is_value(part: Part) -> bool:
-    return isinstance(part, Box) and part.nodes == 0
-
-
-def _folded_kind(box: Box) -> Kind:
-    return Kind.FORWARD if box.kind == Kind.CONSTANT else box.kind
+def _folded_kind(box: Box) -> BoxKind:
+    return BoxKind.FORWARD if box.kind == BoxKind.CONSTANT else box.kind
 
 
 def _is_gradient(part: Part) -> bool:
-    """Whether a part is the frame around the nodes of a gradient, more than one, without bodies."""
-    return isinstance(part, Group) and not part.container and not part.beside and all(map(_is_node, part.parts))
+    """Return True if a part is the frame around the nodes of a gradient, and none of these nodes has a body."""
+    return isinstance(part, Cluster) and not part.container and not part.beside and all(map(_is_node, part.parts))
 
 
 def _is_node(part: Part) -> bool:
@@ -209,7 +219,7 @@ def _by_module(units: Sequence[Part], depth: int) -> list[Key]:
 
 
 def _folded_count(units: Sequence[Part], keys: Sequence[Key]) -> int:
-    """How many boxes would stand for nodes."""
+    """Return the number of boxes for nodes after folding the units that have equal keys."""
     alone = Counter(keys)
     kinds = {(key, _folded_kind(box)) for u, key in zip(units, keys, strict=True) for box in boxes(u) if box.nodes}
     whole = sum(_count_alone(unit) for unit, key in zip(units, keys, strict=True) if alone[key] == 1)
@@ -217,34 +227,31 @@ def _folded_count(units: Sequence[Part], keys: Sequence[Key]) -> int:
 
 
 def _count_alone(unit: Part) -> int:
-    if isinstance(unit, Group) and unit.beside:
+    if isinstance(unit, Cluster) and unit.beside:
         return sum(map(_count_alone, unit.parts))
     return 1 if _is_gradient(unit) else count(unit)
 
 
-def _units(group: Group) -> Iterator[Part]:
-    """The parts of a graph, then those of the bodies inside it."""
+def _units(group: Cluster) -> Iterator[Part]:
+    """Yield the parts of a graph, and then the parts of the bodies inside it."""
     if group.container:
         yield from group.parts
     for part in group.parts:
-        if isinstance(part, Group):
+        if isinstance(part, Cluster):
             yield from _units(part)
 
 
 def _finished(
-    group: Group,
-    hidden: Mapping[str, str],
-    counts: Mapping[str, Mapping[Kind, int]],
-    made: Mapping[str, Mapping[str, None]],
-) -> Group:
-    """The group without hidden values, after each folded box got what it hides and what comes out of it."""
+    group: Cluster, hidden: dict[str, str], counts: dict[str, Counter[BoxKind]], made: dict[str, dict[str, None]]
+) -> Cluster:
+    """Return a group without hidden values. Each folded box gets text lines about its hidden values and its outputs."""
 
     def finish(part: Part) -> Part:
-        if isinstance(part, Group):
+        if isinstance(part, Cluster):
             return _finished(part, hidden, counts, made)
         if part.key not in made:
             return part
-        within = [f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.get(part.key, {}).items()]
+        within = [f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.get(part.key, Counter()).items()]
         out = list(map(short, made[part.key]))
         more = [f"and {len(out) - SHOWN} more"] if len(out) > SHOWN else []
         return replace(part, lines=(*part.lines, *within, *out[:SHOWN], *more), makes=len(out))

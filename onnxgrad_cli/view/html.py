@@ -1,6 +1,7 @@
-"""A drawing as one HTML page to look around in, with its script and its layout in it: no network, no font.
+"""Write a drawing as a self-contained interactive HTML page that loads nothing from the network.
 
-The layout of what is unfolded is computed in the page, by dagre (MIT licence), which lies beside the script.
+A script in the page computes the layout of the unfolded parts. It uses dagre (MIT licence), which is embedded in the
+page too.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.autodiff.registry import lookup
-from onnxgrad_cli.common.visible import visible, visible_lines
-from onnxgrad_cli.view.drawing import LOOKS, Drawing, Kind
+from onnxgrad_cli.common.escape import escaped, escaped_lines
+from onnxgrad_cli.view.drawing import LOOKS, BoxKind, Drawing
 from onnxgrad_cli.view.tree import Branch, tree
 
 FOLDER = Path(__file__).parent / "page"
@@ -39,26 +41,27 @@ PAGE = """<!DOCTYPE html>
 </html>
 """
 
-DIFFERENTIATED = frozenset({Kind.FORWARD, Kind.LOSS})
-"""Kinds of nodes that have a rule."""
+DIFFERENTIATED = frozenset({BoxKind.FORWARD, BoxKind.LOSS})
+"""Kinds of nodes for which the page shows the differentiation rule of the operator."""
 
 
 def html(drawing: Drawing, limit: int = 150, depth: int | None = None) -> str:
-    """The drawing as a page.
+    """Return the drawing as an HTML page.
 
     Args:
-        drawing: the whole model, unfolded.
-        limit: levels of modules are unfolded at first while no more boxes than that stand for nodes; 0: all are.
-        depth: so many levels are unfolded at first instead.
+        drawing: the drawing of the whole model, not folded.
+        limit: the largest number of boxes for nodes when the page opens. Levels of modules are unfolded as long as this
+            number is not exceeded. 0 unfolds all levels.
+        depth: the number of levels that are unfolded when the page opens. It is used instead of `limit`.
     """
     style, script, dagre = (_file(name) for name in ("page.css", "page.js", "dagre.min.js"))
     dagre = f"{_file('dagre.min.js.LEGAL.txt')}{dagre}"
     return PAGE.format(
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(dagre)} {_hash(script)}; "
         "base-uri 'none'; form-action 'none'",
-        title=escape(visible(drawing.caption)),
+        title=escape(escaped(drawing.caption)),
         style=style,
-        body=_file("page.html").format(title=escape(visible(drawing.title))),
+        body=_file("page.html").format(title=escape(escaped(drawing.title))),
         data=_in_script(_data(drawing) | {"limit": limit, "depth": depth}),
         dagre=dagre,
         script=script,
@@ -66,17 +69,17 @@ def html(drawing: Drawing, limit: int = 150, depth: int | None = None) -> str:
 
 
 def _file(name: str) -> str:
-    """A file of the page as it will stand in it: a control character in a literal of JavaScript becomes its escape."""
-    return visible_lines((FOLDER / name).read_text("utf-8"))
+    """Return the text of a file that is embedded in the page, with its control characters escaped."""
+    return escaped_lines((FOLDER / name).read_text("utf-8"))
 
 
 def _hash(text: str) -> str:
-    """What the content security policy calls a script or a style."""
+    """Return the hash of a script or style in the form that a content security policy expects."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _in_script(data: object) -> str:
-    """JSON that no text in it can end: without `<`, `>` and `&`, and with escapes for what is not ASCII."""
+    """Return data as ASCII JSON with `<`, `>` and `&` escaped, so that no text in it can end the script element."""
     text = json.dumps(data, separators=(",", ":"))
     return text.translate({ord(char): f"\\u{ord(char):04x}" for char in "<>&"})
 
@@ -85,10 +88,10 @@ def _in_script(data: object) -> str:
 
 
 def _data(drawing: Drawing) -> dict[str, Any]:
-    """What the script reads: boxes and branches in one list, each with the number of the one around it."""
+    """Return the data for the script. 'items' lists boxes and branches, each with the index of its parent."""
     items: list[list[Any]] = []
     numbers: dict[str, int] = {}
-    kinds = list(Kind)
+    kinds = list(BoxKind)
     for branch, parent in _flat(tree(drawing), -1, items):
         box = branch.box
         if box is None:
@@ -99,19 +102,16 @@ def _data(drawing: Drawing) -> dict[str, Any]:
     operators = {box.title for box in drawing.boxes.values() if box.nodes and box.kind in DIFFERENTIATED}
     return {
         "caption": drawing.caption,
-        "kinds": [
-            {"name": kind, "fill": LOOKS[kind].fill, "color": LOOKS[kind].color, "shape": LOOKS[kind].shape,
-             "border": LOOKS[kind].border, "meaning": LOOKS[kind].meaning} for kind in kinds
-        ],
+        "kinds": [{"name": kind, **asdict(LOOKS[kind])} for kind in kinds],
         "shown": [kinds.index(kind) for kind in drawing.kinds],
         "items": items,
         "edges": [[numbers[edge.source], numbers[edge.target], *edge.tensors] for edge in drawing.edges],
         "rules": {title: _rule(title) for title in sorted(operators)},
-    }  # fmt: skip
+    }
 
 
 def _flat(branch: Branch, parent: int, items: list[list[Any]]) -> Iterator[tuple[Branch, int]]:
-    """Each branch with the number of the one around it, which is how many came before that."""
+    """Yield each branch with the index of its parent in `items`. The caller appends one item per yielded branch."""
     number = len(items)
     yield branch, parent
     for child in branch.children:
@@ -119,13 +119,13 @@ def _flat(branch: Branch, parent: int, items: list[list[Any]]) -> Iterator[tuple
 
 
 def _rule(title: str) -> str:
-    """How an operator is differentiated, in words."""
+    """Return a description of an operator's differentiation rule, or "" if it has no rule."""
     domain, _, name = title.rpartition(".")
     rule = lookup(name, domain)
     if rule is None:
         return ""
     if rule.refusal:
-        return f"refused: {visible(rule.refusal)}"
+        return f"refused: {escaped(rule.refusal)}"
     if rule.is_zero:
         return "zero by mathematics"
-    return visible(f"{rule.source}; {rule.kink}" if rule.kink else rule.source)
+    return escaped(f"{rule.source}; {rule.kink}" if rule.kink else rule.source)

@@ -1,7 +1,7 @@
-"""From a model to a drawing of all of it: values and nodes as boxes, each node's gradient and bodies beside it.
+"""Make a drawing of a model. Values and nodes become boxes. The gradient and the bodies of a node are next to it.
 
-A training model says in its metadata which node belongs to which part; one of onnxruntime-training says it in its
-nodes' names. Any other model is drawn too, as a forward part alone.
+The metadata of a training model say to which part each node belongs. In a training model of onnxruntime-training, the
+names of the nodes say it. All nodes of other models are drawn as forward nodes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from onnxgrad_cli.common import strict_json
-from onnxgrad_cli.common.visible import visible
-from onnxgrad_cli.ir.dialects import mend
+from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph, is_generated
 from onnxgrad_cli.ir.modules import folders, module_finder
@@ -26,54 +26,67 @@ from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
-from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, short
+from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Edge, Part, short
 
 INLINE = 16
-"""Elements up to which a constant stands in the boxes of its readers instead of in one of its own."""
+"""A constant with at most this many elements has no box. It is written in the boxes of its readers."""
 
 SHOWN = 6
-"""Elements of a constant, or values of a node, that are written out."""
+"""Largest number of elements of a constant, and of outputs of a node, that are shown as text."""
 
 GENERATED = re.compile(r"const(_\d+)?|val_\d+|onnx::.*|.*Constant(_\d+)?(_output_0)?")
-"""Names that tools give to constants, not people to weights."""
+"""Pattern of the names that exporters and other tools generate for constants."""
 
 OLDER_GRADIENT = re.compile(r"(.+)_Grad/")
-"""How onnxruntime-training names the gradient nodes of a node."""
+"""Pattern of the start of gradient nodes' names in onnxruntime-training. Its group is the name of the forward node."""
 
 
 def draw(model: ModelProto, path: Path | None = None) -> Drawing:
-    """Read the whole of a model, unfolded; its weights need not be loaded.
+    """Return the drawing of a whole model, not folded. External data need not be loaded.
 
     Args:
         model: any valid model.
-        path: the file it was read from.
+        path: the file that it was read from.
     """
     reader = _Reader(model)
-    parts = reader.container(model.graph, _typed(model, path), _Scope({}, {}), Kind.FORWARD)
+    parts = reader.container(model.graph, _typed(model, path), _Scope({}, {}), BoxKind.FORWARD)
     name = model.graph.name or (path.stem if path else "model")
     edges = tuple(Edge(*ends, tuple(tensors)) for ends, tensors in reader.edges.items())
-    return Drawing(visible(name), Group("model", "", None, tuple(parts), container=True), edges, reader.inline)
+    return Drawing(escaped(name), Cluster("model", "", None, tuple(parts), container=True), edges, reader.inline)
 
 
 def _typed(model: ModelProto, path: Path | None) -> GraphProto:
-    """The graph with the types that can be inferred; what calls a function has none, for functions may double."""
+    """Return the model's graph with inferred types.
+
+    Functions are removed before inference, because nested functions can grow exponentially. So the results of a node
+    that calls a function have no types.
+    """
     bare = Graph(model, path).skeleton()
-    mend(bare)
+    repair(bare)
     del bare.functions[:]
     try:
         return infer_shapes(bare).graph
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError):
-        return bare.graph  # a model that contradicts itself can be looked at
+        return bare.graph  # a model with contradictory types can be drawn too
 
 
 def _in_order(graph: GraphProto, typed: GraphProto) -> Iterator[tuple[NodeProto, NodeProto]]:
-    """The nodes and their typed twins, in the order of these: the one in which they run, whatever the file has."""
+    """Yield each node with its counterpart in the typed graph, in the order in which the nodes run.
+
+    That is the order of the typed graph. The nodes in the file may have another order.
+    """
     makers = {tuple(node.output): node for node in graph.node}
     return ((makers[tuple(twin.output)], twin) for twin in typed.node)
 
 
 class _Scope:
-    """What a graph and its bodies can read: value -> the box that makes it, and the constants that stand inline."""
+    """The values that a graph and its bodies can read.
+
+    Attributes:
+        makers: value -> key of the box for the node that computes it, or for the value itself.
+        constants: constant that has no box -> its elements as text.
+        types: value -> its type.
+    """
 
     def __init__(self, makers: Mapping[str, str], constants: Mapping[str, str]) -> None:
         self.makers = dict(makers)
@@ -87,7 +100,10 @@ class _Scope:
 
 
 class _Unit:
-    """A node that belongs to no other, with its bodies and the nodes of its gradient."""
+    """A forward node with its bodies and the nodes of its gradient, which are drawn side by side.
+
+    `label` is the name of the forward node. If the model lacks that node, the unit contains only its gradient.
+    """
 
     def __init__(self, label: str, scope: tuple[str, ...]) -> None:
         self.label = label
@@ -108,27 +124,27 @@ class _Reader:
     def key(self, stem: str) -> str:
         return f"{stem}{next(self.numbers)}"
 
-    def kind(self, node: NodeProto, default: Kind) -> Kind:
-        """The part that a node belongs to.
+    def kind(self, node: NodeProto, default: BoxKind) -> BoxKind:
+        """Return the kind of a node: the part of the training model to which it belongs.
 
-        A node that names another one differentiates it, or stands in its place: in a model that says which nodes are
-        its backward part, the latter are all others.
+        If a node's metadata name a forward node, the node either differentiates that node or replaces it. If the
+        metadata of any node mark it as backward, only nodes with this mark differentiate.
         """
         role = _meta(node, ROLE)
         if node.op_type == "YieldOp" or (not role and not self.tells_parts and _forward_of(node)):
-            return Kind.BACKWARD
+            return BoxKind.BACKWARD
         return _NODES.get(role, default)
 
     # -- graphs -----------------------------------------------------------------------------------------------------
 
-    def container(self, graph: GraphProto, typed: GraphProto, scope: _Scope, kind: Kind) -> list[Part]:
-        """The parts of the model's graph or of a body; what they make is entered into `scope`."""
+    def container(self, graph: GraphProto, typed: GraphProto, scope: _Scope, kind: BoxKind) -> list[Part]:
+        """Return the boxes and groups for the model's graph or a body, and add the values of the graph to `scope`."""
         scope.types |= {value.name: value.type for value in (*typed.value_info, *typed.input, *typed.output)}
         parts: list[Part] = [*self.inputs(graph, scope)]
         units: list[_Unit] = []
         known: dict[str, _Unit] = {}
         ends = {value.name for value in graph.output}
-        plain = [node for node in graph.node if self.kind(node, kind) == Kind.FORWARD]
+        plain = [node for node in graph.node if self.kind(node, kind) == BoxKind.FORWARD]
         module_of = module_finder(plain, {tensor.name for tensor in graph.initializer})
         drawn_nodes: list[tuple[NodeProto, str]] = []
         for node, twin in _in_order(graph, typed):
@@ -137,7 +153,7 @@ class _Reader:
                 self.inline += 1
                 continue
             own = self.kind(node, kind)
-            of = _forward_of(node) if own == Kind.BACKWARD else ""
+            of = _forward_of(node) if own == BoxKind.BACKWARD else ""
             module = module_of(node)
             if not of or of not in known:
                 units.append(_Unit(of or _label(node), folders(of) if of else module))
@@ -148,7 +164,7 @@ class _Reader:
             else:
                 units[-1].own.extend(drawn)
             drawn_nodes.append((node, drawn[0].key))
-        for node, key in drawn_nodes:  # when all makers are known
+        for node, key in drawn_nodes:  # now the boxes of all values are known
             for name in node.input:
                 self.edge(name, key, scope)
         parts += map(_part, units)
@@ -156,7 +172,7 @@ class _Reader:
         return parts
 
     def inputs(self, graph: GraphProto, scope: _Scope) -> Iterable[Box]:
-        """A box for each value that is there before the first node, but for constants that stand inline."""
+        """Yield a box for each input and initializer, except for constants written in the boxes of their readers."""
         stored: dict[str, tuple[TensorProto | None, int, Sequence[int]]] = {
             tensor.name: (tensor, tensor.data_type, tensor.dims) for tensor in graph.initializer
         }
@@ -167,29 +183,29 @@ class _Reader:
         read = {name for node in graph.node for name in reads(node)}
         for value in graph.input:
             if value.name not in stored:
-                yield self.value(value.name, self.roles[0].get(value.name, Kind.INPUT), scope, value.type)
+                yield self.value(value.name, self.roles[0].get(value.name, BoxKind.INPUT), scope, value.type)
         for name, (tensor, dtype, dims) in stored.items():
             if tensor is not None and name in read and name not in fed | ends and _is_constant(tensor):
                 scope.constants[name] = _values(tensor)
                 continue
-            kind = Kind.WEIGHT if dtype in FLOATS and not is_generated(name) else Kind.CONSTANT
+            kind = BoxKind.WEIGHT if dtype in FLOATS and not is_generated(name) else BoxKind.CONSTANT
             value_type = onnx.helper.make_tensor_type_proto(dtype, list(dims))
             yield self.value(name, self.roles[0].get(name, kind), scope, value_type)
 
     def outputs(self, graph: GraphProto, scope: _Scope) -> Iterable[Box]:
-        """A box for each output."""
+        """Yield a box for each output."""
         for value in graph.output:
             gradient = value.name.removesuffix("_grad") in scope.makers and value.name.endswith("_grad")
-            kind = self.roles[1].get(value.name, Kind.GRADIENT if gradient else Kind.OUTPUT)
+            kind = self.roles[1].get(value.name, BoxKind.GRADIENT if gradient else BoxKind.OUTPUT)
             box = Box(self.key("v"), kind, short(value.name), _lines(in_words(scope.types.get(value.name))),
-                      visible(value.name))  # fmt: skip
+                      escaped(value.name))  # fmt: skip
             self.edge(value.name, box.key, scope)
             yield box
 
-    def value(self, name: str, kind: Kind, scope: _Scope, value_type: TypeProto) -> Box:
+    def value(self, name: str, kind: BoxKind, scope: _Scope, value_type: TypeProto) -> Box:
         scope.types[name] = value_type
         scope.makers[name] = self.key("v")
-        return Box(scope.makers[name], kind, short(name), _lines(in_words(value_type)), visible(name))
+        return Box(scope.makers[name], kind, short(name), _lines(in_words(value_type)), escaped(name))
 
     def edge(self, name: str, target: str, scope: _Scope) -> None:
         if name in scope.makers:
@@ -200,15 +216,17 @@ class _Reader:
 
     # -- nodes ------------------------------------------------------------------------------------------------------
 
-    def node(self, node: NodeProto, twin: NodeProto, scope: _Scope, kind: Kind, module: tuple[str, ...]) -> list[Part]:
-        """The box of a node, and a group for each of its bodies."""
+    def node(
+        self, node: NodeProto, twin: NodeProto, scope: _Scope, kind: BoxKind, module: tuple[str, ...]
+    ) -> list[Part]:
+        """Return the box of a node, followed by a group for each of its bodies."""
         key = self.key("n")
         for name in node.output:
             if name:
                 scope.makers[name] = key
         outputs = [_named(name, scope) for name in node.output if name]
         if node.op_type == "Constant":
-            box = Box(key, Kind.CONSTANT, short(node.output[0]), _lines(in_words(scope.types.get(node.output[0]))),
+            box = Box(key, BoxKind.CONSTANT, short(node.output[0]), _lines(in_words(scope.types.get(node.output[0]))),
                       details(node), 1, module)  # fmt: skip
             return [box]
         constants = [f"{self.operand(node, i)} = {scope.constants[name]}" for i, name in enumerate(node.input)
@@ -221,11 +239,11 @@ class _Reader:
         for name, body, typed in zip(attributes, subgraphs(node), subgraphs(twin), strict=True):
             parts = self.container(body, typed, scope.inner(), kind)
             title = f"{name} of {node.op_type} {node.name}".strip()
-            drawn.append(Group(self.key("g"), short(title), kind, tuple(parts), container=True))
+            drawn.append(Cluster(self.key("g"), short(title), kind, tuple(parts), container=True))
         return drawn
 
     def operand(self, node: NodeProto, position: int) -> str:
-        """What the operator's page calls an input."""
+        """Return the name that the operator's schema gives to an input."""
         try:
             formal = onnx.defs.get_schema(node.op_type, self.opsets.get(node.domain, 1), node.domain).inputs
         except onnx.defs.SchemaError:
@@ -234,40 +252,40 @@ class _Reader:
 
 
 def _part(unit: _Unit) -> Part:
-    """A unit as a box, or as a group of what belongs together."""
+    """Return a unit as a box, or as a group of the node's box, its bodies and its gradient."""
     gradient: list[Part] = []
     if unit.gradient:
         key = f"g{unit.gradient[0].key}"
         title = short(f"gradient of {unit.label}")
-        gradient = [Group(key, title, Kind.BACKWARD, tuple(unit.gradient), scope=unit.scope)]
+        gradient = [Cluster(key, title, BoxKind.BACKWARD, tuple(unit.gradient), scope=unit.scope)]
     parts = [*unit.own, *gradient]
     if len(parts) == 1:
         return parts[0]
-    return Group(f"u{unit.own[0].key}", "", None, tuple(parts), beside=True, scope=unit.scope)
+    return Cluster(f"u{unit.own[0].key}", "", None, tuple(parts), beside=True, scope=unit.scope)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------
 
 
-def _roles(model: ModelProto) -> tuple[dict[str, Kind], dict[str, Kind]]:
-    """The kinds of the inputs and outputs, as far as a training model describes itself."""
+def _roles(model: ModelProto) -> tuple[dict[str, BoxKind], dict[str, BoxKind]]:
+    """Return two maps, input -> kind and output -> kind, from the metadata of a training model."""
     props = {entry.key: entry.value for entry in model.metadata_props}
     try:
         ports = strict_json.loads(props.get(ROLES, "{}"))
-        inputs = {name: _INPUTS.get(role, Kind.INPUT) for name, role in ports.get("inputs", {}).items()}
-        outputs = {name: _OUTPUTS.get(role["role"], Kind.OUTPUT) for name, role in ports.get("outputs", {}).items()}
+        inputs = {name: _INPUTS.get(role, BoxKind.INPUT) for name, role in ports.get("inputs", {}).items()}
+        outputs = {name: _OUTPUTS.get(role["role"], BoxKind.OUTPUT) for name, role in ports.get("outputs", {}).items()}
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return {}, {}  # a description that can't be read is no reason not to draw
+        return {}, {}  # the model can be drawn without the description
     return inputs, outputs
 
 
-_INPUTS = {"weight": Kind.WEIGHT, "state": Kind.STATE, "constant": Kind.CONSTANT}
-_OUTPUTS = {"gradient": Kind.GRADIENT, "next state": Kind.STATE}
-_NODES = {"loss": Kind.LOSS, "seed": Kind.BACKWARD, "backward": Kind.BACKWARD, "optimizer": Kind.OPTIMIZER}
+_INPUTS = {"weight": BoxKind.WEIGHT, "state": BoxKind.STATE, "constant": BoxKind.CONSTANT}
+_OUTPUTS = {"gradient": BoxKind.GRADIENT, "next state": BoxKind.STATE}
+_NODES = {"loss": BoxKind.LOSS, "seed": BoxKind.BACKWARD, "backward": BoxKind.BACKWARD, "optimizer": BoxKind.OPTIMIZER}
 
 
 def _label(node: NodeProto) -> str:
-    """What a node is called: its name, or that of its first output."""
+    """Return the name of a node, or of its first output if the node has no name."""
     return node.name or next(filter(None, node.output), node.op_type)
 
 
@@ -276,7 +294,7 @@ def _meta(node: NodeProto, key: str) -> str:
 
 
 def _forward_of(node: NodeProto) -> str:
-    """The label of the forward node that a node differentiates, or ""."""
+    """Return the label of the forward node that a node differentiates or replaces; "" if the node names none."""
     older = OLDER_GRADIENT.match(node.name) if node.doc_string == "Backward pass" else None
     return older[1] if older else _meta(node, FORWARD)
 
@@ -285,9 +303,9 @@ def _forward_of(node: NodeProto) -> str:
 
 
 def details(node: NodeProto) -> str:
-    """The node's name and its attributes, a line each."""
+    """Return a text with the name of a node and its attributes, one per line."""
     attributes = (a for a in node.attribute if a.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS))
-    return "\n".join([visible(_label(node)), *map(_attribute, attributes)])
+    return "\n".join([escaped(_label(node)), *map(_attribute, attributes)])
 
 
 def _attribute(attribute: AttributeProto) -> str:
@@ -302,12 +320,12 @@ def _attribute(attribute: AttributeProto) -> str:
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    return (visible(text),) if text else ()
+    return (escaped(text),) if text else ()
 
 
 def _named(name: str, scope: _Scope) -> str:
     value_type = in_words(scope.types.get(name))
-    return visible(f"{name}: {value_type}" if value_type else name)
+    return escaped(f"{name}: {value_type}" if value_type else name)
 
 
 def _tensor(tensor: TensorProto) -> str:
@@ -318,7 +336,7 @@ def _tensor(tensor: TensorProto) -> str:
 
 
 def _is_constant(tensor: TensorProto) -> bool:
-    """Whether an initializer is a small setting, not a weight that somebody has named."""
+    """Return True if an initializer is small and is no float weight with a name of its own."""
     small = not is_external(tensor) and np.prod(tensor.dims) <= INLINE
     others = GENERATED.fullmatch(tensor.name) or is_generated(tensor.name)
     named = tensor.data_type in FLOATS and len(tensor.dims) > 0 and not others
@@ -326,7 +344,7 @@ def _is_constant(tensor: TensorProto) -> bool:
 
 
 def _inline(node: NodeProto) -> str | None:
-    """The values of a small Constant node; None for any other node."""
+    """Return the elements of a small Constant node as text, or None for any other node."""
     if node.op_type != "Constant" or not is_standard(node.domain) or len(node.attribute) != 1:
         return None
     if node.attribute[0].ref_attr_name:

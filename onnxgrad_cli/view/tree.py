@@ -1,8 +1,8 @@
-"""A drawing as a tree that a reader folds and unfolds: modules in modules, each level small enough to be laid out.
+"""Convert a drawing to a tree of nested modules that a reader can fold and unfold.
 
-Modules come from the scopes that exporters leave. A level that is still too wide, as that of a model without scopes,
-is cut into blocks of neighbours. Each weight, constant, state and gradient stands in the innermost module that holds
-everything it touches; inputs and outputs stand outside all modules.
+Modules come from the scopes that exporters store. A level with too many children for the layout, such as the top level
+of a model without scopes, is divided into blocks of neighboring children. Each weight, constant, state and gradient is
+placed in the innermost module that contains all boxes connected to it. Inputs and outputs are outside all modules.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onnxgrad_cli.common.visible import visible
-from onnxgrad_cli.view.drawing import Box, Drawing, Group, Kind, Part
+from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Part, is_value
 
 WIDEST = 60
-"""Children up to which a level is not cut into blocks."""
+"""A level with more children than this is divided into blocks."""
 
 DEEPEST = 40
-"""Levels of modules that are told apart."""
+"""Largest depth of nested modules in the tree. Modules below it are not shown as levels of their own."""
 
 Touching = dict[str, list[str]]
-"""A box -> the boxes that it reads from, or that read from it."""
+"""Key of a box -> the keys of all boxes connected to it by an edge."""
 
-OUTSIDE = frozenset({Kind.INPUT, Kind.OUTPUT})
-"""Kinds of values that stand outside all modules."""
+OUTSIDE = frozenset({BoxKind.INPUT, BoxKind.OUTPUT})
+"""Kinds of values that are placed outside all modules."""
 
 
 @dataclass(eq=False)
 class Branch:
-    """A part of the tree: a box, a row of what belongs together, or what can be unfolded.
+    """A part of the tree: a box, a row of parts that belong together, or a frame that can be folded.
 
     Attributes:
-        title: of the frame, or "" for a box.
-        box: what it shows, where it is a leaf.
-        row: whether its children stand beside each other: a node, its bodies, and its gradient.
-        unit: whether it is a node with what belongs to it: no value is put inside.
-        children: what lies in it, in the order of the model.
+        title: the title of the frame; "" for a box.
+        box: the box, if the branch is a leaf; otherwise None.
+        row: True if the children are drawn side by side: a node, its bodies, and its gradient.
+        unit: True if the branch is a node with its bodies and its gradient. No value is placed inside a unit.
+        children: the branches inside, in the order of the model.
     """
 
     title: str = ""
@@ -47,7 +47,7 @@ class Branch:
 
 
 def tree(drawing: Drawing) -> Branch:
-    """The whole drawing as a tree; `drawing` should not be folded yet."""
+    """Convert a drawing to a tree. The drawing must not be folded."""
     touching: Touching = defaultdict(list)
     for edge in drawing.edges:
         touching[edge.source].append(edge.target)
@@ -55,15 +55,15 @@ def tree(drawing: Drawing) -> Branch:
     return _container(drawing.root, touching, "")
 
 
-def _container(group: Group, touching: Touching, title: str) -> Branch:
-    """The graph of a model or of a body: its modules, then its values where they belong."""
-    units = [part for part in group.parts if not _is_value(part)]
+def _container(group: Cluster, touching: Touching, title: str) -> Branch:
+    """Return the branch of a model's graph or of a body, with its modules, and with its values placed in these."""
+    units = [part for part in group.parts if not is_value(part)]
     root = Branch(title, children=_cut(_modules(units, 0, touching)))
     paths = dict(_paths(root, ()))
     placed: dict[int, dict[int, list[Branch]]] = defaultdict(lambda: defaultdict(list))
     homes = {id(root): root}
     for part in group.parts:
-        if isinstance(part, Box) and _is_value(part):
+        if isinstance(part, Box) and is_value(part):
             ends = [paths[key] for key in touching[part.key] if key in paths] if part.kind not in OUTSIDE else []
             path = _common(ends) or (root,)
             home = path[-1]
@@ -75,7 +75,10 @@ def _container(group: Group, touching: Touching, title: str) -> Branch:
 
 
 def _with_values(children: list[Branch], at: dict[int, list[Branch]]) -> list[Branch]:
-    """A level with its values: each before the child at its number, or all in one branch where they are many."""
+    """Return the children of a level with values inserted. `at` maps the index of a child to the values before it.
+
+    If there are many values, they are put into one branch.
+    """
     if sum(map(len, at.values())) > WIDEST // 2:
         values = [value for i in sorted(at) for value in at[i]]
         return _cut([Branch("values", children=_cut(values)), *children])
@@ -86,19 +89,18 @@ def _with_values(children: list[Branch], at: dict[int, list[Branch]]) -> list[Br
 
 
 def _place(value: Box, home: Branch, ends: list[tuple[Branch, ...]], depth: int) -> int:
-    """Before which child of its home a value stands: before the first that it touches, inputs first, outputs last."""
+    """Return the index of the child before which a value is placed in its branch.
+
+    It is the first child connected to the value. Inputs come first, outputs and unconnected values last.
+    """
     if value.kind in OUTSIDE or not ends:
-        return -1 if value.kind == Kind.INPUT else len(home.children)
+        return -1 if value.kind == BoxKind.INPUT else len(home.children)
     first = {id(path[depth]) for path in ends if len(path) > depth}
     return next((i for i, child in enumerate(home.children) if id(child) in first), len(home.children))
 
 
-def _is_value(part: Part) -> bool:
-    return isinstance(part, Box) and part.nodes == 0
-
-
 def _modules(units: list[Part], depth: int, touching: Touching) -> list[Branch]:
-    """The units, those of one module at this depth in one branch, where it holds more than one."""
+    """Return branches for units, grouped by module at a depth. A module with a single child has no branch."""
     together: dict[tuple[str, ...] | int, list[Part]] = defaultdict(list)
     for i, unit in enumerate(units):
         together[unit.scope[: depth + 1] if depth < min(len(unit.scope), DEEPEST) else i].append(unit)
@@ -108,12 +110,12 @@ def _modules(units: list[Part], depth: int, touching: Touching) -> list[Branch]:
             found.append(_unit(inside[0], touching))
             continue
         children = _modules(inside, depth + 1, touching)
-        found += children if len(children) == 1 else [Branch(visible(key[-1]), children=_cut(children))]
+        found += children if len(children) == 1 else [Branch(escaped(key[-1]), children=_cut(children))]
     return found
 
 
 def _unit(part: Part, touching: Touching) -> Branch:
-    """A node with what belongs to it."""
+    """Return the branch of a node with its bodies and its gradient, or of a single body."""
     if isinstance(part, Box):
         return Branch(box=part, unit=True)
     if part.container:
@@ -127,7 +129,7 @@ def _unit(part: Part, touching: Touching) -> Branch:
 
 
 def _cut(level: list[Branch]) -> list[Branch]:
-    """Neighbours in blocks, and those in blocks, until the level is not wider than `WIDEST`."""
+    """Divide a level into blocks of neighbors, and these into larger blocks, until it has at most `WIDEST` children."""
     while len(level) > WIDEST:
         size = -(-len(level) // -(-len(level) // WIDEST))
         runs = [level[i : i + size] for i in range(0, len(level), size)]
@@ -136,14 +138,14 @@ def _cut(level: list[Branch]) -> list[Branch]:
 
 
 def _name(branch: Branch) -> str:
-    """What stands first in a block, or last: a box by its title, a block by its own ends."""
+    """Return the name that stands for the first or last branch of a block in the title of the block."""
     while branch.box is None and (branch.row or not branch.title):
         branch = branch.children[0]
     return branch.box.title if branch.box else branch.title.partition(" … ")[0].rpartition(": ")[2]
 
 
 def _paths(branch: Branch, above: tuple[Branch, ...]) -> Iterator[tuple[str, tuple[Branch, ...]]]:
-    """Each box with what can be unfolded around it, outermost first, at last the unit that it is in."""
+    """Yield (key, path) for each box. The path leads from the outermost branch to the unit that contains the box."""
     above = (*above, branch)
     if branch.unit:
         yield from ((box.key, above) for box in _leaves(branch))
@@ -160,7 +162,7 @@ def _leaves(branch: Branch) -> Iterator[Box]:
 
 
 def _common(paths: list[tuple[Branch, ...]]) -> tuple[Branch, ...]:
-    """What lies around all ends of the paths, without the ends themselves."""
+    """Return the branches that all paths share, from the outermost one on. The last branch of a path is not counted."""
     if not paths:
         return ()
     shared: list[Branch] = []

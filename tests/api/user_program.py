@@ -10,45 +10,62 @@ from onnx import ModelProto
 from onnxgrad_cli import (
     CheckFailed,
     Course,
+    Fooling,
     Group,
+    Judged,
     LoraSpec,
     LossSpec,
-    ModelSource,
+    Method,
+    NotFinite,
     OnnxgradError,
     Op,
     Options,
     RecomputeSpec,
     Refusal,
     Report,
-    Trained,
+    SampleOptions,
+    Schedule,
+    Setting,
+    Stepped,
     Trainer,
     TrainingModel,
     Unknown,
     UnsupportedError,
     UsageError,
     Val,
+    __version__,
+    all_rules,
     build,
     definition,
     derive,
     gradcheck,
     inspect,
+    lookup,
     loss,
+    metric,
     no_gradient,
     optimizer,
-    random_feed,
+    parse_schedule,
     refuse,
     rule,
+    run_artifacts,
+    run_attack,
     run_build,
     run_check,
     run_derive,
+    run_evaluate,
     run_expand,
+    run_explain,
     run_export,
+    run_pack,
+    run_predict,
     run_train,
     run_tune,
-    run_verify_op,
     run_view,
+    scoped,
     stop_gradient,
 )
+from onnxgrad_cli.compat import random_feed
 
 
 @rule("Squareplus", domain="my.ops")
@@ -70,7 +87,20 @@ def quartic(op: Op, prediction: Val, label: Val) -> Val:
     return (prediction - label) ** 4.0
 
 
-no_gradient("Rounded", domain="my.ops")
+@metric("furthest", higher=False)
+class Furthest:
+    """The largest distance of a prediction from its label."""
+
+    def __init__(self) -> None:
+        self.largest = float("nan")
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        self.largest = float(np.fmax(self.largest, np.abs(predictions - labels).max()))
+
+    def value(self) -> float:
+        return self.largest
+
+
 refuse("Drawn", "it draws numbers", "freeze it", domain="my.ops")
 stop_gradient("Looked", [1], domain="my.ops")
 decorator = optimizer("mine", slots={"m": "the mean"})
@@ -96,10 +126,14 @@ def options(weight: float) -> Options:
     )
 
 
-def trained(model: ModelSource, batches: list[dict[str, np.ndarray]]) -> list[float]:
+def trained(model: ModelProto, batches: list[dict[str, np.ndarray]]) -> list[float]:
     built: TrainingModel = build(model, options(0.5))
     trainer = Trainer(built, threads=1)
-    losses: list[float] = [trainer.step(batch, learning_rate=1e-3) for batch in batches]
+    schedule: Schedule = parse_schedule("cosine:warmup=10", 1e-3, len(batches))
+    try:
+        losses: list[float] = [trainer.step(batch, learning_rate=schedule.rate(i)) for i, batch in enumerate(batches)]
+    except NotFinite:
+        return []
     gradient: str = built.training.gradients["w"]
     reasons: dict[str, str] = built.training.not_trained
     print(gradient, reasons, built.options.mode, [each.text for each in built.training.cautions])
@@ -107,12 +141,37 @@ def trained(model: ModelSource, batches: list[dict[str, np.ndarray]]) -> list[fl
     return losses
 
 
+def told_while_training(event: object) -> None:
+    if isinstance(event, Stepped):
+        print(event.step, event.loss)
+    elif isinstance(event, Judged):
+        print(event.epoch, event.results)
+
+
 def jobs(file: Path) -> None:
     report: Report = run_build(file, "train.onnx", options(1.0), verify=True)
-    print(report.status, inspect(file).verdict, run_check("train.onnx").status)
-    run: Trained = run_train(file, "data.npz", options=Options(), course=Course(epochs=3, init="he"))
+    print(__version__, report.status, inspect(file).verdict, run_check("train.onnx").status)
+    course = Course(epochs=3, init="he", samples=SampleOptions(balance=True))
+    run = run_train(file, "data.npz", options=Options(), course=course, watch=told_while_training)
     print(run.best, run_export(Path("run/best"), file), run_expand(file), run_derive(file, kind="jvp")[1])
-    print(run_tune(file)[1], run_verify_op("Gemm").passed, run_view(file, kind="svg")[1])
+    print(run_tune(file)[1], run_view(file, form="dot")[1], run_pack("train.onnx", "site", data="data.npz"))
+    artifacts: Report = run_artifacts(file, "artifacts", options(1.0))
+    print(artifacts.status)
+
+
+def use(file: Path, images: np.ndarray) -> None:
+    setting = Setting(batch_size=8, samples=SampleOptions())
+    print(run_evaluate(file, {"x": images, "y": images}, metrics=["furthest"], setting=setting))
+    print(run_predict(file, {"x": images}, setting=setting))
+    print(run_explain(file, "data.npz", method=Method("occlusion", window=(3, 3))))
+    print(run_attack(file, "data.npz", fooling=Fooling("pgd", epsilon=0.1)))
+
+
+def rules() -> list[str]:
+    with scoped():
+        no_gradient("Rounded", domain="my.ops")
+        found = lookup("Rounded", "my.ops")
+    return [each.op_type for each in all_rules() if each is not found]
 
 
 def derivatives(model: ModelProto) -> float:

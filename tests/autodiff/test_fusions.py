@@ -10,7 +10,7 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.fusions import find_fusions
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from tests.harness import with_gradient
 
 ERF = {

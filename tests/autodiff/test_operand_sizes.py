@@ -13,7 +13,7 @@ from onnxgrad_cli import Options, UnsupportedError, build
 from onnxgrad_cli.autodiff.operand_sizes import contradiction
 from onnxgrad_cli.errors import InternalError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 
 T, B, N, H = 3, 2, 5, 4
 STATE = [1, B, H]
@@ -77,7 +77,7 @@ def test_an_operand_that_is_too_long(op_type: str, at: int) -> None:
     shapes, attributes = NODES[op_type]
     wrong = [[*shape[:-1], shape[-1] + (i == at)] for i, shape in enumerate(shapes)]
     model = model_of(op_type, wrong, **attributes)
-    assert not runs(model) and "its definition asks for" in judged(model)
+    assert not runs(model) and "its operator's definition requires" in judged(model)
 
 
 def test_the_node_is_named() -> None:
@@ -88,7 +88,7 @@ def test_the_node_is_named() -> None:
     with pytest.raises(UnsupportedError) as caught:
         build(model)
     reasons = {refusal.op_type: refusal.reason for refusal in caught.value.refusals}
-    assert "has the sizes [2, 4], its definition asks for [m, n] with m = 2, n = 3" in reasons["Gemm"]
+    assert "has the shape [2, 4], but its operator's definition requires [m, n] with m = 2, n = 3" in reasons["Gemm"]
 
 
 def test_a_fault_of_a_rule_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def channels(node: str) -> onnx.ModelProto:
         ("y = SpaceToDepth <blocksize = 3> (h)", "its blocksize 3 does not divide axis 2 of 'h'"),
         ("y = DepthToSpace <blocksize = 4> (h)", "which has 8 elements into blocks"),
         ("y = Conv <group = 3> (h, w)", "its group 3 does not divide axis 1 of 'h'"),
-        ("y, z = Split <axis = 1, num_outputs = 3> (h)", "its num_outputs is 3, and it has 2 outputs"),
+        ("y, z = Split <axis = 1, num_outputs = 3> (h)", "its num_outputs is 3, but it has 2 outputs"),
     ],
 )
 def test_an_attribute_that_does_not_fit_the_sizes(node: str, told: str) -> None:

@@ -33,7 +33,7 @@ from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.verification.differences import directional
+from onnxgrad_cli.verification.gradients.differences import directional
 from tests.autodiff.rows import ROWS, by_operator, few, others
 from tests.autodiff.rules.test_attention import one_node
 from tests.cli_harness import MLP, Shell, save
@@ -46,7 +46,7 @@ SEQUENCES = {"SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceAt
 SMOOTH = [row for row in ROWS if row.second_order or row.op in SEQUENCES or row.opset < 16]
 """The rows with a second derivative: the pipeline unpacks sequences and raises opsets, as the harness does not."""
 
-REFUSED = {"SequenceEmpty": "needs the sequence '.*' as it was in each iteration"}
+REFUSED = {"SequenceEmpty": "requires the value of the sequence '.*' in each iteration"}
 """What has a gradient but not that of its gradient, and why."""
 
 SINGLE = 1e-5
@@ -153,11 +153,13 @@ def factor(case: Case) -> int:
 
 
 @pytest.mark.parametrize("case", FIRST, ids=str)
+@pytest.mark.thinned(4, 2)
 def test_every_operator(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.parametrize("case", FIRST_SYMBOLIC, ids=str)
+@pytest.mark.thinned(5, 4)
 def test_every_operator_with_symbolic_axes(case: Case) -> None:
     check(case, symbolic=True)
 
@@ -177,6 +179,7 @@ def test_the_other_rows_with_symbolic_axes(operator: str, each: Each) -> None:
 
 
 @pytest.mark.parametrize("case", FIRST, ids=str)
+@pytest.mark.thinned(3, 3)
 def test_what_is_linear_has_a_second_gradient_of_zero(case: Case) -> None:
     """The sum of an output that is linear in x has a gradient that does not depend on x: that is said, and is zero."""
     if case.op in REFUSED:
@@ -234,6 +237,7 @@ DEFINED = [
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("op", "domain", "inputs", "attributes"), DEFINED, ids=[f"{d}:{op}" for op, d, *_ in DEFINED])
+@pytest.mark.thinned(3)
 def test_what_is_defined_by_other_operators(op, domain, inputs, attributes, symbolic) -> None:
     if symbolic and (op, domain) == ("Attention", MS):
         pytest.skip("the sizes of its heads come from the shape of its weights")
@@ -297,7 +301,7 @@ def emitted(case: Case, symbolic: bool) -> Iterator[tuple[NodeProto, int]]:
     """Every node that the rules write for a row, those of bodies included, and the opset it is written at."""
     graph = Graph(forward_model(case, symbolic))
     prepare.normalise(graph)
-    prepare.settle(graph, Training())
+    prepare.infer_and_lower(graph, Training())
     op = Op(graph)
     floats = [name for name in graph.output_names if is_float(graph.types[name])]
     for name in floats:

@@ -20,10 +20,10 @@ from onnxgrad_cli.autodiff.activity import on_the_way
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.fusion import Fusion
+from onnxgrad_cli.emission.values import Fusion
 from onnxgrad_cli.errors import Caution, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.record import Training
 
 HEAD = '<ir_version: 8, opset_import: ["": 18, "my.ops": 1]>'
@@ -176,22 +176,22 @@ def no_idea(op: Op, g: Any, y: Any, a: Any, b: Any) -> Any:
 
 
 SHAPES = "export the model with shapes that do not depend on the values of its inputs"
-WRONG_RULE = "the rule is wrong: it returns one cotangent for each input, in order"
+WRONG_RULE = "correct the rule: it must return one cotangent for each input, in order"
 RULES: dict[str, tuple[Callable[..., Any], str, str]] = {
     "it says no, twice": (lambda op, g, y, a, b: (op.no("it spins", "hold it"),) * 2, "it spins", "hold it"),
     "of what is unknown": (no_idea, "the size of a is unknown", SHAPES),
     "of another shape": (
         lambda op, g, y, a, b: (op.sum(g, [0], keepdims=False), g),
-        "its rule gives 'a', of shape [3, 4], a cotangent of shape [4]",
+        "its rule returns a cotangent of shape [4] for 'a', which has the shape [3, 4]",
         WRONG_RULE,
     ),
     "of another type": (
         lambda op, g, y, a, b: (g, op.cast(g, onnx.TensorProto.FLOAT)),
-        "its rule gives 'a', of type DOUBLE, a cotangent of type FLOAT",
+        "its rule returns a cotangent of type FLOAT for 'a', which has the type DOUBLE",
         WRONG_RULE,
     ),
-    "too few": (lambda op, g, y, a, b: g, "the rule returns 1 cotangents for 2 inputs", ""),
-    "it knows too few": (lambda op, g, y, a: g, "the rule knows 1 inputs, the node has 2", ""),
+    "too few": (lambda op, g, y, a, b: g, "the rule returns 1 cotangents, but the node has 2 inputs", ""),
+    "it knows too few": (lambda op, g, y, a: g, "the rule has 1 inputs, but the node has 2", ""),
 }
 
 
@@ -207,13 +207,16 @@ def test_what_a_rule_does_not_cover_is_refused_once_with_its_hint(case: str) -> 
 def test_why_a_node_has_no_rule() -> None:
     freeze = "freeze the weights before it with `freeze`"
     none = Refusal(
-        "two", "my.ops::Twirl", "there is no rule for my.ops::Twirl", f"give it a rule with --rules FILE, or {freeze}"
+        "two",
+        "my.ops::Twirl",
+        "there is no rule for my.ops::Twirl",
+        f"add a rule for it with --rules FILE, or {freeze}",
     )
     assert refusals(TWIRL, ["x"]) == [none]
     with registry.scoped():
         registry.stop_gradient("Twirl", [1], domain="my.ops")
-        why = "gradients stop at some of its operands, for which it needs a rule of its own"
-        assert refusals(TWIRL, ["x"]) == [Refusal("two", "my.ops::Twirl", why, "give it one with --rules")]
+        why = "gradients are stopped at some of its operands, so it needs its own rule"
+        assert refusals(TWIRL, ["x"]) == [Refusal("two", "my.ops::Twirl", why, "add a rule for it with --rules FILE")]
         registry.refuse("Twirl", "it spins", "hold it", domain="my.ops")
         assert refusals(TWIRL, ["x"]) == [Refusal("two", "my.ops::Twirl", "it spins", "hold it")]
     standard = TWIRL.replace("my.ops.Twirl(a, a)", "Tan(a)")
@@ -233,7 +236,7 @@ QUANTIZED = """g (float[3, 3] x, float s) => (float[3, 3] y)
 
 def test_integers_that_stand_for_floats_are_read_by_rules_that_know_them_alone() -> None:
     (refusal,) = refusals(QUANTIZED, ["x"], straight_through=True)
-    assert (refusal.node, refusal.reason) == ("t", "it computes with 'q', which is quantized and not yet dequantized")
+    assert (refusal.node, refusal.reason) == ("t", "it computes with 'q', which is quantized and not dequantized again")
     with registry.scoped():
         registry.refuse("QuantizeLinear", "it rounds", override=True)
         assert refusals(QUANTIZED, ["x"]) == [Refusal("q", "QuantizeLinear", "it rounds")]  # and not what reads it
@@ -300,7 +303,7 @@ def test_a_stop_is_told_of(node: str, label: str) -> None:
     with registry.scoped():
         registry.stop_gradient("MatMul", [1])
         _, training = walked(text, ["x"])
-    said = f"no gradient goes from '{label}' (MatMul) to its operand 1, 'a': stop_gradient declares so"
+    said = f"stop_gradient stops the gradient of '{label}' (MatMul) with respect to its operand 1, 'a'"
     assert (training.cautions, training.partial) == ([Caution("note", label, said)], ["x"])
 
 
@@ -385,6 +388,10 @@ def test_a_gradient_of_which_paths_are_stopped_says_so() -> None:
     or_zero(op, "x", None, training)
     or_zero(op, "y", op.val("u"), training)
     assert training.cautions == [
-        Caution("note", "x", "the gradient of 'x' leaves out the paths that are stopped"),
-        Caution("zero gradient", "x", "the gradient of 'x' is zero: all its paths to the loss are stopped"),
+        Caution("note", "x", "the gradient of 'x' does not include the paths on which gradients are stopped"),
+        Caution(
+            "zero gradient",
+            "x",
+            "the gradient of 'x' is zero because gradients are stopped on all its paths to the loss",
+        ),
     ]

@@ -35,7 +35,7 @@ def test_the_page_has_the_table() -> None:
     assert type_support.page() == type_support.PAGE.read_text(), "run `make docs`"
 
 
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(12, 3)
 @pytest.mark.parametrize(("operator", "dtype"), PAIRS)
 def test_a_row_comes_to_what_is_stored(operator: str, dtype: str) -> None:
     results = type_support.stored()
@@ -45,7 +45,7 @@ def test_a_row_comes_to_what_is_stored(operator: str, dtype: str) -> None:
     assert type_support.state(row, dtype) in results[onnxruntime.__version__][operator][dtype], STALE
 
 
-@pytest.mark.thinned(40)
+@pytest.mark.thinned(40, 8)
 @pytest.mark.parametrize(("operator", "dtype"), PAIRS)
 def test_the_command_derives_what_the_table_promises(operator: str, dtype: str, tmp_path: Path) -> None:
     for row in BY_OP[operator][:: max(len(BY_OP[operator]) // 2, 1)]:

@@ -21,13 +21,13 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of, is_float, tensor_type
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.opset import FIRST_WITH_BFLOAT16
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
-from tests.autodiff.rows import ROWS, by_operator, few, others
+from tests.autodiff.rows import ROWS, by_operator, few, tiers
 from tests.conftest import Each
 from tests.harness import Case, Const, fed, forward_model, sample, with_gradient
 
@@ -41,8 +41,7 @@ SINGLE = {"Resize": (2,), "Upsample": (1,)}
 
 FLOAT = (np.float64, np.float32, *HALF.values())
 BY_OP = by_operator(ROWS)
-SOME, FEW = few(BY_OP, 6), few(BY_OP, 4)
-OTHERS, MANY = others(BY_OP, SOME), others(BY_OP, FEW)
+OF_TYPES, OF_VALUES = tiers(BY_OP, few(BY_OP, 2)), tiers(BY_OP, few(BY_OP, 1))
 
 
 # -- rows in half types -------------------------------------------------------------------------------------------
@@ -209,16 +208,9 @@ def check_types(row: Case, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("op", BY_OP)
-def test_what_a_rule_emits_takes_the_type(op: str, dtype: str, each: Each) -> None:
-    each(SOME[op], partial(check_types, dtype=dtype))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("op", OTHERS)
-def test_what_a_rule_emits_for_the_other_rows(op: str, dtype: str, each: Each) -> None:
-    each(OTHERS[op], partial(check_types, dtype=dtype))
+@pytest.mark.parametrize("rows", OF_TYPES)
+def test_what_a_rule_emits_takes_the_type(rows: list[Case], dtype: str, each: Each) -> None:
+    each(rows, partial(check_types, dtype=dtype))
 
 
 # -- the values -------------------------------------------------------------------------------------------------------
@@ -341,27 +333,14 @@ def noise(
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("op", BY_OP)
-def test_gradient_in_a_half_type(op: str, dtype: str, each: Each) -> None:
-    each(FEW[op], partial(check_half, dtype=dtype))
+@pytest.mark.parametrize("rows", OF_VALUES)
+def test_gradient_in_a_half_type(rows: list[Case], dtype: str, each: Each) -> None:
+    each(rows, partial(check_half, dtype=dtype))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("op", MANY)
-def test_the_other_gradients_in_a_half_type(op: str, dtype: str, each: Each) -> None:
-    each(MANY[op], partial(check_half, dtype=dtype))
-
-
-@pytest.mark.parametrize("op", BY_OP)
-def test_gradient_in_float16_of_what_is_computed(op: str, each: Each) -> None:
-    each(FEW[op], check_computed_half)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", MANY)
-def test_the_other_gradients_in_float16_of_what_is_computed(op: str, each: Each) -> None:
-    each(MANY[op], check_computed_half)
+@pytest.mark.parametrize("rows", OF_VALUES)
+def test_gradient_in_float16_of_what_is_computed(rows: list[Case], each: Each) -> None:
+    each(rows, check_computed_half)
 
 
 LONG = 1 << 16
@@ -431,6 +410,8 @@ def test_nothing_flows_through_other_types(to: str) -> None:
     copy.CopyFrom(model)
     built = build(model)
     assert built.training.trained == ["v"]
-    assert built.training.not_trained["w"].startswith("no differentiable path ties it to the loss: it is cut by Cast '")
-    with pytest.raises(UnsupportedError, match="no differentiable path ties it to the loss"):
+    assert built.training.not_trained["w"].startswith(
+        "no differentiable path leads from it to the loss: the path is interrupted by Cast '"
+    )
+    with pytest.raises(UnsupportedError, match="no differentiable path leads from it to the loss"):
         build(copy, Options(freeze=("v",)))

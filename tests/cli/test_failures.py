@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad_cli.cli.failures import failure
+from onnxgrad_cli.cli.terminal.failures import failure
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from tests.cli_harness import MLP, Shell, save
 
@@ -57,22 +57,22 @@ def raised(error: BaseException, cause: BaseException | None = None, hidden: boo
     ],
 )
 def test_memory_that_ends_is_told_as_such(error: BaseException) -> None:
-    found = failure(error)
-    assert (found.message, found.code) == ("not enough memory", 1) and "smaller" in (found.hint or "")
+    found, code = failure(error)
+    assert (found.code, code) == ("no_memory", 1) and "smaller" in (found.hint or "")
 
 
 def test_nesting_that_is_too_deep() -> None:
     for error in (RecursionError("maximum recursion depth exceeded"), raised(KeyError("x"), RecursionError())):
-        assert failure(error).message == "what was given is nested too deeply"
-    assert failure(raised(UsageError("no such weight"), RecursionError())).message == "no such weight"
+        assert failure(error)[0].message == "the input is nested too deeply"
+    assert failure(raised(UsageError("no such weight"), RecursionError()))[0].message == "no such weight"
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG])
 def test_a_file_out_of_reach_is_no_fault_of_ours(number: int) -> None:
-    found = failure(OSError(number, os.strerror(number), Path("shut", "c.toml")))
+    found, code = failure(OSError(number, os.strerror(number), Path("shut", "c.toml")))
     assert found.message == f"'{Path('shut', 'c.toml')}' can't be reached: {os.strerror(number)}"
-    assert found.code == 2 and "permissions" in (found.hint or "")
-    assert "internal" in failure(OSError(number, "of no file")).message
+    assert (found.code, code) == ("unreadable_file", 1) and "permissions" in (found.hint or "")
+    assert "internal" in failure(OSError(number, "of no file"))[0].message
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
@@ -80,10 +80,10 @@ def test_what_can_not_be_written_is_no_fault_of_ours(number: int) -> None:
     words = os.strerror(number) if number == errno.EROFS else "no space is left"
     unnamed = OSError(number, os.strerror(number))
     for error in (unnamed, raised(ValueError("Can't close the ZIP file"), unnamed)):
-        found = failure(error)
-        assert (found.message, found.code) == (f"a file can't be written: {words}", 1)
+        found, code = failure(error)
+        assert (found.message, code) == (f"a file can't be written: {words}", 1)
         assert "TMPDIR" in (found.hint or "")
-    found = failure(OSError(number, os.strerror(number), "full/x"))
+    found, _ = failure(OSError(number, os.strerror(number), "full/x"))
     assert found.message == f"'full/x' can't be written: {words}"
 
 
@@ -130,10 +130,10 @@ def test_a_folder_that_may_not_be_searched(
     np.savez("d.npz", x=np.zeros((4, 3), np.float32), label=np.zeros(4, np.int64))
     monkeypatch.setattr(Path, "stat", stat)
     result = shell("train", "mlp.onnx", "--data", "d.npz", *options, "--loss", "cross-entropy", "-o", "t.onnx")
-    assert result.code == 2, result.err
+    assert result.code == 1, result.err
     assert re.search("'shut/.*' can't be (read|reached): Permission denied", result.err), result.err
     result = shell("build", "mlp.onnx", "--label", "t", "-O", "shut/o")
-    assert result.code == 2 and "'shut/o/mlp.train.onnx' can't be reached: Permission denied" in result.err, result.err
+    assert result.code == 1 and "'shut/o/mlp.train.onnx' can't be reached: Permission denied" in result.err, result.err
 
 
 def test_end_of_a_file_is_no_interrupt(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_links_that_lead_to_themselves(shell: Shell) -> None:
         (*build, "--rules", "loop.py"), (*build, "--tuned", "loop.toml"), (*build, "--dump-passes", "loop"),
         (*build, "--artifacts", "loop"), (*build, "--loss", "loop.onnx"), ("tune", "mlp.onnx", "-o", "loop.toml"),
         ("train", "mlp.onnx", "--data", "loop.npz"), ("train", "mlp.onnx", "--data", "loop"),
-        ("view", "mlp.onnx", "-o", "loop.svg", "--force"), ("derive", "mlp.onnx", "-o", "loop"),
+        ("view", "mlp.onnx", "-o", "loop.dot", "--force"), ("derive", "mlp.onnx", "-o", "loop"),
     ):  # fmt: skip
         result = shell(*command)
         assert "internal" not in result.err, (command, result.err)

@@ -16,7 +16,7 @@ import yaml
 from markdown_it import MarkdownIt
 from onnx import parser
 
-from onnxgrad_cli.cli.github import annotation, harmless
+from onnxgrad_cli.cli.terminal.github import annotation, harmless
 from tests.cli.test_cli import HOME, shell
 from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, Shell, save
 
@@ -64,7 +64,7 @@ def test_what_was_found_and_made_is_in_the_summary(github: Shell) -> None:
     pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
     assert github("train", "mlp.onnx", *on, "--epochs", "1", "-o", "t.onnx").code == 0
     row = Path("summary.md").read_text().splitlines()[-2]
-    assert "trained&#58; epoch 1 of 1, the last, taken" in row and row.endswith("| t.onnx, t.onnx.run |"), row
+    assert "trained&#58; epoch 1 of 1, the last one" in row and row.endswith("| t.onnx, t.onnx.run |"), row
 
 
 def test_elsewhere_nothing_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_no_name_gives_a_command(github: Shell) -> None:
         model.graph.node[0].input[1] = text
         model.opset_import.add(domain=text, version=1)
         onnx.save(model, "evil.onnx")
-        for command in (("inspect", "evil.onnx"), ("view", "evil.onnx"), ("doctor", "evil.onnx", "--json")):
+        for command in (("inspect", "evil.onnx"), ("view", "evil.onnx"), ("inspect", "evil.onnx", "--json")):
             told = github(*command)
             assert not commands(told.out), (command, told.out)
             assert all(re.match("::(error|warning) title=onnxgrad ", line) for line in commands(told.err)), told.err

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from onnxgrad_cli.cli import cli
-from onnxgrad_cli.common.synonyms import SYNONYMS
+from onnxgrad_cli.common.synonyms import COMMANDS, SYNONYMS
 from onnxgrad_cli.losses import LOSSES
 from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.training.metrics import METRICS
@@ -74,6 +74,16 @@ def test_every_name_of_another_program_leads_to_an_option() -> None:
         assert option in names | settings, use
         assert option in settings or not names & set(others.split()), use
         assert not option.endswith("-option") or value.partition("=")[0] in settings, use
+
+
+@pytest.mark.parametrize("use", COMMANDS)
+def test_a_command_of_another_program_is_known_by_its_meaning(shell: Shell, use: str) -> None:
+    assert shell(*use.split(), "--help").code == 0
+    for name in COMMANDS[use].split():
+        assert name not in cli.commands
+        result = shell(name, "mlp.onnx")
+        assert result.code == 2 and f"No such command '{name}'" in result.err, result.err
+        assert f"hint: use 'onnxgrad {use}'; see 'onnxgrad --help'" in result.err, result.err
 
 
 @pytest.mark.parametrize(

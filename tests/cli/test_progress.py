@@ -14,8 +14,8 @@ import pytest
 import rich.status
 from rich.console import Console as Terminal
 
-from onnxgrad_cli.cli import progress
-from onnxgrad_cli.cli.console import Console
+from onnxgrad_cli.cli.terminal import progress
+from onnxgrad_cli.cli.terminal.console import Console
 from onnxgrad_cli.report.words import figure
 from onnxgrad_cli.training.run.watch import Judged, Stepped
 from tests.cli_harness import MLP, PROGRAM, Shell, save
@@ -168,7 +168,6 @@ SLOW = {
     "build": "-o other.onnx",
     "check": "",
     "derive": "-o derived.onnx",
-    "doctor": "",
     "evaluate": "--data data.npz",
     "expand": "-o expanded.onnx",
     "explain": "--data data.npz",
@@ -176,7 +175,7 @@ SLOW = {
     "inspect": "",
     "predict": "--data data.npz",
     "tune": "--repeat 1 --size batch=2",
-    "view": "-o mlp.svg",
+    "view": "-o mlp.html",
 }
 SUBJECTS = {"check": "train.onnx", "export": "weights.safetensors"}
 

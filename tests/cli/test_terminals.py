@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxgrad_cli.cli import fitting
+from onnxgrad_cli.cli.terminal.console import fitting
 from tests.cli_harness import PROGRAM
 from tests.terminal import Recording, record
 
@@ -27,15 +27,15 @@ COMMANDS = {
         *("--method", "integrated-gradients", "-o", "why.npz"),
     ),
     "check": ("check", "train.onnx"),
-    "doctor": ("doctor", "digits_cnn.onnx"),
+    "inspect": ("inspect", "digits_cnn.onnx"),
 }
 WORDS = {
     "train": ["287 of 1437 samples are held out for validation", "epoch 2/2", "best by validation accuracy", "trained"],
-    "build": ["Built and proved: every check passed.", "next onnxgrad check again.onnx", "built"],
-    "evaluate": ["360 samples", "top-k", "label \\ chosen"],
+    "build": ["Built and proved: every check passed.", "next onnxgrad train", "built"],
+    "evaluate": ["360 samples", "top-k", "label \\ predicted"],
     "explain": ["integrated gradients in 50 steps", "gradients proved", "wrote why.npz", "explained"],
     "check": ["passed gradients against differences of the loss", "proved"],
-    "doctor": ["Differentiable: 12 gradients can be had.", "running variance of a BatchNormalization"],
+    "inspect": ["Differentiable: 12 weights will get a gradient.", "running variance of a BatchNormalization"],
 }
 """Of each, words that can be read in the end."""
 
@@ -66,6 +66,7 @@ def told(text: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.thinned(3)
 def test_a_command_on_each_terminal(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     shown = {name: recorded(command, name) for name in TERMINALS}
@@ -95,13 +96,14 @@ def afresh(command: str, name: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.thinned(3)
 def test_in_a_pipe_nothing_moves_and_no_line_is_broken(command: str, folder: Path) -> None:
     words = [*PROGRAM, *COMMANDS[command], *afresh(command, "pipe")]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
     assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout + done.stderr
     text = " ".join(f"{done.stderr} {done.stdout}".split())
     assert [word for word in WORDS[command] if word not in text] == []
-    if command != "evaluate" and command != "doctor":  # which say how they ended by what they print
+    if command != "evaluate" and command != "inspect":  # which say how they ended by what they print
         assert done.stderr.rstrip().split("\n")[-1].startswith(f"{WORDS[command][-1]} | "), "the last line is whole"
 
 
@@ -126,9 +128,9 @@ class Terminal:
 )
 def test_lines_are_broken_between_words(text: str, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
-    assert fitting.fitting(text, Terminal()).split("\n") == lines  # type: ignore[arg-type]
+    assert fitting(text, Terminal()).split("\n") == lines  # type: ignore[arg-type]
 
 
 def test_nothing_is_broken_but_on_a_terminal(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w") as file:
-        assert fitting.fitting("word " * 100, file) == "word " * 100
+        assert fitting("word " * 100, file) == "word " * 100

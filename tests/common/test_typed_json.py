@@ -26,7 +26,7 @@ def test_what_was_written_comes_back() -> None:
     ("kind", "value", "said"),
     [
         (Quantized, [], r"it can't be \[\]"),
-        (Quantized, {**SAID, "more": 1}, "it has 'more'"),
+        (Quantized, {**SAID, "more": 1}, "it has an unknown entry 'more'"),
         (Quantized, {**SAID, "scales": "s"}, r"it.scales can't be 's'"),
         (Quantized, {**SAID, "copies": {"c": []}}, r"it.copies\['c'\] can't be \[\]"),
         (Quantized, {**SAID, "weights": [{"weight": "w"}]}, r"it.weights\[0\] has no 'tensor'"),
@@ -35,7 +35,7 @@ def test_what_was_written_comes_back() -> None:
         (float, float("nan"), "it can't be nan"),
         (int, 1.0, "it can't be 1.0"),
         (tuple[str, ...] | None, 3, "it can't be 3"),
-        (Adapter, {"weight": "w", "a": "a", "b": "b", "rank": 0, "alpha": 1.0}, "of rank 0"),
+        (Adapter, {"weight": "w", "a": "a", "b": "b", "rank": 0, "alpha": 1.0}, "rank 0 and scaling"),
     ],
 )
 def test_what_is_something_else(kind: Any, value: object, said: str) -> None:

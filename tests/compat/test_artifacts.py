@@ -13,8 +13,10 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from onnxgrad_cli import LossSpec, LossType, OptimType, Options, Trainer, build, generate_artifacts
-from onnxgrad_cli.compat.artifacts import Artifacts, make_artifacts, nominal, open_artifacts, save_checkpoint
+from onnxgrad_cli import LossSpec, Options, Trainer, build
+from onnxgrad_cli.checkpoints.tensors import load_words
+from onnxgrad_cli.compat import LossType, OptimType, generate_artifacts
+from onnxgrad_cli.compat.artifacts import Artifacts, make_artifacts, open_artifacts, save_checkpoint
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import describe, read
 from onnxgrad_cli.training.run.folder import load_checkpoint
@@ -117,7 +119,7 @@ def test_there_and_back(shell: Shell) -> None:
     Path("notes.txt").write_text("mine")
     for other in ("notes.txt", "art/my_training_model.onnx"):
         kept = Path(other).read_bytes()
-        with pytest.raises(UsageError, match="is no checkpoint"):
+        with pytest.raises(UsageError, match="is not a checkpoint"):
             save_checkpoint(other, trainer)
         assert Path(other).read_bytes() == kept
     again = open_artifacts("art", "my_", threads=1)
@@ -135,37 +137,35 @@ def test_the_command_makes_the_same(shell: Shell) -> None:
     generate(artifact_directory="python")
     result = shell("build", MODEL, "--loss", "cross-entropy", "--label", "labels", "--mode", "train", "--optimizer",
                    "adamw", "--optimizer-option", "eps=1e-6", "--optimizer-option", "weight-decay=0",
-                   "--artifacts", "command")  # fmt: skip
+                   "--artifacts", "command", "--json")  # fmt: skip
     assert result.code == 0, result.err
     files = shell.files()
     for name in QUARTET[1:]:
         one, other = (onnx.load_from_string(files[f"{folder}/{name}"]) for folder in ("python", "command"))
         assert one.graph == other.graph
     report = files["command/training_model.onnx.report.md"].decode()
-    assert "evaluation model" in report and "open_artifacts('command')" in report
+    assert "evaluation model" in report
+    assert "open_artifacts('command')" in result.json["next"][-1]["text"]
     assert shell("check", "command/training_model.onnx").code == 0
     assert shell("build", MODEL, "--artifacts", "command", "--label", "labels").code == 0  # they are ours
 
 
 def test_the_nominal_checkpoint(shell: Shell) -> None:
     generate(nominal_checkpoint=True)
-    found = nominal(Path("art/checkpoint"))
-    stored = {t.name: (str(numpy_helper.to_array(t).dtype), tuple(t.dims)) for t in onnx.load(MODEL).graph.initializer}
-    assert found["fc1.weight"] == stored["fc1.weight"] and found["step"] == ("int64", ())
+    found = load_words(Path("art/checkpoint"))["progress"]["nominal"]
+    stored = {t.name: [str(numpy_helper.to_array(t).dtype), list(t.dims)] for t in onnx.load(MODEL).graph.initializer}
+    assert found["fc1.weight"] == stored["fc1.weight"] and found["step"] == ["int64", []]
     assert Path("art/checkpoint").stat().st_size < 10_000
     with pytest.raises(OnnxgradError, match="nominal checkpoint"):
         open_artifacts("art")
     assert "nominal" in shell("export", "art/checkpoint", "--model", MODEL).err
-    generate(artifact_directory="full")
-    with pytest.raises(OnnxgradError, match="no nominal checkpoint"):
-        nominal(Path("full/checkpoint"))
 
 
 def test_outputs_besides(shell: Shell) -> None:
     generate(additional_output_names=["logits"], optimizer=None)
     assert not Path("art/optimizer_model.onnx").exists()
     assert "logits" in ports("art/training_model.onnx")[1] and ports("art/eval_model.onnx")[1] == ["loss", "logits"]
-    with pytest.raises(UsageError, match="optimizer"):
+    with pytest.raises(OnnxgradError, match="optimizer"):
         open_artifacts("art")
     with pytest.raises(UsageError, match="no output 'logit'"):
         generate(additional_output_names=["logit"])
@@ -215,7 +215,7 @@ def test_nothing_is_made_of_the_value_of_a_frozen_parameter(shell: Shell) -> Non
         ({"ort_format": True}, "ort_format"),
         ({"custom_op_library": "x.so"}, "custom_op_library"),
         ({"loss_input_names": ["a", "b"]}, "one output"),
-        ({"loss": 3}, "a int is no loss"),
+        ({"loss": 3}, "a int is not a loss"),
         ({"requires_grad": ["fc9.weight"]}, "fc9.weight"),
         ({"frozen_params": ["fc9.weight"]}, "fc9.weight"),
         ({"optimizer": "adamm"}, "adamm"),
@@ -248,6 +248,10 @@ def test_files_of_others_stay(shell: Shell) -> None:
     Path("art/checkpoint").write_text("mine")
     with pytest.raises(UsageError, match="onnxgrad did not write it"):
         generate()
+    assert shell.files() == {"art/checkpoint": b"mine"}
+    result = shell("build", MODEL, "--artifacts", "art", "--label", "labels", "-v")
+    assert result.code == 2 and "'art/checkpoint' exists, and onnxgrad did not write it" in result.err
+    assert "backward" not in result.err, "nothing is built for a place that is taken"
     assert shell.files() == {"art/checkpoint": b"mine"}
     generate(force=True)
 
@@ -308,7 +312,7 @@ def test_a_loss_in_a_file_of_another_opset(shell: Shell, text: str, formula: Any
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [({"op_type": "Gelu"}, "is no valid ONNX model"), ({"op_type": "Conv"}, "onnxruntime does not open")],
+    [({"op_type": "Gelu"}, "is not a valid ONNX model"), ({"op_type": "Conv"}, "onnxruntime does not load")],
 )
 def test_what_onnxruntime_would_refuse_is_not_written(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: dict[str, str], words: str
@@ -324,7 +328,7 @@ def test_what_onnxruntime_would_refuse_is_not_written(
             del made.optimizer.graph.node[-1].input[1:]
         return made
 
-    monkeypatch.setattr("onnxgrad_cli.compat.generate_artifacts.make_artifacts", broken)
+    monkeypatch.setattr("onnxgrad_cli.compat.artifact_generation.make_artifacts", broken)
     with pytest.raises(OnnxgradError, match=f"'optimizer_model.onnx'.*{words}|{words}.*'optimizer_model.onnx'"):
         generate_artifacts("line.onnx", loss=LossType.MSELoss, optimizer="sgd", artifact_directory="art")
     assert not list(Path("art").iterdir())

@@ -20,11 +20,11 @@ import pytest
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from onnxgrad_cli import DerivativeOptions, onnx_derivative
+from onnxgrad_cli.compat import DerivativeOptions, onnx_derivative
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.verification.differences import directional
+from onnxgrad_cli.verification.gradients.differences import directional
 from tests.harness import fed
 
 Zero = DerivativeOptions.Zero
@@ -313,6 +313,7 @@ def by_text(body: str, opset: int = 17) -> ModelProto:
 
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("options", [Zero, Keep, Keep | Fill], ids=["zero", "keep", "keep+fill"])
+@pytest.mark.thinned(3)
 def test_every_net(net: str, options: DerivativeOptions) -> None:
     one = NETS[net]
     model = one.model
@@ -513,6 +514,7 @@ def test_bug_9_weights_keep_their_values(options: DerivativeOptions) -> None:
 @pytest.mark.parametrize("axes", ["N M", "? ?", "N ?"])
 @pytest.mark.parametrize(("n", "m"), [(1, 3), (3, 1), (2, 2), (1, 1)])
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
+@pytest.mark.thinned(3)
 def test_bug_10_symbols_may_broadcast(axes: str, n: int, m: int, op: str) -> None:
     """Two symbols were taken for equal: with N=1, M=3 the gradient of A[N, 4] had the shape [3, 4]."""
     a, b = axes.split()

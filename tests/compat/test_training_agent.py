@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxgrad_cli import DerivativeOptions, onnx_derivative
+from onnxgrad_cli.compat import DerivativeOptions, onnx_derivative
 from onnxgrad_cli.ir.types import Arrays
 from tests import older_runtime
 from tests.compat.test_onnx_derivative import (
@@ -47,28 +47,33 @@ def agent() -> str:
         pytest.skip(str(reason))
 
 
-def split(agent: str, model: ModelProto, passes: list[Arrays], folder: Path) -> list[tuple[Arrays, Arrays]]:
-    """Run the forward parts of several passes, then the backward part of each.
+def split(agent: str, model: ModelProto, folder: Path, *groups: list[Arrays]) -> list[tuple[Arrays, Arrays]]:
+    """Run the forward parts of several passes, then the backward part of each; so for each group of passes.
 
     Args:
         agent: the Python to run it with.
         model: a graph with a YieldOp.
-        passes: what each is fed: inputs, of which those that have a value of their own may be left out of all, and
-            the cotangents by the names of the YieldOp's outputs, which are no inputs of the graph.
         folder: for the files that are passed.
+        groups: what each pass of a group is fed: inputs, of which those that have a value of their own may be left out
+            of all, and the cotangents by the names of the YieldOp's outputs, which are no inputs of the graph.
 
     Returns:
         For each pass what the forward part returned, and the gradients.
     """
     onnx.save(model, folder / "model.onnx")
-    files = [(folder / f"in{i}.npz", folder / f"out{i}.npz") for i in range(len(passes))]
-    for (given, _), arrays in zip(files, passes, strict=True):
-        np.savez(given, **arrays)
+    results: list[Path] = []
+    words: list[str | Path] = []
+    for group in groups:
+        words += ["--"] if words else []
+        for arrays in group:
+            given, found = folder / f"in{len(results)}.npz", folder / f"out{len(results)}.npz"
+            np.savez(given, **arrays)
+            results.append(found)
+            words += [given, found]
     script = Path(__file__).with_name("training_agent_split.py")
-    command = [agent, script, folder / "model.onnx", *(file for pair in files for file in pair)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run([agent, script, folder / "model.onnx", *words], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
-    loaded = [dict(np.load(found)) for _, found in files]
+    loaded = [dict(np.load(found)) for found in results]
     parts = list(yield_op(model).input), names(model.graph.output)
     return [tuple({name: arrays[name] for name in part} for part in parts) for arrays in loaded]
 
@@ -91,16 +96,13 @@ def check(agent: str, model: ModelProto, sizes: dict[str, int], folder: Path, to
     others = {n: np.asarray(own[n] * 0.75, own[n].dtype) for n in names(halves.graph.input) if n in own}
     points = [sampled(model, sizes, seed) for seed in (0, 1)]
     as_it_is = [{**point, **as_inputs(cotangents_of(model, zero, point), zero)} for point in points]
-    found = split(agent, halves, as_it_is, folder)
-    passes = list(zip(as_it_is, found, strict=True))
-    if others:
-        changed = {**as_it_is[0], **others}
-        passes += [(changed, *split(agent, halves, [changed], folder))]
-    for given, (outputs, gradients) in passes:
+    changed = [{**as_it_is[0], **others}] if others else []
+    found = split(agent, halves, folder, as_it_is, *([changed] if changed else []))
+    for given, (outputs, gradients) in zip([*as_it_is, *changed], found, strict=True):
         kept = run(keep, given)
         compare(outputs, {name: kept[name] for name in names(model.graph.output)}, tolerance)
         compare(gradients, run(zero, given), tolerance)
-    for point, (outputs, _) in zip(points, found, strict=True):
+    for point, (outputs, _) in zip(points, found[: len(points)], strict=True):
         compare(outputs, run(model, point), tolerance)
 
 
@@ -141,7 +143,7 @@ def test_the_older_graphs(golden: Golden, agent: str, tmp_path: Path) -> None:
     given |= then
     for graph in (theirs, ours):
         taken = {*names(graph.graph.input), *yield_op(graph).output}
-        ((outputs, gradients),) = split(agent, graph, [{n: a for n, a in given.items() if n in taken}], tmp_path)
+        ((outputs, gradients),) = split(agent, graph, tmp_path, [{n: a for n, a in given.items() if n in taken}])
         compare(outputs, run(model, fed(model, given)), 1e-5)
         compare(gradients, expected or gradients, 1e-5)
         expected = gradients

@@ -3,11 +3,12 @@
 Not a test: the tests run this file with the Python of an environment that has onnxruntime-training 1.19.2, which
 cannot share one with the package itself.
 
-    python training_agent_split.py MODEL.onnx IN.npz OUT.npz [IN.npz OUT.npz]...
+    python training_agent_split.py MODEL.onnx IN.npz OUT.npz [IN.npz OUT.npz]... [-- IN.npz OUT.npz...]...
 
 Each IN.npz holds the graph's inputs by name (one that has a value of its own may be missing from all) and the
 cotangents by the names of the YieldOp's outputs. Its OUT.npz is given the YieldOp's inputs, which are all that the
-forward part returns, and the graph's outputs. All forward parts run before the first backward part.
+forward part returns, and the graph's outputs. All forward parts run before the first backward part. The files after
+`--` get an agent of their own, whose graph may be fed other inputs.
 """
 
 import sys
@@ -19,6 +20,17 @@ from onnxruntime.capi import _pybind_state as ort
 
 
 def main(model_file, *files):
+    groups = [[]]
+    for file in files:
+        if file == "--":
+            groups.append([])
+        else:
+            groups[-1].append(file)
+    for group in groups:
+        split(model_file, *group)
+
+
+def split(model_file, *files):
     model = onnx.load(model_file)
     (marker,) = (node for node in model.graph.node if node.op_type == "YieldOp")
     given = [dict(np.load(file)) for file in files[::2]]

@@ -60,9 +60,9 @@ def test_a_label_that_is_no_class_ends_the_run(label: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"class_": 4}, "has 4 classes along axis 1, and none of number 4"),
-        ({"class_": -1}, "there is no class '-1'"),
-        ({"class_": "best"}, "there is no class 'best'"),
+        ({"class_": 4}, "has 4 classes along axis 1, but class 4"),
+        ({"class_": -1}, "'-1' is not a class"),
+        ({"class_": "best"}, "'best' is not a class"),
         ({"class_": 1, "class_axis": 2}, "no axis 2 of classes"),
         ({"class_": 1, "of": "j"}, "'j' matches none of the float outputs"),
     ],
@@ -81,4 +81,7 @@ def test_labels_of_other_sizes_than_the_scores_prove_nothing() -> None:
     assert said is not None
     data = {"x": X, **INDEX, "label": np.array([1, 2]), "y_score_grad": np.ones(2)}
     proof = prove_derived(model, said, original=original, data=data)
-    assert proof.verdict != "proved" and "the labels are [2], the scores of the classes [3, 4]" in str(proof)
+    assert (
+        proof.verdict != "proved"
+        and "the labels have the shape [2], but the scores of the classes have [3, 4]" in str(proof)
+    )

@@ -16,7 +16,7 @@ import torch
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.verification.gradcheck import gradcheck
+from onnxgrad_cli.verification.gradients.gradcheck import gradcheck
 from tests.autodiff.rows import ROWS
 from tests.harness import Case, check_case, with_gradient
 
@@ -58,6 +58,7 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         exec(compile(block, "docs/adding-an-operator.md", "exec"), {"__name__": "page"})
 
 
+@pytest.mark.slow
 def test_every_command_runs(folder: Path) -> None:
     for line in blocks("sh")[0].splitlines():
         program, *arguments = shlex.split(line)
@@ -81,6 +82,7 @@ def site(tmp_path: Path, folder: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_installed_package_gives_its_rules(folder: Path, site: Path, tmp_path: Path) -> None:
     def built(path: Path) -> set[str]:
         out = tmp_path / "plugin.onnx"
@@ -88,7 +90,7 @@ def test_an_installed_package_gives_its_rules(folder: Path, site: Path, tmp_path
         assert done.returncode == 0, done.stderr
         return {node.op_type for node in onnx.load(out).graph.node}
 
-    assert "my_rules.squareplus" in run("ops", "Squareplus", "--json", folder=site, path=site).stdout
+    assert "my_rules.squareplus" in run("list", "operators", "Squareplus", "--json", folder=site, path=site).stdout
     other = tmp_path / "other"
     other.mkdir()
     assert "Squareplus" in built(site)
@@ -156,6 +158,7 @@ def test_every_exercise_has_rows() -> None:
 
 
 @pytest.mark.parametrize("case", EXERCISE_ROWS, ids=str)
+@pytest.mark.thinned(3)
 def test_exercise(case: Case) -> None:
     """The rows that prove the built-in rules prove those of the page."""
     taught('@rule("Sqrt", override=True)')

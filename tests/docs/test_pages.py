@@ -1,5 +1,7 @@
 """The pages of docs/ are run, every command and every Python block, and what is generated is what the code says now."""
 
+import contextlib
+import io
 import re
 import shlex
 import shutil
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import onnxgrad_cli
+from onnxgrad_cli import compat
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.cli import cli, run
 
@@ -30,7 +33,17 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "runtimes.md",
 }
 RUN_BY_THE_README = "python sample_models/train.py train.onnx"
-SLOW = {"how-to/speed.md", "tutorials/detector.md", "tutorials/quantized.md"}
+SLOW = {
+    *(
+        "how-to/automation.md",
+        "how-to/python.md",
+        "how-to/speed.md",
+        "how-to/training-runs.md",
+        "how-to/weights.md",
+        "jobs.md",
+    ),
+    *("tutorials/adapters.md", "tutorials/detector.md", "tutorials/explain.md", "tutorials/quantized.md"),
+}
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -68,20 +81,59 @@ def write_files(page: str) -> None:
 
 
 def run_in_turn(page: str) -> dict[str, Any]:
-    """Run the commands and the programs of a page, which share their names."""
+    """Run the commands and the programs of a page, which share their names, and compare what a page says they print."""
     names: dict[str, Any] = {"__name__": "page"}
+    printed = io.StringIO()
     for language, title, text in blocks(page):
-        if language == "sh":
-            for command in text.replace("\\\n", " ").splitlines():
-                program, *arguments = shlex.split(command)
-                if command == RUN_BY_THE_README:
-                    continue
-                assert program == "onnxgrad", f"{command}: only onnxgrad's own commands stand in a block of sh"
-                assert run(arguments) == 0, command
-        elif language == "python" and not title:
-            with registry.scoped():
-                exec(compile(text, page, "exec"), names)
+        if language == "text":
+            if printed.getvalue():
+                compare_output(page, text, printed.getvalue())
+            continue
+        printed = io.StringIO()
+        with (
+            contextlib.redirect_stdout(Copied(printed, sys.stdout)),
+            contextlib.redirect_stderr(Copied(printed, sys.stderr)),
+        ):
+            run_block(page, language, title, text, names)
     return names
+
+
+class Copied(io.TextIOBase):
+    """A stream that writes to two others."""
+
+    def __init__(self, *streams: Any) -> None:
+        self.streams = streams
+
+    def write(self, text: str) -> int:
+        for stream in self.streams:
+            stream.write(text)
+        return len(text)
+
+
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|[▁▂▃▄▅▆▇█]+")
+"""Numbers and curves, which depend on the machine."""
+
+
+def compare_output(page: str, shown: str, printed: str) -> None:
+    """Find the lines that a page shows in an output, in order. Numbers may differ, and ... stands for other lines."""
+    lines = iter([" ".join(NUMBER.sub("#", line).split()) for line in printed.splitlines()])
+    for line in shown.splitlines():
+        wanted = " ".join(NUMBER.sub("#", line).split())
+        assert wanted in ("", "...") or wanted in lines, f"{page}: not printed: {line!r}, in:\n{printed}"
+
+
+def run_block(page: str, language: str, title: str, text: str, names: dict[str, Any]) -> None:
+    """Run the commands or the program of a block."""
+    if language == "sh":
+        for command in text.replace("\\\n", " ").splitlines():
+            program, *arguments = shlex.split(command)
+            if command == RUN_BY_THE_README:
+                continue
+            assert program == "onnxgrad", f"{command}: only onnxgrad's own commands stand in a block of sh"
+            assert run(arguments) == 0, command
+    elif language == "python" and not title:
+        with registry.scoped():
+            exec(compile(text, page, "exec"), names)
 
 
 COMMAND = re.compile(r"`(?:\$ )?onnxgrad ([^`]+)`")
@@ -104,7 +156,8 @@ def test_every_command_and_option_exists(page: str) -> None:
         assert name in cli.commands, command
         assert {word.split("=")[0] for word in words if FLAG.fullmatch(word)} <= flags(name), command
     known = set().union(*(flags(name) for name in cli.commands))
-    foreign = {"--threads", "--against", "--bind-to", "--max-restarts"}  # of benchmarks, mpirun and torchrun
+    foreign = {"--threads", "--against", "--bind-to", "--max-restarts", "--initializers-as-non-constants"}
+    # of benchmarks, mpirun, torchrun and onnxsim
     inline = re.findall(r"`([^`\n]+)`", text)
     assert {flag for code in inline for flag in FLAG.findall(code)} <= known | foreign
 
@@ -129,8 +182,9 @@ def test_what_is_generated_is_what_the_code_says() -> None:
 
 def test_the_reference_is_whole() -> None:
     python = PAGES["reference/python.md"].read_text(encoding="utf-8")
-    names = re.findall(r"^::: onnxgrad_cli\.(\w+)$", python, re.MULTILINE)
-    assert sorted(names) == sorted(set(onnxgrad_cli.__all__) - {"__version__"})
+    names = re.findall(r"^::: onnxgrad_cli\.([\w.]+)$", python, re.MULTILINE)
+    offered = {*onnxgrad_cli.__all__, *(f"compat.{name}" for name in compat.__all__)} - {"__version__"}
+    assert sorted(names) == sorted(offered)
     commands = PAGES["reference/command-line.md"].read_text(encoding="utf-8")
     assert re.findall(r"^## onnxgrad (\S+)$", commands, re.MULTILINE) == list(cli.commands)
     for command in cli.commands.values():
@@ -168,17 +222,28 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
+def _steps(section: str) -> list[str]:
+    """Return the files of the numbered steps, each of which must hold the names that its step mentions."""
+    steps = re.findall(r"^\d+\. `([^`]+)`(.*(?:\n .*)*)", section, re.MULTILINE)
+    for file, told in steps:
+        content = (ROOT / file).read_text(encoding="utf-8")
+        assert [name for name in re.findall(r"`([A-Za-z_]\w+)`", told) if name not in content] == [], file
+    return [file for file, _ in steps]
+
+
 def test_the_walks_open_files_that_exist_and_five_at_most() -> None:
     """And what a step names stands in its file."""
     text = PAGES["architecture.md"].read_text(encoding="utf-8")
     walks = text[text.index("## Five walks") : text.index("## Glossary")].split("\n### ")[1:]
     assert len(walks) == 5
     for walk in walks:
-        steps = re.findall(r"^\d+\. `([^`]+)`(.*(?:\n .*)*)", walk, re.MULTILINE)
-        assert 1 <= len(steps) <= 5
-        for file, told in steps:
-            content = (ROOT / file).read_text(encoding="utf-8")
-            assert [name for name in re.findall(r"`([A-Za-z_]\w+)`", told) if name not in content] == [], file
+        assert 1 <= len(_steps(walk)) <= 5
+
+
+def test_the_steps_of_a_build_name_what_their_files_hold() -> None:
+    text = PAGES["architecture.md"].read_text(encoding="utf-8")
+    section = text[text.index("## A build in the order") : text.index("## The layers")]
+    assert len(_steps(section)) == len(re.findall(r"^\d+\. ", section, re.MULTILINE)) == 19
 
 
 def test_the_glossary_is_in_order() -> None:

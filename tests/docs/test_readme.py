@@ -56,6 +56,7 @@ def test_the_example_output_is_real(folder: Path) -> None:
     assert [timed.sub("in time", line) for line in shown] == [timed.sub("in time", line) for line in real]
 
 
+@pytest.mark.slow
 def test_the_training_program_learns(folder: Path) -> None:
     assert f"`{RUN_BY_THE_README}`" in README
     output = run(RUN_BY_THE_README, folder)
@@ -63,6 +64,12 @@ def test_the_training_program_learns(folder: Path) -> None:
     assert accuracy
     assert float(accuracy[1]) > 95
     assert re.match(r"epoch 20  loss 0\.\d{4}\nheld-out accuracy \d\d\.\d%\n", blocks("text")[1])
+
+
+def test_the_home_page_shows_the_same_example() -> None:
+    home = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    assert f"```text\n{blocks('text')[0]}```" in home
+    assert COMMANDS[0] in home
 
 
 def test_it_keeps_to_one_screen() -> None:

@@ -12,7 +12,7 @@ import pytest
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 
 WEIGHT = np.random.default_rng(0).uniform(0.5, 2, (64, 32, 1, 1)).astype(np.float32)
 SHAPES = {"x": "[64, 32, 1, 1]", "rate": "", "one": "[1]", "narrow": "[8, 32, 1, 1]"}

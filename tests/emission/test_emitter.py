@@ -19,8 +19,8 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.node import FORWARD, ROLE
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 
 X = np.random.default_rng(0).uniform(0.5, 2, (2, 3, 4)).astype(np.float32)

@@ -13,7 +13,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import norm, reduced, total
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 
 RNG = np.random.default_rng(0)
 

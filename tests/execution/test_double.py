@@ -44,6 +44,7 @@ def model_of(node: onnx.NodeProto, x: np.ndarray, *weights: np.ndarray) -> onnx.
 
 
 @pytest.mark.parametrize(("image", "kernel", "group"), SHAPES)
+@pytest.mark.thinned(3)
 def test_convolutions_are_products(image: tuple[int, ...], kernel: tuple[int, ...], group: int) -> None:
     rng, spatial = np.random.default_rng(0), len(image) - 2
     x, w, b = rng.normal(size=image), rng.normal(size=kernel).astype(np.float32), rng.normal(size=kernel[0])
@@ -65,6 +66,7 @@ def test_convolutions_are_products(image: tuple[int, ...], kernel: tuple[int, ..
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.thinned(3)
 def test_averages_over_windows_are_sums(spatial: int, dilation: int) -> None:
     """onnxruntime's float32 kernel says what they are; windows that hang over run on the reference, in no time."""
     x, sizes = np.random.default_rng(0).normal(size=(2, 3, 9, 10, 11)[: spatial + 2]), [2, 3, 2][:spatial]

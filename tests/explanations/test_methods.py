@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper, parser
 
 from onnxgrad_cli.common.choices import Explanation
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.jobs.explain import Explained, run_explain
 from tests.cli.test_cli import shell
@@ -115,7 +115,7 @@ def test_grad_cam_is_that_of_a_pytorch_hook(files: tuple[Path, Path], layer: str
     expected = torch.relu((gradient.mean((2, 3), keepdim=True) * a).sum(1)).detach().numpy()
     found = explained(files, "grad-cam", layer=layer)
     np.testing.assert_allclose(found.values, expected, **CLOSE)
-    assert f"by '{layer or 'layer'}'" in found.words
+    assert f"with respect to '{layer or 'layer'}'" in found.words
 
 
 def test_occlusion_is_that_of_a_plain_loop(files: tuple[Path, Path]) -> None:
@@ -156,16 +156,16 @@ def test_captum_says_the_same(files: tuple[Path, Path]) -> None:
     ("settings", "says"),
     [
         ({"name": "gradcam"}, "grad-cam"),
-        ({"name": "occlusion", "window": (9,)}, "8 places"),
+        ({"name": "occlusion", "window": (9,)}, "has only 8 positions"),
         ({"name": "occlusion", "window": (1, 1, 1)}, "3 sizes"),
         ({"name": "smoothgrad", "repeats": 0}, "repeats"),
         ({"name": "integrated-gradients", "baseline": "none.npy"}, "no such file"),
-        ({"name": "grad-cam", "layer": "flat"}, "no channels"),
+        ({"name": "grad-cam", "layer": "flat"}, "must have channels"),
         ({"name": "grad-cam", "layer": "laier"}, "layer"),
     ],
 )
 def test_what_does_not_fit_is_refused(files: tuple[Path, Path], settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(OnnxgradError) as caught:
         run_explain(*files, method=Method(**settings), verify=False)
     assert says in f"{caught.value.message} {caught.value.hint}"
 
@@ -174,8 +174,12 @@ def test_files_that_hold_no_baseline(files: tuple[Path, Path], tmp_path: Path) -
     np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
     (tmp_path / "none.npy").write_bytes(b"no array")
     (tmp_path / "none.npz").write_bytes(b"no archive")
-    for name, says in (("two.npz", "has no"), ("none.npy", "can't be read as an .npy"), ("none.npz", "begin as one")):
-        with pytest.raises(UsageError, match=says) as caught:
+    for name, says in (
+        ("two.npz", "has no"),
+        ("none.npy", "can't be read as an .npy"),
+        ("none.npz", "start like a zip"),
+    ):
+        with pytest.raises(OnnxgradError, match=says) as caught:
             run_explain(*files, method=Method(name="integrated-gradients", baseline=tmp_path / name), verify=False)
         assert "pickle" not in caught.value.message
 
@@ -188,7 +192,7 @@ def test_a_single_number_is_no_class(shell: Shell, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "price.onnx")
     np.savez(tmp_path / "d.npz", x=np.float32([[1, 2, 3], [4, 5, 6]]))
     said = shell("explain", "price.onnx", "--data", "d.npz", "-o", "a.npy").out
-    assert "of 'y', by 'x'" in said
+    assert "of 'y' with respect to 'x'" in said
     assert "class" not in said
     np.testing.assert_allclose(np.load(tmp_path / "a.npy"), np.abs(weights.T).repeat(2, 0), **CLOSE)
 

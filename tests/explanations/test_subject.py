@@ -11,12 +11,12 @@ import pytest
 import torch
 from onnx import ModelProto, numpy_helper, parser
 
+from onnxgrad_cli.data import SequenceOptions
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.subject import the_layer, typed
 from onnxgrad_cli.jobs.explain import run_explain
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.data import SequenceOptions
 from tests.explanations import nets
 
 X = nets.samples()
@@ -164,9 +164,9 @@ def test_a_page_of_tokens_holds_what_they_add(tmp_path: Path) -> None:
 def test_a_tokenizer_is_of_tokens(data: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     how = SequenceOptions(tokenizer=tokenizer(data.parent))
-    with pytest.raises(UsageError, match="are no tokens"):
+    with pytest.raises(UsageError, match="is not tokens"):
         run_explain(nets.model(), data, sequences=how, verify=False)
-    with pytest.raises(UsageError, match="is a page of tokens"):
+    with pytest.raises(UsageError, match="is for tokens"):
         run_explain(nets.model(), data, data.with_name("e.html"), verify=False)
 
 
@@ -221,7 +221,7 @@ def test_the_patches_of_a_transformer_are_no_last_layer() -> None:
     )
     for name, shape in (("w", (3, 1, 2, 2)), ("v", (3, 4))):
         model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
-    with pytest.raises(UsageError, match="goes on as tokens"):
+    with pytest.raises(UsageError, match="followed by layers of tokens"):
         the_layer(model, None, typed(model, None, Options()), None)
     assert the_layer(model, None, typed(model, None, Options()), "c").name == "c"
 

@@ -36,7 +36,7 @@ class Judgement:
 
     Attributes:
         code: the exit code of `onnxgrad build`.
-        verdict: 'proved', 'not proved', 'failed', or "" where nothing was built.
+        verdict: 'proved', 'not_proved', 'failed', or "" where nothing was built.
         why: the proof's reason, or the error.
         error: how far the slope along the gradients is from differences of the original's loss, relative; None where
             nothing was built.

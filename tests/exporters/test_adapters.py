@@ -19,13 +19,13 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from onnxgrad_cli.adapters.formats import AdapterTarget, read_adapters
+from onnxgrad_cli.adapters.merge import adaptable, merge
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.jobs.export import run_export
 from onnxgrad_cli.metadata import Adapter, describe
 from onnxgrad_cli.options import LoraSpec, Options
-from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
-from onnxgrad_cli.training.adapters.merge import adaptable, merge
 from tests.exporters.genai import WORDS, write_checkpoint, write_model
 
 RNG = np.random.default_rng(0)

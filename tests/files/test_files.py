@@ -27,7 +27,7 @@ from onnxgrad_cli.files import (
     writing,
 )
 from onnxgrad_cli.files.external_data import references, tensors
-from onnxgrad_cli.files.writing import is_ours
+from onnxgrad_cli.files.outputs import is_ours
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -105,7 +105,7 @@ def test_trained_bytes_become_a_model(averages: bool, shell: Shell) -> None:
     built("inputs")
     data, held = trained(Path("inputs.json"))
     Path("done.bin").write_bytes(data)
-    assert shell("export", "done.bin", "--model", "mlp.onnx", "-o", "a.onnx").code == 2
+    assert shell("export", "done.bin", "--model", "mlp.onnx", "-o", "a.onnx").code == 1
     flags = ["--use-ema"] * averages
     more = ["--roles", "inputs.json", "--model", "mlp.onnx", "-o", "a.onnx", *flags]
     assert shell("export", "done.bin", *more).code == 0
@@ -147,10 +147,10 @@ def test_a_model_is_checked_with_what_lies_beside(shell: Shell) -> None:
     assert shell("check", "inputs.onnx").code == 0
     Path("inputs.json").rename("other.json")
     result = shell("check", "inputs.onnx")
-    assert result.code == 2 and "there is no 'inputs.json' with their values" in result.err
-    with pytest.raises(UsageError, match="are inputs"):
+    assert result.code == 1 and "but 'inputs.json' with their values is missing" in result.err
+    with pytest.raises(OnnxgradError, match="are inputs"):
         Trainer("inputs.onnx")
-    with pytest.raises(UsageError, match="beside its file"):
+    with pytest.raises(UsageError, match="which was not read from a file"):
         Trainer(Path("inputs.onnx").read_bytes())
 
 
@@ -173,7 +173,7 @@ def test_damage_is_seen(damage: str, shell: Shell) -> None:
     file.write_bytes({"cut": data[:-4], "turned": data, "longer": data + b"1234"}[damage])
     with pytest.raises(OnnxgradError, match="checksum"):
         read_values(Path("inputs.json"))
-    with pytest.raises(OnnxgradError, match="bytes, and"):
+    with pytest.raises(OnnxgradError, match="bytes, but"):
         read_values(file)
 
 
@@ -203,7 +203,7 @@ def test_values_that_never_end(shell: Shell) -> None:
     values = built("inputs").with_suffix(".bin")
     values.unlink()
     values.symlink_to("/dev/zero")
-    with pytest.raises(OnnxgradError, match="is a folder or a device"):
+    with pytest.raises(OnnxgradError, match="but a folder or a device"):
         read_values(values)
 
 
@@ -233,13 +233,20 @@ def test_what_does_not_go_with_it(flags: list[str], shell: Shell) -> None:
     assert result.code == 2 and ("--weights" in result.err or "a.bin" in result.err)
 
 
+def test_a_report_does_not_take_the_place_of_the_values(shell: Shell) -> None:
+    command = ("build", "mlp.onnx", "--label", "t", "--weights", "inputs", "-o", "t.onnx", "--report", "t.json", "-v")
+    result = shell(*command)
+    assert result.code == 2 and "'t.json' would be written twice" in result.err
+    assert "prepare" not in result.err, "it is refused before any pass"
+
+
 def test_what_is_written_is_what_was_proved(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxgrad_cli.jobs import build_attempt
+    from onnxgrad_cli.jobs import build as build_job
 
     def other(switch: Any, model: Any, values: Any, path: Path) -> Any:
         return stage(switch, model, {name: array * 2 for name, array in values.items()}, path)
 
-    stage = build_attempt.stage_values
-    monkeypatch.setattr(build_attempt, "stage_values", other)
+    stage = build_job.stage_values
+    monkeypatch.setattr(build_job, "stage_values", other)
     report = run_build("mlp.onnx", "out.onnx", OPTIONS, weights="inputs", verify=True, no_report=True)
-    assert report.status == "check failed" and not list(Path().glob("out*"))
+    assert report.status == "check_failed" and not list(Path().glob("out*"))

@@ -32,7 +32,7 @@ BYTES = 6 * 2**30
 
 EXIT_CODES = {0, 1, 2, 3, 4, 5}
 
-TEXTS = {".md", ".html", ".json", ".txt", ".dot", ".mmd", ".svg", ".toml"}
+TEXTS = {".md", ".html", ".json", ".txt", ".dot", ".svg", ".toml"}
 
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """What a terminal obeys, or what hides or turns around what is read."""
@@ -123,7 +123,7 @@ def _ended(status: int, said: dict[str, str]) -> Outcome:
     if not said["code"]:
         return Outcome("death", [f"death: exit {os.WEXITSTATUS(status)} {stack}"])
     code, outcome = int(said["code"]), Outcome(f"exit {said['code']}")
-    internal = re.search("internal: |fault of onnxgrad|Traceback \\(most recent", said["stdout"] + said["stderr"])
+    internal = re.search("internal: |bug in onnxgrad|Traceback \\(most recent", said["stdout"] + said["stderr"])
     if internal or code not in EXIT_CODES:
         outcome.faults.append(f"internal: exit {code}: {said['error'] or said['stderr'][-200:]}")
     elif code and not said["stderr"].strip() and not said["stdout"].strip():
@@ -268,7 +268,7 @@ def _refusal(path: Path, optimize: bool = False) -> str:
 
 def _spy(file: Path) -> None:
     """Let the console write down where the error that it tells was raised."""
-    from onnxgrad_cli.cli.console import Console
+    from onnxgrad_cli.cli.terminal.console import Console
 
     told = Console.error
 

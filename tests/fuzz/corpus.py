@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxgrad_cli.verification.examples import published_cases
 from tests.autodiff.test_backend_nodes import FILES
+from tools.verify_op.examples import published_cases
 
 SAMPLES = sorted(Path("sample_models").glob("*.onnx"))
 

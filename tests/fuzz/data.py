@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxgrad_cli.training.run.tensors import CHECKSUMS
+from onnxgrad_cli.checkpoints.tensors import CHECKSUMS
 from tests.fuzz import arrays, campaign, case, hostile, models, raw, strangers
 from tests.fuzz.corpus import sample
 from tests.fuzz.files import imported

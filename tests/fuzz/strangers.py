@@ -31,7 +31,7 @@ TRAINED = ["--data", "d.npz", "--epochs", "1", "--force"]
 @cache
 def made() -> Mapping[str, bytes]:
     """Models that say something of themselves, adapters in each form and values beside a model, by file name."""
-    from tests.training.adapters.test_forms import network
+    from tests.adapters.test_forms import network
 
     with TemporaryDirectory() as top:
         place = Path(top)
@@ -90,19 +90,19 @@ OF_MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("predict", "--data", "../in/d.npz", "-o", "p.csv"), ("predict", "--data", "../in/d.npz", "-o", "p.npz"),
         ("evaluate", *CLASSES, "--data", "../in/d.npz"), ("explain", "--data", "../in/d.npz", "-o", "e.npz"),
         ("explain", "--data", "../in/d.npz", "-o", "e.html", "--method", "integrated-gradients", "--steps", "2"),
-        ("attack", "--data", "../in/d.npz", "-o", "p.npz", "--label", "y"), ("doctor",),
+        ("attack", "--data", "../in/d.npz", "-o", "p.npz", "--label", "y"), ("inspect",),
         ("train", *CLASSES, "--data", "../in/d.npz", "--epochs", "1", "-o", "out.onnx"),
-        ("build", *CLASSES, "-o", "out.onnx"), ("view", "-o", "v.svg"),
+        ("build", *CLASSES, "-o", "out.onnx"), ("view", "-o", "v.html"),
         ("derive", "-o", "out.onnx", "--class", "argmax"),
     ),
     "adam.onnx": (
         ("pack", "--data", "../in/mlp.npz", "-o", "page"), ("check",), ("check", "--data", "../in/mlp.npz"),
-        ("check", "--original", "../in/mlp.onnx"), ("view", "-o", "v.html"), ("doctor",), ("expand", "-o", "out.onnx"),
+        ("check", "--original", "../in/mlp.onnx"), ("view", "-o", "v.html"), ("inspect",), ("expand", "-o", "out.onnx"),
         ("predict", "--data", "../in/mlp.npz"),
     ),
-    "bare.onnx": (("pack", "--data", "../in/mlp.npz", "-o", "page"), ("check",), ("view", "-o", "v.svg")),
-    "lora.onnx": (("check",), ("view", "-o", "v.svg"), ("doctor",)),
-    "jacobian.onnx": (("check",), ("check", "--original", "../in/net.onnx"), ("view", "-o", "v.svg"), ("doctor",)),
+    "bare.onnx": (("pack", "--data", "../in/mlp.npz", "-o", "page"), ("check",), ("view", "-o", "v.html")),
+    "lora.onnx": (("check",), ("view", "-o", "v.html"), ("inspect",)),
+    "jacobian.onnx": (("check",), ("check", "--original", "../in/net.onnx"), ("view", "-o", "v.html"), ("inspect",)),
     "vjp.onnx": (("check",), ("check", "--original", "../in/net.onnx")),
     "hvp.onnx": (("check", "--original", "../in/net.onnx"),),
     "inner.onnx": (("check",), ("check", "--original", "../in/net.onnx")),
@@ -450,7 +450,7 @@ def outputs(rng: Random, place: Path) -> campaign.Played:
     np.savez(place / "in" / "d.npz", **_regression())
     command, name, words = rng.choice(
         (
-            ("build", "out.onnx", []), ("build", "r.html", ["--report", "r.html"]), ("view", "v.svg", []),
+            ("build", "out.onnx", []), ("build", "r.html", ["--report", "r.html"]), ("view", "v.html", []),
             ("train", "out.onnx", ["--data", "../in/d.npz", "--epochs", "1"]), ("derive", "out.onnx", []),
             ("train", "out.onnx", ["--data", "../in/d.npz", "--epochs", "1", "--run", "out.onnx"]),
             ("predict", "p.csv", ["--data", "../in/d.npz"]), ("expand", "out.onnx", []), ("tune", "t.toml", []),

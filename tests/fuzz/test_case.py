@@ -87,6 +87,7 @@ def spinning(arguments: Sequence[str]) -> int:
         (saying("done", 2), ""),
     ],
 )
+@pytest.mark.thinned(2)
 def test_a_fault_is_noticed(planted: Planted, said: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "SECONDS", 1)
     found = faults(place, monkeypatch, planted, ["out.onnx"])

@@ -17,12 +17,18 @@ def play(program: str, cases: int, seed: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("program", "cases", "seed"), [("files", 5, 12), ("data", 6, 11)])
+@pytest.mark.parametrize(
+    ("program", "cases", "seed"),
+    [("files", 5, 12), ("data", 2, 11), pytest.param("data", 6, 11, marks=pytest.mark.slow)],
+)
 def test_a_few(program: str, cases: int, seed: int) -> None:
     play(program, cases, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "cases"), [("files", 20), ("data", 20), ("kills", 4)])
+@pytest.mark.parametrize(
+    ("program", "cases"),
+    [pytest.param("files", 20, marks=pytest.mark.long), pytest.param("data", 20, marks=pytest.mark.long), ("kills", 4)],
+)
 def test_more(program: str, cases: int) -> None:
     play(program, cases, 10)

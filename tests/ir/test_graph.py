@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import make_node
-from onnxgrad_cli.ir.types import SMALL, shape_of, tensor_type
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, shape_of, tensor_type
 
 TEXT = """
 <ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
@@ -155,7 +155,7 @@ def test_nodes_are_read_when_they_are_asked_for(graph: Graph) -> None:
 def test_a_rewritten_skeleton_is_adopted() -> None:
     """Nodes, opsets and new constants are the skeleton's; weights and what was noted of a node stay."""
     model = onnx.parser.parse_model(TEXT)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones(SMALL, np.float32), "large"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(MAX_SHAPE_BYTES, np.float32), "large"))
     model.graph.node[0].metadata_props.add(key="namespace", value="layer")
     model.graph.node[1].metadata_props.add(key="namespace", value="old")
     graph = Graph(model)
@@ -233,7 +233,7 @@ def test_what_is_constant(graph: Graph) -> None:
     graph.vary(["idle"])
     assert graph.constant("idle") is None
     model = onnx.parser.parse_model(TEXT)
-    for name, size in {"small": SMALL, "large": SMALL + 1}.items():
+    for name, size in {"small": MAX_SHAPE_BYTES, "large": MAX_SHAPE_BYTES + 1}.items():
         model.graph.initializer.append(numpy_helper.from_array(np.zeros(size, np.int8), name))
     assert Graph(model).constant("small") is not None and Graph(model).constant("large") is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 
 import onnx
@@ -33,20 +34,29 @@ def behind_something_unknown(schema: onnx.defs.OpSchema) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid(*entry) for entry in imports.items()])
 
 
-def survives(model: ModelProto) -> bool:
-    """Whether a process lives on that infers the types of a model."""
+def first_death(models: Iterable[ModelProto]) -> int | None:
+    """Return the index of the first model whose inference ends the process that runs it, else None."""
+    end, start = os.pipe()
     if pid := os.fork():
-        return os.waitpid(pid, 0)[1] == 0
+        os.close(start)
+        with open(end, "rb") as survived:
+            count = len(survived.read())
+        return None if os.waitpid(pid, 0)[1] == 0 else count
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    for strict in (False, True):
-        with suppress(Exception):  # onnx raises several kinds
-            infer_shapes(model, strict_mode=strict, check_type=strict, data_prop=True)
+    for model in models:
+        for strict in (False, True):
+            with suppress(Exception):  # onnx raises several kinds
+                infer_shapes(model, strict_mode=strict, check_type=strict, data_prop=True)
+        os.write(start, b".")
     os._exit(0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a crash is tried in a process of its own")
 def test_no_operator_behind_an_unknown_one_ends_the_process() -> None:
-    died = [schema.name for schema in STANDARD if not survives(behind_something_unknown(schema))]
+    rest, died = STANDARD, []
+    while (at := first_death(map(behind_something_unknown, rest))) is not None:
+        died.append(rest[at].name)
+        rest = rest[at + 1 :]
     assert died == []
 
 

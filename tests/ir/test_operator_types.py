@@ -6,7 +6,7 @@ import pytest
 from onnx import parser
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import shape_of
 
 

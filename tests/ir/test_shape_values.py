@@ -11,9 +11,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of, tensor_type
-from onnxgrad_cli.passes.prepare.settle import infer_and_fold
+from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_fold
 
 RNG = np.random.default_rng(3)
 SIZES = {"n": 2, "c": 3, "h": 4, "w": 5}

@@ -47,9 +47,10 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 TRAIN = ("train", "--mode", "train", "--epochs", "1", "--optimizer", "sgd", "--lr", "0.001", "--threads", "1", "-o",
          "t.onnx", "--force")  # fmt: skip
-CAUTION = "BatchNormalization of 'h' in training mode has no variance of a batch of one sample"
+CAUTION = "BatchNormalization of 'h' in training mode can't compute the variance of a batch of one sample"
 
 
+@pytest.mark.slow
 def test_the_last_batch_of_one_sample_is_left_out_as_in_pytorch_with_drop_last(shell: Shell) -> None:
     result = shell(*TRAIN, "m.onnx", "--data", "m.npz", "--batch-size", "8")
     assert result.code == 0 and f"caution: {CAUTION}: the last sample of each epoch is left out" in result.err
@@ -78,13 +79,14 @@ def test_the_last_batch_of_one_sample_is_left_out_as_in_pytorch_with_drop_last(s
     "arguments",
     [
         ("m.onnx", "--data", "m.npz", "--batch-size", "7"),
+        ("m.onnx", "--data", "m.npz", "--batch-size", "13"),
         ("m.onnx", "--data", "m.npz", "--batch-size", "8", "--mode", "eval", "--lr", "1e-9"),
         ("s.onnx", "--data", "s.npz", "--batch-size", "8"),
     ],
 )
 def test_no_sample_is_left_out_otherwise(shell: Shell, arguments: tuple[str, ...]) -> None:
     result = shell(*TRAIN, *arguments)
-    assert result.code == 0 and "left out" not in result.err, result.err
+    assert result.code == 0 and not any(words in result.err for words in ("left out", "of one step")), result.err
 
 
 def test_batches_of_one_sample_are_refused(shell: Shell) -> None:

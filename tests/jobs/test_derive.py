@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -122,10 +123,10 @@ def test_nothing_is_overwritten(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("--kind", "jvp", "--option", "fill-grad", "--option", "keep-outputs"), 2, "for the kind vjp alone"),
-        (("--option", "fill-grad"), 2, "FillGrad goes with KeepOutputs"),
+        (("--kind", "jvp", "--option", "fill-grad", "--option", "keep-outputs"), 2, "only available for the kind vjp"),
+        (("--option", "fill-grad"), 2, "FillGrad requires KeepOutputs"),
         (("--option", "keep-yield-op", "--option", "keep-outputs"), 2, "can't be combined"),
-        (("--loss-output", "total"), 2, "with --option loss alone"),
+        (("--loss-output", "total"), 2, "require --option loss"),
         (("--option", "loss", "--loss-output", "y"), 2, "not one float number"),
         (("--option", "loss", "--loss-output", "best"), 2, "not one float number"),
         (("--of", "best"), 2, "--of: 'best' matches none of the float outputs"),
@@ -187,10 +188,23 @@ def test_a_score_by_an_inner_value_of_each_sample_by_casadis_name(shell: Shell) 
     arguments = "--kind jacobian --of y --class argmax --wrt scaled --per-sample --names casadi --verify".split()
     result = shell("derive", "squares.onnx", *arguments, "-o", "d.onnx")
     assert result.code == 0, result.err
-    assert "jacobian of the score of the best class of y by scaled, of each sample alone" in result.out
+    assert "jacobian of the score of the predicted class in y with respect to scaled, of each sample" in result.out
     best = (X * X * SCALE + X).argmax(1)
     np.testing.assert_allclose(run("d.onnx", x=X, z=X)["jac_y_score_scaled"], np.eye(2)[best])
     assert shell("check", "d.onnx", "--original", "squares.onnx").code == 0
     refused = shell("derive", "squares.onnx", "--of", "total", "--per-sample")
     assert refused.code == 3 and "ReduceSum" in refused.err
     assert shell("derive", "squares.onnx", "--option", "loss", "--loss-output", "total", "--per-sample").code == 2
+
+
+def test_a_class_is_found_by_its_name_among_the_names_of_several_outputs(shell: Shell) -> None:
+    model = onnx.load("squares.onnx")
+    names = {"total": ["ant", "bee"], "y": ["cat", "dog"]}
+    model.metadata_props.add(key="onnxgrad.classes", value=json.dumps(names))
+    onnx.save(model, "named.onnx")
+    command = ("derive", "named.onnx", "--of", "y", "--wrt", "x", "--no-verify", "-o", "d.onnx", "--force", "--class")
+    for class_, column in (("dog", 1), ("ant", 0)):
+        assert shell(*command, class_).code == 0
+        found = run("d.onnx", x=X, z=X)["x_grad"]
+        np.testing.assert_array_equal(found, 2 * X * SCALE * np.eye(2, dtype=np.float32)[column])
+    assert shell(*command, "bird").code == 2

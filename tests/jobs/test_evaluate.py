@@ -24,9 +24,9 @@ from onnxgrad_cli import (
     run_evaluate,
     run_predict,
 )
+from onnxgrad_cli.data import open_data
+from onnxgrad_cli.data.classes import class_names, names_for
 from onnxgrad_cli.ir.types import tensor_type
-from onnxgrad_cli.training.class_names import class_names, names_for
-from onnxgrad_cli.training.data import open_data
 from tests.cli_harness import Shell
 
 TWO = """
@@ -152,9 +152,19 @@ def test_columns_are_mapped_normalised_and_transformed(shell: Shell) -> None:
     done = shell("evaluate", "m.onnx", *how, *LOSSES, "--metric", "code.py:wrong:cls", "--json")
     assert done.code == 0, done.err
     assert done.json["results"]["wrong:cls"] == pytest.approx(np.mean(cls.argmax(1) != ARRAYS["kind"]))
+    x = np.random.default_rng(2).integers(0, 256, X.shape).astype(np.uint8)
+    np.savez("bytes.npz", x=x)  # columns of bytes are numbers, and not pixels
+    assert shell("predict", "m.onnx", "--data", "bytes.npz", "--normalize", "1/2", "-o", "p.npz", "--force").code == 0
+    np.testing.assert_allclose(np.load("p.npz")["reg"], outputs((x - np.float32(1)) / 2)[1], rtol=1e-4)
     arrays = {"features": X * 2 + 1}
     setting = Setting(samples=SampleOptions(columns={"features": "x"}, normalize=("1/2",)))
     np.testing.assert_allclose(run_predict(two(), arrays, setting=setting).outputs["cls"], outputs()[0], atol=1e-4)
+
+
+def test_an_array_is_mapped_to_one_input(shell: Shell) -> None:
+    loss = ("--loss", "cross-entropy:cls:kind", "--data", "d.npz", "--map", "kind=kind")
+    assert shell("evaluate", "m.onnx", *loss).code == 0
+    assert shell("evaluate", "m.onnx", *loss, "--map", "kind=kind").code == 2
 
 
 @pytest.mark.parametrize(
@@ -162,8 +172,8 @@ def test_columns_are_mapped_normalised_and_transformed(shell: Shell) -> None:
     [
         ({"columns": {"feature": "x"}}, "no 'feature' among the arrays"),
         ({"columns": {"features": "y"}}, "no 'y' among the inputs"),
-        ({"normalize": ("auto",)}, "is of the training data"),
-        ({"balance": True}, "are of training"),
+        ({"normalize": ("auto",)}, "is only for training data"),
+        ({"balance": True}, "are only for training"),
     ],
 )
 def test_what_can_not_be_done_to_samples_is_told(samples: dict[str, Any], said: str) -> None:
@@ -184,9 +194,9 @@ def test_a_table_with_labels_is_predicted_from_as_it_was_trained_on(shell: Shell
             assert done.code == 0, done.err
             np.testing.assert_allclose(np.load("p.npz")["cls"], outputs()[0], atol=1e-4)
     done = shell("predict", "m.onnx", "--data", "t.csv", "-o", "p.npz", "--force")
-    assert done.code == 2 and "--map says which one is 'label'" in done.err
+    assert done.code == 2 and "if one of them is 'label', pass COLUMN=label with --map" in done.err
     done = shell("predict", "m.onnx", "--data", "t.csv", "--map", "kind=lable", "-o", "p.npz", "--force")
-    assert done.code == 2 and "the model is fed no 'lable'" in done.err
+    assert done.code == 2 and "the model has no input or label 'lable'" in done.err
     done = shell("attack", "m.onnx", "--data", "t.csv", "--map", "kind=label", "--output", "cls")
     assert done.code == 0, done.err
     done = shell("explain", "m.onnx", "--data", "t.csv", "--label", "kind", "--output", "cls", "--sample", "0")
@@ -224,7 +234,7 @@ def test_a_number_that_is_none_and_an_axis_more_are_written_too(shell: Shell) ->
     (row,) = parquet.read_table("r.parquet").column("y").to_pylist()
     assert row[0] == [1, 2] and row[1][0] == 3 and np.isnan(row[1][1])
     done = shell("predict", "roots.onnx", "--data", "r.npz", "-o", "r.xlsx")
-    assert done.code == 2 and "of no form for predictions" in done.err and ".jsonl, .parquet" in done.err
+    assert done.code == 2 and "is not a file for predictions" in done.err and ".jsonl, .parquet" in done.err
 
 
 def test_tokens_of_different_lengths_are_predicted_whatever_the_input_is_called(shell: Shell) -> None:
@@ -239,7 +249,7 @@ def test_tokens_of_different_lengths_are_predicted_whatever_the_input_is_called(
     (shell.folder / "w.jsonl").write_text('{"words": [1, 2]}\n{"words": [3]}\n{"words": [1, 1, 1]}\n')
     done = shell("predict", "bag.onnx", "--data", "w.jsonl", "-o", "p.npz")
     assert done.code == 0, done.err
-    assert "'words' has 1 to 3 tokens in a sample, which are padded with 0" in done.err
+    assert "'words' has 1 to 3 tokens in a sample. Batches are padded with 0" in done.err
     np.testing.assert_array_equal(np.load("p.npz")["y"], [[4, 6], [5, 6], [3, 6]])
     (shell.folder / "w.jsonl").write_text('{"words": [1, 9]}\n')
     done = shell("predict", "bag.onnx", "--data", "w.jsonl", "-o", "q.npz")
@@ -259,8 +269,8 @@ def test_a_metric_of_an_output_says_which_epoch_is_best(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--metric", "accuracy:other"), "losses judge cls, reg"),
-        (("--metric", "f1:cls"), "f1 is of yes and no, and there are 3 classes"),
+        (("--metric", "accuracy:other"), "outputs with a loss: cls, reg"),
+        (("--metric", "f1:cls"), "f1 is for yes and no, but there are 3 classes"),
         (("--metric", "acuracy"), "no metric 'acuracy'"),
     ],
 )
@@ -295,7 +305,7 @@ def test_a_training_model_is_refused(shell: Shell) -> None:
     assert shell("build", "m.onnx", *LOSSES, "--no-verify", "-o", "t.onnx").code == 0
     for command in ("evaluate", "predict"):
         done = shell(command, "t.onnx", "--data", "d.npz")
-        assert done.code == 2 and "the model is a training model already" in done.err
+        assert done.code == 2 and "the model is already a training model" in done.err
 
 
 @pytest.mark.parametrize("batch", ["batch", "8"])
@@ -319,6 +329,7 @@ def test_predictions_as_a_table(shell: Shell) -> None:
 
     done = shell("predict", "m.onnx", "--data", "d.npz", "--output", "cls", "-o", "p.csv")
     assert done.code == 0, done.err
+    assert b"\r" not in Path("p.csv").read_bytes()
     with Path("p.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == ["cls_0", "cls_1", "cls_2", "cls_class", "cls_label"] and len(rows) == 45
@@ -339,7 +350,7 @@ def test_no_output_is_replaced_by_the_class_of_another(shell: Shell) -> None:
         onnx.save(model, "z.onnx")
         done = shell("predict", "z.onnx", "--data", "d.npz", "-o", "p.npz")
         assert done.code == 2 and not Path("p.npz").exists(), done.err
-        assert f"an output '{other}', which the class of 'y' would be called, too" in done.err
+        assert f"an output '{other}', but the class of 'y' would get the same name" in done.err
         found = run_predict("z.onnx", "d.npz", "p.npz", outputs=("y",)).outputs
         assert set(found) == {"y", "y_class", "y_label"} and found["y_label"][0] in "abcd"
         assert run_predict("z.onnx", "d.npz", "q.npz", outputs=(other,), force=True).outputs[other].min() < 0
@@ -413,7 +424,7 @@ def test_a_trainer_measures_and_predicts_what_it_would_save(tmp_path: Path) -> N
     (reg,) = onnxruntime.InferenceSession(tmp_path / "t.onnx").run(["reg"], {"x": X})
     np.testing.assert_array_equal(said["reg"], reg)
     onnx.save(build(two(), options).model, tmp_path / "train.onnx")
-    with pytest.raises(UsageError, match="all that its losses take"):
+    with pytest.raises(UsageError, match="all options of its losses"):
         Trainer(tmp_path / "train.onnx").evaluate(two(), ARRAYS)
 
 
@@ -485,7 +496,7 @@ def test_names_that_the_model_does_not_know_are_no_guess(shell: Shell, form: str
     ):
         done = shell(*command)
         assert done.code == 2, (command, done.err)
-        assert f"'{few}': 'kind' has the names no, yes; the model tells 3 classes apart" in done.err, done.err
+        assert f"'{few}': 'kind' has the class names no, yes; the model has 3 classes" in done.err, done.err
     assert shell("train", "bare.onnx", "--data", few, *loss, "--epochs", "1", "-o", "t.onnx").code == 0
     assert shell("evaluate", "t.onnx", "--data", few, *loss).code == 0
     assert shell("evaluate", "bare.onnx", "--data", written(["a", "b", "c"]), *loss).code == 0

@@ -99,6 +99,7 @@ COMMANDS: dict[str, list[tuple[object, ...]]] = {
 
 
 @pytest.mark.parametrize("what", COMMANDS)
+@pytest.mark.thinned(4)
 def test_what_is_written(shell: Shell, what: str) -> None:
     for command in COMMANDS[what]:
         before = {*shell.folder.rglob("*.onnx")}

@@ -36,7 +36,7 @@ def test_the_same_is_learnt_in_more_runs(shell: Shell) -> None:
     plain = shell("train", MODEL, *ARGUMENTS, "-o", "plain.onnx")
     tight = shell("train", MODEL, *ARGUMENTS, "-o", "tight.onnx", "--memory", "24MB")
     assert plain.code == tight.code == 0, tight.err
-    assert "2 runs a step; as asked it would take" in tight.err
+    assert "2 runs per step; with the given options it would take" in tight.err
     one, other = (
         {t.name: numpy_helper.to_array(t) for t in onnx.load(name).graph.initializer}
         for name in ("plain.onnx", "tight.onnx")
@@ -47,11 +47,12 @@ def test_the_same_is_learnt_in_more_runs(shell: Shell) -> None:
     assert any(np.abs(array - before[name]).max() > 1e-3 for name, array in one.items())
 
 
+@pytest.mark.slow
 def test_what_can_not_be_kept_to_is_refused_with_figures(shell: Shell) -> None:
     result = shell("train", MODEL, *ARGUMENTS[:-4], "--batch-size", "2", "-o", "out.onnx", "--memory", "20MB")
     assert result.code == 2
     held = 2 * 4 * 13_802 * 4 / 1e3  # kB: weights, two slots and gathered gradients, the present ones and the next
-    told = re.search(r"20.0 MB are allowed: weights and state take (\d+) kB, a run ", result.err)
+    told = re.search(r"20.0 MB are allowed; weights and state take (\d+) kB, each run ", result.err)
     assert told is not None and held <= int(told[1]) < 1.02 * held  # and running statistics, constants
     assert "--freeze" in result.err
     assert not Path("out.onnx").exists()
@@ -61,9 +62,10 @@ def test_what_can_not_be_kept_to_is_refused_with_figures(shell: Shell) -> None:
     ("more", "why"),
     [
         (("--mode", "train"), "samples of a batch are not proven independent"),
-        (("--schedule", "cosine"), "the schedule counts runs"),
+        (("--schedule", "cosine"), "the schedule counts each run as a step"),
     ],
 )
+@pytest.mark.thinned(2)
 def test_a_batch_is_shared_only_where_that_changes_nothing(shell: Shell, more: tuple[str, ...], why: str) -> None:
     result = shell("train", MODEL, *ARGUMENTS, *more, "-o", "out.onnx", "--memory", "23MB")
     assert result.code == 2
@@ -77,5 +79,5 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "-1MB", "nan", "5XB"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(UsageError, match="`memory` takes a size"):
+    with pytest.raises(UsageError, match="`memory` must be a size"):
         bytes_of(text, "`memory`")

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxgrad_cli.training.data.preprocessing import FILE, Preprocessing
+from onnxgrad_cli.data.preprocessing import FILE, Preprocessing
 from onnxgrad_cli.training.run.folder import CHECKPOINT
 from tests.cli.test_cli import shell
 from tests.cli_harness import Shell

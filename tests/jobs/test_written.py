@@ -14,9 +14,9 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import Switch
-from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.jobs import build_attempt
+from onnxgrad_cli.files import AtomicWriteGroup
+from onnxgrad_cli.ir.weightless_copy import copied
+from onnxgrad_cli.jobs import build as build_job
 from onnxgrad_cli.jobs.build import run_build
 from tests.cli_harness import MLP, PROGRAM, WEIGHT, Shell, save, save_external
 
@@ -62,30 +62,29 @@ def spoil(monkeypatch: pytest.MonkeyPatch, module: str, function: str, change: C
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [(name_twice, "two nodes with same node name"), (other_weights, "not compute what was proved")]
+    ("change", "words"),
+    [(name_twice, "two nodes with same node name"), (other_weights, "not compute the same as the proved model")],
 )
 def test_a_file_that_is_not_what_was_proved_is_not_written(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, change: Callable[[ModelProto], None], words: str
 ) -> None:
-    spoil(monkeypatch, "jobs.build_attempt", "stage_model", change)
+    spoil(monkeypatch, "jobs.build", "stage_model", change)
     result = shell(*BUILD, "--report", "out/report.json")
     assert result.code == 4 and words in result.err, result.err
     assert "onnxgrad.tmp" not in result.err
     assert [file.name for file in Path("out").iterdir()] == ["report.json"]
     report = json.loads(Path("out/report.json").read_text())
-    assert report["status"] == "check failed" and report["proof"]["verdict"] == "failed"
-    assert report["proof"]["steps"][-1]["name"] == build_attempt.WRITTEN
+    assert report["status"] == "check_failed" and report["proof"]["verdict"] == "failed"
+    assert report["proof"]["steps"][-1]["name"] == build_job.WRITTEN
     assert [file["role"] for file in report["files"]] == ["source model"]
     assert shell(*BUILD, "--no-verify").code == 0
 
 
 def test_a_model_too_large_to_be_proved_unasked_is_opened(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.jobs.build_attempt.is_quick", lambda model: False)
-    monkeypatch.setattr(
-        "onnxgrad_cli.verification.proof.prove", lambda *_, **__: build_attempt.Proof("skipped", "large")
-    )
+    monkeypatch.setattr("onnxgrad_cli.jobs.build.is_quick", lambda model: False)
+    monkeypatch.setattr("onnxgrad_cli.verification.proof.prove", lambda *_, **__: build_job.Proof("skipped", "large"))
     assert shell(*BUILD).code == 0
-    spoil(monkeypatch, "jobs.build_attempt", "stage_model", name_twice)
+    spoil(monkeypatch, "jobs.build", "stage_model", name_twice)
     Path("out/train.onnx").unlink()
     result = shell(*BUILD, "--no-report", "--force")
     assert result.code == 4 and "two nodes with same node name" in result.err
@@ -110,7 +109,7 @@ def test_other_commands_open_what_they_write(
         assert shell("train", "mlp.onnx", "--data", "d.npz", *lora, "-o", "trained.onnx").code == 0
     spoil(monkeypatch, module, function, name_twice)
     result = shell(*command)
-    assert result.code == 4 and "onnxruntime does not open" in result.err, result.err
+    assert result.code == 4 and "onnxruntime does not load" in result.err, result.err
     assert "two nodes with same node name" in result.err and not list(Path("out").iterdir())
 
 
@@ -164,20 +163,20 @@ def test_a_loss_with_data_elsewhere_is_refused(shell: Shell) -> None:
     Path("c.bin").write_bytes(bytes(8))
     onnx.save(loss, "loss.onnx")
     result = shell("build", "mlp.onnx", "--loss", "loss.onnx", "-o", "out/train.onnx")
-    assert result.code == 2 and "keeps tensors in another file" in result.err
+    assert result.code == 2 and "stores tensors in another file" in result.err
 
 
 def test_a_model_and_its_report_take_their_names_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell(*BUILD, "--force").code == 0
     before = shell.files()
-    stage = Switch.stage
+    stage = AtomicWriteGroup.stage
 
-    def full(self: Switch, out: Path, *given: Any, **options: Any) -> None:
+    def full(self: AtomicWriteGroup, out: Path, *given: Any, **options: Any) -> None:
         if out.suffix == ".md":
-            raise build_attempt.OnnxgradError("no space is left")
+            raise build_job.OnnxgradError("no space is left")
         stage(self, out, *given, **options)
 
-    monkeypatch.setattr(Switch, "stage", full)
+    monkeypatch.setattr(AtomicWriteGroup, "stage", full)
     result = shell(*BUILD, "--freeze", "w1")
     assert result.code == 1 and "no space is left" in result.err
     assert shell.files() == before
@@ -194,6 +193,7 @@ def test_what_python_has_built_it_builds_again(tmp_path: Path) -> None:
         run_build(tmp_path / "m.onnx", verify=False)
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_one_output_leave_one(shell: Shell) -> None:
     """One of them may hear that the other is writing; what is there opens."""
     import subprocess

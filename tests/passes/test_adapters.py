@@ -15,6 +15,8 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from torch.nn import functional
 
+from onnxgrad_cli.adapters.merge import merge, merged
+from onnxgrad_cli.adapters.own_file import adapter_bytes, load_adapter
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.ir.graph import Graph
@@ -22,8 +24,6 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Adapter, describe
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.passes.adapters import parse_lora
-from onnxgrad_cli.training.adapters.merge import merge, merged
-from onnxgrad_cli.training.adapters.own_file import load_adapter, save_adapter
 from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import WEIGHT, Shell, save_external
 
@@ -317,10 +317,13 @@ def test_only_adapters_have_a_gradient() -> None:
               if name in lean.graph.types and name.endswith("_grad")}  # fmt: skip
     assert not shapes & wide
     assert sum(int(np.prod(lean.graph.initializers[name].dims)) for name in names) == 3584
-    assert lean.training.not_trained["classifier.weight"].endswith("the rank is not below its smaller side, 4")
+    assert lean.training.not_trained["classifier.weight"].endswith(
+        "the rank must be less than the smaller side of the matrix, 4"
+    )
     assert lean.training.not_trained["norm.weight"] == "frozen: adapters are trained instead"
 
 
+@pytest.mark.slow
 def test_a_transformer_learns_by_its_adapters() -> None:
     data = np.load(TRANSFORMER.with_suffix(".npz"))
     model = onnx.load(TRANSFORMER)
@@ -447,7 +450,7 @@ def test_an_adapter_in_a_file(tmp_path: Path) -> None:
     model, _ = model_of(FORMS["conv"])
     built = build(copied(model), replace(LORA, train=("c",)))
     values = {**factors(built), "c": np.arange(5, dtype=np.float32)}
-    save_adapter(tmp_path / "adapter.safetensors", built.training.adapters, values)
+    (tmp_path / "adapter.safetensors").write_bytes(adapter_bytes(built.training.adapters, values))
     adapters, loaded = load_adapter(tmp_path / "adapter.safetensors")
     assert adapters == built.training.adapters == list(describe(built.model).adapters)
     assert loaded.keys() == values.keys()
@@ -462,7 +465,7 @@ def test_an_adapter_in_a_file(tmp_path: Path) -> None:
         assert set(file.keys()) == {"c", "w_lora_A", "w_lora_B"}
 
     with pytest.raises(OnnxgradError, match="incomplete: 'w_lora_B' is missing"):
-        save_adapter(tmp_path / "other.safetensors", adapters, {"w_lora_A": values["w_lora_A"]})
+        (tmp_path / "other.safetensors").write_bytes(adapter_bytes(adapters, {"w_lora_A": values["w_lora_A"]}))
     assert not (tmp_path / "other.safetensors").exists()
 
 
@@ -483,13 +486,15 @@ def test_what_can_not_be_merged() -> None:
     adapter = Adapter("w", "a", "b", 2, 2.0)
     good = {"a": np.zeros((6, 2)), "b": np.zeros((2, 5))}
     assert merged(model, [adapter], good).keys() == {"w"}
-    with pytest.raises(OnnxgradError, match="there is no 'b'"):
+    with pytest.raises(OnnxgradError, match="'b' is missing"):
         merge(model, [adapter], {"a": good["a"]})
-    with pytest.raises(OnnxgradError, match=r"does not fit: the weight is .6, 5., its factors are .6, 2. and .2, 4."):
+    with pytest.raises(
+        OnnxgradError, match=r"does not fit: the weight is .6, 5., but its factors are .6, 2. and .2, 4."
+    ):
         merge(model, [adapter], {"a": good["a"], "b": np.zeros((2, 4))})
     with pytest.raises(OnnxgradError, match="no weight 'v' to merge"):
         merge(model, [replace(adapter, weight="v")], good)
-    with pytest.raises(OnnxgradError, match="no weight 'z' to write"):
+    with pytest.raises(OnnxgradError, match="no weight 'z' for the trained values"):
         merge(model, [adapter], {**good, "z": np.zeros(2)})
 
 
@@ -520,20 +525,32 @@ def varied() -> ModelProto:
     [
         ({"lora_target": ("sqare",)}, "'sqare' matches no matrix weight"),
         ({"lora_target": ("vector",)}, "'vector' matches no matrix weight"),
-        ({"lora_target": ("table",)}, r"table: '\S+' \(Gather\) reads it, and not as a matrix of a product"),
-        ({"lora_target": ("low",)}, "low: the rank is not below its smaller side, 2"),
+        ({"lora_target": ("table",)}, r"table: '\S+' \(Gather\) does not use it as a matrix in a product"),
+        ({"lora_target": ("low",)}, "low: the rank must be less than the smaller side of the matrix, 2"),
         ({"lora_target": ("out",)}, "out: it is an output of the model"),
-        ({"lora_target": ("square", "other")}, r"other: '\S+' \(MatMul\) multiplies it with itself or with another"),
-        ({"lora_target": ("square",), "lora": LoraSpec(6)}, "square: the rank is not below its smaller side, 6"),
-        ({"lora_target": ("square",), "freeze": ("square",)}, "no weight is left to have an adapter"),
+        ({"lora_target": ("square", "other")}, r"other: '\S+' \(MatMul\) multiplies it by itself or by another"),
+        (
+            {"lora_target": ("square",), "lora": LoraSpec(6)},
+            "square: the rank must be less than the smaller side of the matrix, 6",
+        ),
+        ({"lora_target": ("square",), "freeze": ("square",)}, "no weight is left that can have an adapter"),
         ({"lora": LoraSpec(40)}, "`lora`: these weights can't have an adapter of rank 40"),
-        ({"lora": None, "lora_target": ("square",)}, "no adapters are asked for"),
+        ({"lora": None, "lora_target": ("square",)}, "requires adapters"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> None:
     asked = Options(**{"output": "y", "lora": LoraSpec(2), **options})
     with pytest.raises(UsageError, match=words):
         build(varied(), asked)
+
+
+def test_a_stack_of_matrices_has_no_adapter() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[3, n, 4] x) => (float[3, n, 1] y) { y = MatMul(x, stack) }""")
+    stack = np.random.default_rng(0).standard_normal((3, 4, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(stack, "stack"))
+    with pytest.raises(UsageError, match="stack"):
+        build(model, Options(lora=LoraSpec(2), lora_target=("stack",)))
 
 
 @pytest.mark.parametrize(
@@ -555,8 +572,8 @@ def test_by_default_what_can_not_have_one_stays_frozen() -> None:
     reasons = built.training.not_trained
     assert reasons["square"] == "frozen: its adapter is trained"
     assert reasons["other"] == "frozen by `freeze`"
-    assert reasons["out"] == "frozen, and without an adapter: it is an output of the model"
-    assert reasons["low"] == "frozen, and without an adapter: the rank is not below its smaller side, 2"
+    assert reasons["out"] == "frozen, without an adapter: it is an output of the model"
+    assert reasons["low"] == "frozen, without an adapter: the rank must be less than the smaller side of the matrix, 2"
     assert reasons["table"] == reasons["vector"] == "frozen: adapters are trained instead"
     proof = prove(built.model, describe(built.model))
     assert proof.status == "passed"
@@ -565,9 +582,9 @@ def test_by_default_what_can_not_have_one_stays_frozen() -> None:
 @pytest.mark.parametrize(
     ("nodes", "w", "words"),
     [
-        ("y = Conv<group = 2>(x, w)", (4, 2, 1, 1), "reads it, and not as one matrix"),
-        ("y = Conv(x, w)", (4, 4, 3, 3), "it is no matrix, but of shape .4, 4, 3, 3."),
-        ("y = MatMul(x, w)", (4, 4, 5, 5), "it is no matrix, but of shape"),
+        ("y = Conv<group = 2>(x, w)", (4, 2, 1, 1), "does not use it as one matrix"),
+        ("y = Conv(x, w)", (4, 4, 3, 3), "it is not a matrix, but has the shape .4, 4, 3, 3."),
+        ("y = MatMul(x, w)", (4, 4, 5, 5), "it is not a matrix, but has the shape"),
     ],
 )
 def test_convolutions_that_are_no_product(nodes: str, w: tuple[int, ...], words: str) -> None:
@@ -598,7 +615,7 @@ def test_a_weight_in_a_body_is_refused() -> None:
     }"""
     model = parser.parse_model(text)
     model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
-    with pytest.raises(UsageError, match="reads it inside a body"):
+    with pytest.raises(UsageError, match="reads it inside a subgraph"):
         build(model, Options(lora=LoraSpec(1), lora_target=("w",)))
 
 
@@ -606,9 +623,11 @@ def test_a_weight_in_a_body_is_refused() -> None:
 
 
 def chosen(path: Path, **options: Any) -> list[str]:
-    return build(onnx.load(path), Options(losses=(LossSpec("cross-entropy"),), **options)).training.trained
+    asked = Options(losses=(LossSpec("cross-entropy"),), **options)
+    return build(onnx.load(path), asked, stop_after="adapters").training.trained
 
 
+@pytest.mark.slow
 def test_presets_of_a_transformer() -> None:
     every = chosen(TRANSFORMER)
     biases = [name for name in every if name.endswith("bias")]
@@ -681,11 +700,11 @@ def test_a_table_that_is_added_is_no_bias() -> None:
 
 def test_presets_that_name_nothing() -> None:
     model = model_of(FORMS["matmul"])[0]
-    with pytest.raises(UsageError, match="`preset='norm'`: the model has no such weight"):
+    with pytest.raises(UsageError, match="`preset='norm'` selects no weight"):
         build(copied(model), Options(preset=("norm",)))
     with pytest.raises(UsageError, match="`preset='norms'` is none of"):
         build(copied(model), Options(preset=("norms",)))
-    with pytest.raises(UsageError, match="`train_last=2`: the model has 1 layer"):
+    with pytest.raises(UsageError, match="`train_last=2` is out of range: the model has 1 layer"):
         build(copied(model), Options(train_last=2))
     with pytest.raises(UnsupportedError, match="no weight is left to train"):
         build(copied(model), Options(lora=LoraSpec(2), freeze=("*",)))
@@ -714,8 +733,8 @@ def test_the_command(shell: Shell) -> None:
     assert report["asked"]["options"]["--lora"] == "4:8"
     assert sum(weight["count"] for weight in report["weights"]) == 8 * 2 * 4 * 32 + 4 * 32 + 4
     text = Path("out.onnx.report.md").read_text()
-    assert "8 of rank 4: 2,048 numbers instead of 8,192 (25.0 %)" in text
-    assert "is added to the weight 2 times" in text
+    assert "8 of rank 4: 2,048 parameters instead of 8,192 (25.0 %)" in text
+    assert "The product of the factors, times 2, is added to the weight" in text
     checked = shell("check", "out.onnx", "--json")
     assert checked.code == 0, checked.err
     assert "relative error" in checked.out
@@ -732,6 +751,7 @@ def test_factors_with_names_that_are_identifiers() -> None:
     assert prove(built.model, describe(built.model)).status == "passed"
 
 
+@pytest.mark.slow
 def test_on_a_model_with_adapters() -> None:
     """A training model can be built on: its adapters are then weights like others."""
     first = build(onnx.load(TRANSFORMER), Options(losses=(LossSpec("cross-entropy"),), lora=LoraSpec(4)))
@@ -743,8 +763,8 @@ def test_on_a_model_with_adapters() -> None:
 def test_the_command_refuses(shell: Shell) -> None:
     for arguments, words in (
         (["--lora", "4:x"], "not of the form RANK[:ALPHA]"),
-        (["--lora-target", "x"], "no adapters are asked for"),
-        (["--lora", "4", "--training-info", "--optimizer", "sgd"], "--lora does not go with --training-info"),
+        (["--lora-target", "x"], "requires adapters"),
+        (["--lora", "4", "--training-info", "--optimizer", "sgd"], "--lora can't be combined with --training-info"),
         (["--seed", "4"], "--seed"),
         (["--preset", "norms"], "'norms' is not one of"),
         (["--train-last", "0"], "--train-last"),
@@ -755,6 +775,7 @@ def test_the_command_refuses(shell: Shell) -> None:
         assert not shell.files()
 
 
+@pytest.mark.slow
 def test_the_proof_sees_the_gradient_of_a() -> None:
     """B is away from zero in the proof, so a wrong gradient of A is found."""
     built = build(onnx.load(TRANSFORMER), Options(losses=(LossSpec("cross-entropy"),), lora=LoraSpec(4)))

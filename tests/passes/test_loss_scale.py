@@ -156,8 +156,8 @@ def test_what_is_no_scale_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"loss_scale": "dynamic"}, "needs steps to adapt to"),
-        ({"loss_scale": 8.0, "as_gradient_op": True}, "`as_gradient_op` does not go with `loss_scale`"),
+        ({"loss_scale": "dynamic"}, "requires an optimizer, because it adapts the scale at each step"),
+        ({"loss_scale": 8.0, "as_gradient_op": True}, "`as_gradient_op` can't be combined with `loss_scale`"),
         ({"loss_scale": float("nan")}, "`loss_scale`"),
     ],
 )

@@ -182,6 +182,7 @@ def run(model: ModelProto, feeds: Arrays) -> Arrays:
 
 
 @pytest.mark.parametrize(("name", "given"), SAMPLE_OPTIONS)
+@pytest.mark.thinned(3)
 def test_a_step_is_the_training_model(name: str, given: dict[str, Any]) -> None:
     """The graph keeps every byte; the two combined compute what `build` without --training-info writes."""
     options = {"losses": (LossSpec("cross-entropy"),), "optimizer": "sgd", "label": "y", **given}
@@ -307,6 +308,7 @@ FANS = {
 
 @pytest.mark.parametrize("name", FANS)
 @pytest.mark.parametrize("how", ["xavier", "he", "normal"])
+@pytest.mark.thinned(4)
 def test_fans(name: str, how: str) -> None:
     text, shape, (fan_in, fan_out) = FANS[name]
     others = {"r": (1, shape[1], 30)} if " r)" in text else {}
@@ -393,11 +395,11 @@ OLD = MLP.replace('"": 17', '"": 11')
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        (MLP, ["--optimizer", "sgd", "--dim", "batch=4"], "--dim and --shape don't go"),
+        (MLP, ["--optimizer", "sgd", "--dim", "batch=4"], "--dim and --shape can't be combined"),
         (MLP, ["--optimizer", "sgd", "--yield", "keep"], "--yield keep"),
-        (MLP, [], "needs an optimizer"),
-        (CONSTANT, ["--optimizer", "sgd"], "'c' is trained, but in the model it is no initializer"),
-        (OLD, ["--optimizer", "sgd"], "needs ai.onnx at version 13, the model is at 11"),
+        (MLP, [], "requires an optimizer"),
+        (CONSTANT, ["--optimizer", "sgd"], "'c' is trained, but it is not an initializer"),
+        (OLD, ["--optimizer", "sgd"], "requires version 13 of ai.onnx, but the model uses version 11"),
     ],
 )
 def test_refused(text: str, options: list[str], words: str, shell: Shell) -> None:
@@ -505,18 +507,18 @@ def _unknown_operator(model: ModelProto) -> None:
 @pytest.mark.parametrize(
     ("tamper", "words"),
     [
-        (lambda model: _first(model, "update_binding", key="w3"), "key 'w3', which is no initializer"),
-        (lambda model: _first(model, "update_binding", value="w3"), "value 'w3', which is no output"),
-        (lambda model: _first(model, "initialization_binding", value="w3"), "no output of the initialization"),
-        (lambda model: _first(model, "initialization_binding", key="x"), "key 'x', which is no initializer"),
-        (_repeat, "key 'w1' a second time"),
-        (_repeat_elsewhere, "training_info[1]: update_binding has the key 'w1' a second time"),
+        (lambda model: _first(model, "update_binding", key="w3"), "key 'w3', which is not an initializer"),
+        (lambda model: _first(model, "update_binding", value="w3"), "value 'w3', which is not an output"),
+        (lambda model: _first(model, "initialization_binding", value="w3"), "not an output of the initialization"),
+        (lambda model: _first(model, "initialization_binding", key="x"), "key 'x', which is not an initializer"),
+        (_repeat, "key 'w1' twice"),
+        (_repeat_elsewhere, "training_info[1]: update_binding has the key 'w1' twice"),
         (_read_the_algorithm, "the inference graph reads 'learning_rate'"),
-        (_make_twice, "which the inference graph has"),
-        (_read_nothing, "reads 'nowhere', which nothing makes"),
+        (_make_twice, "which the inference graph also defines"),
+        (_read_nothing, "reads 'nowhere', which is not defined"),
         (_feed_the_initialization, "its initialization has the input 'seed'"),
-        (_another_shape, "is to replace 'w1' of shape"),
-        (_another_type, "is to replace 'step', which is of another type"),
+        (_another_shape, "but replaces 'w1' of shape"),
+        (_another_type, "replaces 'step', but has another type"),
         (_unknown_operator, "Nonsense"),
     ],
 )
@@ -690,7 +692,8 @@ def test_an_initialization_alone_becomes_no_step(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "fault"), [("b1", "of another type"), ("w1", "of another type"), ("w2", r"shape \[3\] is to replace 'w2'")]
+    ("key", "fault"),
+    [("b1", "has another type"), ("w1", "has another type"), ("w2", r"has the shape \[3\], but replaces 'w2'")],
 )
 def test_an_initial_value_is_of_its_variable_type(key: str, fault: str) -> None:
     model = parser.parse_model(MLP)
@@ -720,6 +723,7 @@ def test_a_plain_build_leaves_training_information_out() -> None:
 
 
 @pytest.mark.parametrize("mode", ["keep", "train"])
+@pytest.mark.thinned(2)
 def test_a_step_has_the_outputs_that_it_was_built_to_keep(mode: str, shell: Shell) -> None:
     for name in ("digits_mlp", "digits_cnn"):
         source = SAMPLES / f"{name}.onnx"
@@ -748,6 +752,42 @@ def test_optimizers_of_an_old_opset_and_in_bodies_are_written_out(tmp_path: Path
         (piece,) = run_expand(source)
         result = run(onnx.load(piece.path), {name: np.array(value) for name, value in feeds.items()})
         np.testing.assert_allclose(result["y"], [0.5, 2.0])
+
+
+def test_other_operators_that_have_a_definition_stay(tmp_path: Path) -> None:
+    source = save("""
+        <ir_version: 8, opset_import: ["": 17, "ai.onnx.preview.training": 1]>
+        step (float r, int64 t, float[2, 3] x, int64[2] c, float[2, 3] g, float[2, 3] v)
+            => (float loss, float[2, 3] p, float[2, 3] q)
+        {
+          loss = SoftmaxCrossEntropyLoss(x, c)
+          p, q = ai.onnx.preview.training.Momentum
+            <alpha = 0.5, beta = 1.0, mode = "standard", norm_coefficient = 0.0> (r, t, x, g, v)
+        }
+    """, tmp_path / "m.onnx")  # fmt: skip
+    (piece,) = run_expand(source)
+    found = onnx.load(piece.path).graph.node
+    assert "SoftmaxCrossEntropyLoss" in [node.op_type for node in found] and not any(node.domain for node in found)
+
+
+def test_functions_of_an_old_opset_are_written_out_before_it_is_raised(tmp_path: Path) -> None:
+    """Softmax of opset 11 takes all axes from the first one on together."""
+    source = save("""
+        <ir_version: 8, opset_import: ["": 11, "my": 1, "ai.onnx.preview.training": 1]>
+        step (float r, int64 t, float[2, 2] x, float[2, 2] g, float[2, 2] v) => (float[2, 2] p, float[2, 2] q)
+        {
+          s = my.soft(x)
+          p, q = ai.onnx.preview.training.Momentum
+            <alpha = 0.5, beta = 1.0, mode = "standard", norm_coefficient = 0.0> (r, t, s, g, v)
+        }
+        <opset_import: ["": 11], domain: "my"> soft (x) => (y) { h = Neg(x) y = Softmax<axis = 0>(h) }
+    """, tmp_path / "m.onnx")  # fmt: skip
+    (piece,) = run_expand(source)
+    x, g, v = np.random.default_rng(0).standard_normal((3, 2, 2))
+    result = run(onnx.load(piece.path), {"r": np.array(0.1), "t": np.array(1), "x": x, "g": g, "v": v})
+    soft = np.exp(-x) / np.exp(-x).sum()
+    np.testing.assert_allclose(result["q"], 0.5 * v + g, rtol=1e-6)
+    np.testing.assert_allclose(result["p"], soft - 0.1 * (0.5 * v + g), rtol=1e-5)
 
 
 def test_expand_as_a_command(shell: Shell) -> None:
@@ -793,5 +833,5 @@ def test_what_is_no_initializer_in_a_function_is_refused() -> None:
         <domain: "own", opset_import: ["": 17]>
         layer (x) => (z) { w = Constant <value = float[2, 2] {1, 2, 3, 4}> () z = MatMul(x, w) }
     """)
-    with pytest.raises(UsageError, match="no initializer of the main graph"):
+    with pytest.raises(UsageError, match="not an initializer of the model's main graph"):
         packed(model)

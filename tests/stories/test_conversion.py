@@ -45,8 +45,8 @@ def by_pytorch(model: onnx.ModelProto, x: np.ndarray, target: np.ndarray) -> dic
 
 
 @pytest.mark.slow
-def test_ten_models_one_of_them_foreign(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {f"m{hidden}": perceptron(hidden) for hidden in range(2, 11)}
+def test_four_models_one_of_them_foreign(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {f"m{hidden}": perceptron(hidden) for hidden in range(2, 5)}
     for name, model in models.items():
         onnx.save(model, f"{name}.onnx")
     save(UNKNOWN_OPS, Path("twirl.onnx"))
@@ -58,8 +58,8 @@ def test_ten_models_one_of_them_foreign(shell: Shell, monkeypatch: pytest.Monkey
     done = shell("build", *files, "--config", "ci.toml")
     monkeypatch.delenv("GITHUB_ACTIONS")
     assert done.code == 3 and "Twirl" in done.err and "::error" in done.err, "one is refused, and the code says so"
-    assert "twirl.onnx" in summary.read_text() and "m10.onnx" in summary.read_text()
-    assert len(list(Path("built").glob("*.train.onnx"))) == 9
+    assert "twirl.onnx" in summary.read_text() and "m4.onnx" in summary.read_text()
+    assert len(list(Path("built").glob("*.train.onnx"))) == 3
     x, target = (np.random.default_rng(seed).standard_normal((5, n)).astype(np.float32) for seed, n in ((0, 4), (1, 2)))
     for name, model in models.items():
         session = onnxruntime.InferenceSession(f"built/{name}.train.onnx")
@@ -68,7 +68,7 @@ def test_ten_models_one_of_them_foreign(shell: Shell, monkeypatch: pytest.Monkey
         for key, wanted in by_pytorch(model, x, target).items():
             np.testing.assert_allclose(found[key], wanted, rtol=1e-4, atol=1e-5)
     said = shell("check", *sorted(map(str, Path("built").glob("*.train.onnx"))), "--json").document
-    assert said["exit_code"] == 0 and [each["verdict"] for each in said["result"]] == ["proved"] * 9
+    assert said["exit_code"] == 0 and [each["verdict"] for each in said["result"]] == ["proved"] * 3
 
 
 def piped(given: bytes, *words: str) -> subprocess.CompletedProcess[bytes]:

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
-from onnxgrad_cli.training.data.preprocessing import Preprocessing
+from onnxgrad_cli.data.preprocessing import Preprocessing
 from tests.cli_harness import Shell
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")

@@ -91,7 +91,7 @@ def test_interrupted_and_killed_it_ends_where_it_would_have(shell: Shell) -> Non
             process.send_signal(number)
             said = process.communicate()[1]
         assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
-        assert number == signal.SIGKILL or "--resume goes on" in said
+        assert number == signal.SIGKILL or "--resume continues the run" in said
         assert not Path("parts.onnx").exists(), "nothing is half-written"
     assert 0 < epochs(log) < 40
     assert shell(*command, "-o", "parts.onnx", "--resume").code == 0

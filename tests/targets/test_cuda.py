@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.targets.cuda import fit
 from tests.targets.test_targets import CASES, assert_gradients_of_pytorch, made, model, session
 
@@ -37,6 +37,7 @@ def left_to_the_processor(proto: ModelProto) -> list[str]:
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("case", EVEN)
+@pytest.mark.thinned(3)
 def test_gradients_are_those_of_pytorch(case: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, case, EVEN[case])
     built = made(model(*EVEN[case]), "ort-cuda", grad_of_input=("x",))

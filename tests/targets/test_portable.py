@@ -56,7 +56,7 @@ def test_a_recurrent_layer_has_no_scan() -> None:
 
 @pytest.mark.parametrize("length", ["time", 300])
 def test_a_scan_that_stays_is_refused(length: int | str) -> None:
-    with pytest.raises(UnsupportedError, match="OpenVINO has no Scan") as refused:
+    with pytest.raises(UnsupportedError, match="OpenVINO does not support a Scan") as refused:
         made(lstm(length))
     assert "`dims`" in str(refused.value.hint)
 
@@ -92,7 +92,11 @@ HALF = """
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(INDICES, "WebGPU"), (UNPOOLED, "OpenVINO has no MaxUnpool"), (HALF, "JavaScript has no bfloat16")],
+    [
+        (INDICES, "WebGPU"),
+        (UNPOOLED, "OpenVINO does not support MaxUnpool"),
+        (HALF, "JavaScript does not support bfloat16"),
+    ],
     ids=["indices", "unpooled", "bfloat16"],
 )
 def test_what_a_runtime_lacks_is_refused_by_its_name(text: str, why: str) -> None:
@@ -176,5 +180,5 @@ def test_webgpu_computes_some_numbers_of_channels_wrongly(channels: int, outputs
 
 
 def test_groups_that_webgpu_computes_wrongly_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="6 channels a group wrongly on WebGPU"):
+    with pytest.raises(UnsupportedError, match="6 channels per group wrongly on WebGPU"):
         made(conv(12, 8, group=2))

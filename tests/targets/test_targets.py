@@ -18,6 +18,7 @@ from onnx.reference.op_run import OpRun
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs.tune import run_tune
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.optimizer.split import split
@@ -107,6 +108,7 @@ def assert_gradients_of_pytorch(built: ModelProto, case: str, level: str) -> Non
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thinned(3)
 def test_gradients_are_those_of_pytorch(case: str, level: str) -> None:
     built = made(model(*CASES[case]), grad_of_input=("x",))
     onnx.checker.check_model(built.model, full_check=True)
@@ -180,6 +182,7 @@ def test_automatic_pads(auto_pad: str, stride: int) -> None:
     ],
     ids=str,
 )
+@pytest.mark.thinned(8, 2)
 def test_with_other_options(more: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     feeds = {"x": rng.standard_normal((8, 1, 8, 8)).astype(np.float32), "label": rng.integers(0, 10, 8)}
@@ -244,6 +247,7 @@ def out_of_blocks(x: np.ndarray, block: int) -> np.ndarray:
 
 @pytest.mark.parametrize("block", [4, 8, 16])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thinned(4)
 def test_blocks_of_any_size_give_the_same(case: str, block: int) -> None:
     built = made(model(*CASES[case]), grad_of_input=("x",)).model
     feeds = feeds_of(case)
@@ -384,13 +388,13 @@ def test_a_target_for_cuda_asks_for_other_forms_of_standard_operators() -> None:
 
 @pytest.mark.parametrize("more", [{"training_info": True, "optimizer": "sgd"}, {"as_gradient_op": True}])
 def test_what_only_standard_operators_are_for_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="`target='ort-cpu'` does not go with"):
+    with pytest.raises(UsageError, match="`target='ort-cpu'` can't be combined with"):
         made(model(*CASES["3x3"]), **more)
 
 
-def test_tuning_is_for_the_standard(shell: Shell) -> None:
-    result = shell("tune", "conv.onnx", "--target", "ort-cpu")
-    assert result.code == 2 and "--target ort-cpu has forms of its own" in result.err
+def test_tuning_is_for_the_standard() -> None:
+    with pytest.raises(UsageError, match="`target='ort-cpu'` uses forms of its own"):
+        run_tune("conv.onnx", options=Options(target="ort-cpu"))
 
 
 def test_an_unknown_target() -> None:

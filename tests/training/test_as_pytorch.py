@@ -122,6 +122,18 @@ def cyclic(optimizer: optim.Optimizer, steps: int, epoch: int) -> Any:
     )
 
 
+def one_cycle_with_momentum(optimizer: optim.Optimizer, steps: int, epoch: int) -> Any:
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    return lr_scheduler.OneCycleLR(optimizer, peaks, steps)
+
+
+def cyclic_with_momentum(optimizer: optim.Optimizer, steps: int, epoch: int) -> Any:
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    return lr_scheduler.CyclicLR(
+        optimizer, [0.1 * peak for peak in peaks], peaks, 3, 2, base_momentum=0.5, max_momentum=0.95
+    )
+
+
 SCHEDULES = {
     "constant": scheduled("constant", lambda o, steps, _: lr_scheduler.ConstantLR(o, 1.0)),
     "step": scheduled("step:every=3,factor=0.5", lambda o, steps, _: lr_scheduler.StepLR(o, 3, 0.5)),
@@ -250,9 +262,30 @@ ALONE = {
 """What goes with some losses alone."""
 
 NORMALIZED = row("--mode", "train", "--unbiased-variance", net="cnn")
+CYCLED = {
+    "one-cycle": scheduled("one-cycle:cycle-momentum=true", one_cycle_with_momentum),
+    "cyclic": scheduled(
+        "cyclic:rise=3,fall=2,cycle-momentum=true,base-momentum=0.5,max-momentum=0.95", cyclic_with_momentum
+    ),
+}
+"""Schedules that change the momentum too, which not all optimizers have."""
+
+SMALL_STEPS = row("--learning-rate", RATE / 10, rate=RATE / 10)
+"""A momentum of 0.95 makes steps twenty times as long, and with them the rounding of float32."""
+
+WITH_MOMENTUM = [
+    name
+    for name in OPTIMIZERS
+    if name.split()[0] in ("momentum", "nesterov", "rmsprop", "adam", "adamw", "adamax", "radam")
+]
 GROUPS: dict[str, dict[str, list[Row]]] = {
     "optimizers": {name: [each, MSE] for name, each in OPTIMIZERS.items()},
     "schedules": {name: [OPTIMIZERS["momentum"], MSE, each] for name, each in SCHEDULES.items()},
+    "momentum": {
+        f"{name}, {optimizer}": [OPTIMIZERS[optimizer], MSE, each, SMALL_STEPS]
+        for optimizer in WITH_MOMENTUM
+        for name, each in CYCLED.items()
+    },
     "losses": {name: [OPTIMIZERS["momentum"], each] for name, each in LOSSES.items()},
     "extras": {name: [OPTIMIZERS["momentum"], MSE, each] for name, each in EXTRAS.items()},
     "alone": {name: [OPTIMIZERS["momentum"], each] for name, each in ALONE.items()},
@@ -442,12 +475,14 @@ def check(compared: Compared, group: str, cases: dict[str, list[Row]], dtype: st
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.thinned(2)
 def test_table(group: str, dtype: str, compared: Compared) -> None:
     check(compared, group, GROUPS[group], dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.thinned(2)
 def test_random_combinations(dtype: str, compared: Compared) -> None:
     check(compared, "combinations", combinations(), dtype)
 

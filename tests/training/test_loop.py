@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import Quantized
-from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.run.progress import ANEW
+from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.watch import Judged, Stepped, unwatched
 from onnxgrad_cli.training.steps.base import NotFinite
 
@@ -38,7 +38,7 @@ def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
         steps=0, buffers={}, roles=Mock(adapters=[], quantized=Quantized()), weights=dict, state=dict
     )
 
-    def step(batch, rate):
+    def step(batch, schedule):
         trainer.steps += 1
         return 1.0
 
@@ -61,7 +61,7 @@ def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
     evaluate.names = ["loss"]
     schedule = SimpleNamespace(rate=lambda steps: 0.1, observe=lambda value: None, state=dict)
     data = SimpleNamespace(batch=lambda indices, part=None: {})
-    return Loop(
+    return TrainingLoop(
         trainer=trainer, data=data, batches=Batches(), schedule=schedule, evaluator=evaluate, watched="val_loss",
         higher=higher, epochs=len(judgements), patience=patience, save_every=0, folder=Folder(), stop=stop,
         watch=unwatched,
@@ -76,7 +76,7 @@ def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
         ([math.nan, 2.0, math.inf], False, [False, True, False]),
         ([2.0, math.nan, 1.0], False, [True, False, True]),
     ],
-    ids=["lower is better", "higher is better", "the first is no number", "a later one is no number"],
+    ids=["lower is better", "higher is better", "the first is not a number", "a later one is not a number"],
 )
 def test_of_equal_epochs_the_first_is_the_best(judgements, higher, best):
     run = loop(judgements, higher=higher)
@@ -125,7 +125,7 @@ class Steps:
             "watch": self.watched.append, "model": "a model", "base": "a base",
             "digests": {"training": "d1"},
         }  # fmt: skip
-        self.loop = Loop(**{**given, **changes})
+        self.loop = TrainingLoop(**{**given, **changes})
 
     @contextmanager
     def opened(self, steps, forms, results):
@@ -142,8 +142,8 @@ class Steps:
     def state(self):
         return {"position": self.position}
 
-    def step(self, batch, rate):
-        self.fed.append((batch, rate))
+    def step(self, batch, schedule):
+        self.fed.append((batch, schedule.rate(self.trainer.steps)))
         loss = self.losses[self.trainer.steps]
         if loss is None:
             raise NotFinite("the loss is nan")
@@ -313,22 +313,23 @@ def test_a_run_goes_on_where_its_checkpoint_was():
 @pytest.mark.parametrize(
     ("without", "changes", "message", "hint"),
     [
-        ("w", {}, "the run was begun without 'w': other weights were trained, or by another optimizer",
-         f"go on with the same options, or {ANEW}"),
-        ("m", {}, "the run was begun without 'm': other weights were trained, or by another optimizer",
-         f"go on with the same options, or {ANEW}"),
-        ("", {"adapters": [{"weight": "w"}]}, "the run was begun with other adapters",
-         f"go on with the same `lora`, or {ANEW}"),
-        ("", {"model": "another"}, "the run was begun with another model or other options: its steps were not these",
-         f"go on with the same ones, or {ANEW}; `onnxgrad export` makes a model of its checkpoint"),
+        ("w", {}, "the run was started without 'w': with other trained weights or another optimizer",
+         f"continue with the same options, or {ANEW}"),
+        ("m", {}, "the run was started without 'm': with other trained weights or another optimizer",
+         f"continue with the same options, or {ANEW}"),
+        ("", {"adapters": [{"weight": "w"}]}, "the run was started with other adapters",
+         f"continue with the same `lora`, or {ANEW}"),
+        ("", {"model": "another"},
+         "the run was started with another model or other options, and can't continue with these",
+         f"continue with the same ones, or {ANEW}; `onnxgrad export` turns its checkpoint into a model"),
         ("", {"run": {"epochs": [{"loss": 1.0, "val_f1": 2.0}]}},
-         "the run was begun with loss, val_f1 to judge an epoch by, now it is loss, val_loss",
-         f"go on with the same `val` and `metrics`, or {ANEW}"),
-        ("", {"watched": "val_f1"}, "the run was begun with val_f1 to say which epoch is best, now it is loss",
-         f"go on with the same `metrics` in the same order, or {ANEW}"),
+         "the run was started with loss, val_f1 as the results of an epoch, but now they are loss, val_loss",
+         f"continue with the same `val` and `metrics`, or {ANEW}"),
+        ("", {"watched": "val_f1"}, "the run was started with val_f1 to choose the best epoch, but now it is loss",
+         f"continue with the same `metrics` in the same order, or {ANEW}"),
         ("", {"data": {"training": "d2"}},
-         "the run was begun with other training data: what they hold is not what they held",
-         f"go on with the same data, or {ANEW}; `new_data` goes on with others of as many samples"),
+         "the run was started with other training data: their contents have changed",
+         f"continue with the same data, or {ANEW}; to continue with other data of the same size, add `new_data`"),
     ],
 )  # fmt: skip
 def test_a_run_does_not_go_on_as_another(without, changes, message, hint):
@@ -345,7 +346,7 @@ def test_a_run_does_not_go_on_as_another(without, changes, message, hint):
 def test_steps_that_do_not_lead_to_the_place_are_damage():
     run = Steps([], evaluator=evaluator([]))
     run.checkpoint = checkpoint(steps=7)
-    with pytest.raises(OnnxgradError, match="speaks of 7 steps, and of a place after 6"):
+    with pytest.raises(OnnxgradError, match="has 7 steps, but its position is after 6 batches"):
         run.loop.resume()
 
 
@@ -354,7 +355,7 @@ def test_a_run_without_validation_goes_on_as_one():
     run.checkpoint = checkpoint()
     with pytest.raises(UsageError) as refused:
         run.loop.resume()
-    assert refused.value.message.endswith("now it is loss")
+    assert refused.value.message.endswith("now they are loss")
     run.checkpoint[1]["run"]["epochs"] = []
     run.loop.resume()
 

@@ -143,7 +143,7 @@ def test_f1_of_several_answers(average: str) -> None:
     scores[:, 3], labels[:, 3] = -1, 0
     wanted = sklearn.f1_score(labels, scores > 0.5, average=average, zero_division=0)
     assert taken(f"f1-{average}", scores, labels) == pytest.approx(wanted, rel=1e-12)
-    with pytest.raises(UsageError, match="f1 is of yes and no, and there are 4 classes"):
+    with pytest.raises(UsageError, match="f1 is for yes and no, but there are 4 classes"):
         taken("f1", scores, labels)
 
 
@@ -177,7 +177,7 @@ def test_auc_of_yes_and_no_with_equal_scores(shape: tuple[int, ...]) -> None:
 
 
 def test_labels_without_places_are_not_shifted() -> None:
-    with pytest.raises(UsageError, match="have no places to shift"):
+    with pytest.raises(UsageError, match="have no positions to shift"):
         taken("perplexity:shift=1", LOGITS, CLASSES)
 
 
@@ -210,9 +210,11 @@ def test_numbers_are_no_yes_and_no(name: str) -> None:
         )
     for other in (1.5, -0.5, 7):
         labels = np.array([[0], [1], [other]])
-        with pytest.raises(UsageError, match=f"{name} is of yes and no.*, and there is {other}\nhint: .* rmse or r2"):
+        with pytest.raises(
+            UsageError, match=f"{name} is for yes and no.*, but there is a label {other}\nhint: .* rmse or r2"
+        ):
             taken(name, scores[:3], labels, (1,))
-    with pytest.raises(UsageError, match="and there is 0"):
+    with pytest.raises(UsageError, match="but there is a label 0"):
         taken(name, scores[:3], np.array([[-1], [1], [0.5]]) * [[1], [1], [0]], ())
 
 
@@ -255,8 +257,8 @@ def test_what_suits_several_losses_says_of_which_output_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("texts", "said"),
-    [(["accuracy:none"], "of an output that no loss judges"), (["mae:size"], "no loss judges"),
-     (["accuracy", "accuracy"], "two numbers would be called 'accuracy'"), (["loss"], "no metric 'loss'")],
+    [(["accuracy:none"], "names an output that has no loss"), (["mae:size"], "names an output that has no loss"),
+     (["accuracy", "accuracy"], "two results would have the name 'accuracy'"), (["loss"], "no metric 'loss'")],
 )  # fmt: skip
 def test_metrics_that_no_loss_goes_with(texts: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -300,7 +302,7 @@ def test_the_defaults_are_of_losses_that_there_are() -> None:
     assert set(DEFAULTS) <= {loss.name for loss in LOSSES}
 
     def names(loss: str) -> list[str]:
-        return [found.name for found in default_metrics(Term(loss, "out", "y", 1.0), {"ignore_index": 3, "delta": 2.0})]
+        return [found.name for found in default_metrics(Term(loss, "out", "y", 1.0, ignore_index=3))]
 
     assert names("cross-entropy") == ["accuracy"]
     assert names("mse") == ["rmse", "r2"]
@@ -351,7 +353,7 @@ def test_what_is_wrong_with_a_metric_from_a_file(tmp_path: Path) -> None:
         parse_metric(str(tmp_path / "none.onnx"))
     with pytest.raises(UsageError, match="takes 'label' as int64, not float64"):
         taken(save(tmp_path / "a.onnx", label="int64"), np.zeros((60, 3)), np.zeros((60, 3)))
-    with pytest.raises(OnnxgradError, match=r"does not take predictions \[60, 3, 1\]"):
+    with pytest.raises(OnnxgradError, match=r"fails on predictions \[60, 3, 1\]"):
         taken(save(tmp_path / "a.onnx"), np.zeros((60, 3, 1)), np.zeros((60, 3)), ())
     model = onnx.load(tmp_path / "a.onnx")
     model.graph.output.append(model.graph.input[0])

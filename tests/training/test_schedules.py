@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.training.schedules import SCHEDULES, Schedule, parse_schedule, schedule
+from onnxgrad_cli.training.schedules import SCHEDULES, Schedule, cycles_momentum, parse_schedule, schedule
 
 STEPS, BASE = 200, 0.3
 Scheduler = Callable[[torch.optim.Optimizer], Any]
@@ -89,6 +90,41 @@ def test_is_torchs(text: str) -> None:
         assert ours.rate(step) == pytest.approx(rate, rel=1e-12, abs=1e-12), step
 
 
+CYCLES: dict[str, Scheduler] = {
+    "one-cycle:cycle-momentum=true": lambda o: lr_scheduler.OneCycleLR(o, BASE, STEPS),
+    "one-cycle:rise=0.5,cycle-momentum=true,base-momentum=0,max-momentum=0.5": lambda o: lr_scheduler.OneCycleLR(
+        o, BASE, STEPS, pct_start=0.5, base_momentum=0.0, max_momentum=0.5
+    ),
+    "cyclic:cycle-momentum=true": lambda o: lr_scheduler.CyclicLR(o, 0.1 * BASE, BASE, 20),
+    "cyclic:rise=15,fall=10,halve=true,cycle-momentum=true,base-momentum=0.3": lambda o: lr_scheduler.CyclicLR(
+        o, 0.1 * BASE, BASE, 15, 10, "triangular2", base_momentum=0.3
+    ),
+    "cyclic:factor=0.99,cycle-momentum=true": lambda o: lr_scheduler.CyclicLR(
+        o, 0.1 * BASE, BASE, 20, None, "exp_range", 0.99
+    ),
+}
+
+
+@pytest.mark.parametrize("text", CYCLES)
+def test_the_momentum_is_torchs(text: str) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE, momentum=0.7)
+    scheduler, ours = CYCLES[text](optimizer), parse_schedule(text, BASE, STEPS)
+    warm = parse_schedule(f"{text},warmup=20", BASE, STEPS + 20)
+    assert cycles_momentum(text)
+    for step in range(STEPS):
+        group = optimizer.param_groups[0]
+        assert ours.rate(step) == pytest.approx(group["lr"], rel=1e-12, abs=1e-12), step
+        assert ours.momentum(step) == pytest.approx(group["momentum"], rel=1e-12, abs=1e-12), step
+        assert warm.momentum(step + 20) == ours.momentum(step) and warm.momentum(step // 10) == ours.momentum(0)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("text", ["one-cycle", "cyclic:cycle-momentum=false", "cosine"])
+def test_other_schedules_leave_the_momentum_alone(text: str) -> None:
+    assert not cycles_momentum(text) and parse_schedule(text, BASE, STEPS).momentum(7) is None
+
+
 @pytest.mark.parametrize(
     ("text", "alike"),
     [
@@ -118,7 +154,7 @@ def test_an_epoch_that_is_stepped_as_pytorchs_loops_step() -> None:
 
 
 def test_epochs_that_nobody_knows_are_refused() -> None:
-    with pytest.raises(UsageError, match="'3e' is of epochs"):
+    with pytest.raises(UsageError, match="'3e' is in epochs"):
         parse_schedule("step:every=3e", BASE, STEPS)
     with pytest.raises(UsageError, match="a number"):
         parse_schedule("step:factor=3e", BASE, STEPS, 20)
@@ -168,6 +204,30 @@ def test_short_runs(text: str, steps: int) -> None:
     assert all(0 <= ours.rate(step) <= 1 and math.isfinite(ours.rate(step)) for step in range(steps + 2))
 
 
+def test_a_warm_up_begins_at_a_hundredth_of_the_rate() -> None:
+    rates = [parse_schedule("constant:warmup=10", 2.0, 100).rate(step) for step in range(12)]
+    np.testing.assert_allclose(rates, [*np.linspace(0.02, 2, 11), 2])
+
+
+def test_an_exponential_schedule_falls_to_a_tenth_in_three_tenths_of_a_run() -> None:
+    ours = parse_schedule("exponential", 2.0, 100)
+    np.testing.assert_allclose([ours.rate(step) for step in (0, 30, 60)], [2, 0.2, 0.02])
+
+
+def test_the_shortest_runs() -> None:
+    """As CosineAnnealingLR of one step; a run of none is like that of one."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    steps = torch.optim.SGD([weight], lr=0.5)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(steps, 1)
+    steps.step()
+    cosine.step()
+    for count in (0, 1):
+        ours = parse_schedule("cosine", 0.5, count)
+        assert (ours.rate(0), ours.rate(1)) == (0.5, pytest.approx(cosine.get_last_lr()[0]))
+    with pytest.raises(UsageError):
+        parse_schedule("constant", 0.5, -1)
+
+
 def test_what_watches_says_so() -> None:
     assert [kind.name for kind in SCHEDULES if kind.watches] == ["plateau"]
     cosine = parse_schedule("cosine", 1.0, 10)
@@ -191,6 +251,9 @@ def test_what_watches_says_so() -> None:
         ("plateau:patience=-1", "negative"),
         ("plateau:factor=1", "below 1"),
         ("one-cycle:rise=1.5", "rise"),
+        ("one-cycle:base-momentum=0.5", "option `base_momentum` and `max_momentum` require cycle-momentum=true"),
+        ("cyclic:cycle-momentum=true,base-momentum=0.95", "must lie between `base_momentum` and 1"),
+        ("one-cycle:cycle-momentum=true,max-momentum=1", "option `max_momentum` must lie between"),
         ("constant:warmup-begin=1", "no option `warmup_begin`"),
     ],
 )

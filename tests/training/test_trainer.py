@@ -15,11 +15,12 @@ from onnx import ModelProto, parser
 
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.checkpoints.stored_weights import with_weights
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import save_model
-from onnxgrad_cli.training.eval_model import EvalSession
-from onnxgrad_cli.training.run.export import with_weights
+from onnxgrad_cli.training.evaluate import EvalSession, make_eval_model
+from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
 
 RANDOM = np.random.default_rng(0)
@@ -89,7 +90,8 @@ def test_evaluation_and_the_exported_model_agree(tmp_path: Path) -> None:
     model = exported(network(0.5))
     built = training(model)
     trainer = Trainer(built, threads=1)
-    evaluator = EvalSession(model, built.options, trainer.buffers, threads=1)
+    found = make_eval_model(model, built.options, trainer.buffers, counted=True)
+    evaluator = EvalSession(found, None, "CPUExecutionProvider", 1)
     for batch in batches(5):
         trainer.step(batch, 0.05)
     (batch,) = batches(1)
@@ -211,8 +213,8 @@ def test_a_batch_of_other_inputs_is_refused(feeds: dict[str, np.ndarray], words:
     ("x", "words"),
     [
         (np.ones((4, 6), ">f4"), "order of another machine"),
-        (np.ones((1, 6), np.float32), r"other numbers of samples: x \[1, 6\], label \[4, 6\]"),
-        ([[1.0] * 6] * 4, "'x' is a list"),
+        (np.ones((1, 6), np.float32), r"different numbers of samples: x \[1, 6\], label \[4, 6\]"),
+        ([[1.0] * 6] * 4, "'x' must be an array, but is of type list"),
     ],
 )
 def test_what_would_be_read_as_other_numbers_is_refused(x: Any, words: str) -> None:
@@ -268,7 +270,7 @@ def test_what_does_not_fit_is_refused() -> None:
         trainer.step({"x": np.zeros((2, 5), np.float32), "label": np.zeros(2, np.int64)}, 0.1)
     with pytest.raises(UsageError, match=r"no weight or state '4\.wait'"):
         trainer.load({"4.wait": np.zeros(3)})
-    with pytest.raises(UsageError, match=r"'4.bias' is float64\[3\], the model has float32\[3\]"):
+    with pytest.raises(UsageError, match=r"'4.bias' is float64\[3\], but the model has float32\[3\]"):
         trainer.load({"4.bias": np.zeros(3)})
     with pytest.raises(UsageError, match="no optimizer"):
         Trainer(build(exported(network()), Options(losses=(LossSpec("cross-entropy"),))))
@@ -276,7 +278,7 @@ def test_what_does_not_fit_is_refused() -> None:
         with_weights(model, {"other": np.zeros(1, np.float32)}, {})
     with pytest.raises(OnnxgradError, match="in the model"):
         with_weights(model, {"4.bias": np.zeros(4, np.float32)}, {})
-    with pytest.raises(UsageError, match="no 'quantum'"):
+    with pytest.raises(UsageError, match="no provider 'quantum'"):
         find_provider("quantum")
     assert find_provider("cpu") == "CPUExecutionProvider"
 
@@ -297,3 +299,16 @@ def test_what_is_saved_is_the_model_with_the_weights_found(tmp_path: Path) -> No
     assert all(np.array_equal(stored[name], held[name]) for name in names)
     with pytest.raises(UsageError, match="is an input"):
         trainer.save(tmp_path / "model.onnx", tmp_path / "model.onnx")
+
+
+def test_a_schedule_of_the_momentum_needs_a_model_that_keeps_it_as_state() -> None:
+    cycle = parse_schedule("one-cycle:cycle-momentum=true", 0.01, 5)
+    trainer = Trainer(training(exported(network()), cycle_momentum=True))
+    trainer.step(batches(1)[0], cycle)
+    assert trainer.state()["beta1"] == np.float32(0.95)
+    trainer.step(batches(1)[0], 0.01)
+    assert trainer.state()["beta1"] == np.float32(0.95)
+    fixed = Trainer(training(exported(network())))
+    with pytest.raises(UsageError, match=r"a constant\nhint: build it with `cycle_momentum=True`"):
+        fixed.step(batches(1)[0], cycle)
+    assert fixed.steps == 0

@@ -31,8 +31,8 @@ from onnxgrad_cli.ir.types import Arrays, is_float, shape_of
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Roles, describe, started
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification.feeds import DescribedModel, first_run, part
-from onnxgrad_cli.verification.loss_function import nearby
+from onnxgrad_cli.verification.feeds import DescribedModel, first_run, loss_part
+from onnxgrad_cli.verification.gradients.loss_function import nearby
 from onnxgrad_cli.verification.proof import prove
 from onnxgrad_cli.verification.verdict import Proof
 from tests.zoo import BOUND
@@ -106,7 +106,7 @@ def network(original: ModelProto, options: Options) -> Network:
     built = build(original, options)
     model, types = built.model, built.graph.types
     roles = describe(model)
-    forward = {name for node in part(model, roles.loss).graph.node for name in node.output}
+    forward = {name for node in loss_part(model, roles.loss).graph.node for name in node.output}
     typed = [node for node in model.graph.node if node.output[0] in types.keys() - forward]
     backward = [node for node in typed if is_float(types[node.output[0]])]
     values = [node.output[0] for node in backward]

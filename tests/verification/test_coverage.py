@@ -6,10 +6,10 @@ import onnx
 import pytest
 
 from onnxgrad_cli.autodiff import registry
-from onnxgrad_cli.cli.ops import document
 from onnxgrad_cli.verification import coverage
 from onnxgrad_cli.verification.coverage import Coverage
 from tests import proofs
+from tools.operators import document
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operators.md"
 STALE = "run `make docs`"
@@ -36,7 +36,7 @@ def test_the_proofs_are_those_of_the_table_of_rows() -> None:
     assert proofs.of_rows() == coverage.proofs()["rows"], STALE
 
 
-def test_the_document_is_what_the_command_prints(table: list[Coverage]) -> None:
+def test_the_page_is_up_to_date(table: list[Coverage]) -> None:
     assert document(table) == DOCUMENT.read_text(), STALE
 
 

@@ -68,7 +68,7 @@ def test_the_only_size_that_is_large_is_the_one_that_must_be(shell: Shell) -> No
 
 def test_no_data_are_asked_for_where_onnxruntime_lacks_a_kernel(shell: Shell) -> None:
     result = built(shell, gru("batch", "double"))
-    said = "Built, not proved: runs: onnxruntime lacks a kernel, so the original does not run on random data: GRU"
+    said = "Built, not proved: runs: onnxruntime has no kernel for a node, so the original does not run"
     assert said in result.out and "GRU operator does not support double yet" in result.out
     assert "--test-data" not in result.out
 
@@ -78,7 +78,7 @@ def test_what_runs_at_no_size_is_said_in_the_runtimes_own_words_with_what_helps(
     {{ a = MatMul(x, w) b = Reshape(a, s) c = ReduceSum<keepdims = 1>(b) y = Mul(a, c) }}"""
     result = built(shell, model(text, w=(4, 2)))
     assert "not proved: runs: the original does not run on random data: Reshape" in result.out, result.out
-    assert "fix a size with --dim batch=SIZE, or give data with --test-data" in result.out
+    assert "set a size with --dim batch=SIZE, or pass data with --test-data" in result.out
     result = built(shell, model(text, w=(4, 2)), "--dim", "batch=331", "--force")
     assert "Built and proved" in result.out
 
@@ -96,7 +96,7 @@ def test_a_model_that_fails_at_2_and_not_at_1_is_not_proved_at_1(shell: Shell, m
     monkeypatch.setattr(Executor, "__call__", fails)
     text = f"{HEAD} g (float[batch, 4] x) => (float[batch, 4] y) {{ a = MatMul(x, w) y = Tanh(a) }}"
     result = built(shell, model(text, w=(4, 4)))
-    assert result.code == 4 and "it fails where the original runs: only one sample" in result.out + result.err
+    assert result.code == 4 and "it fails, but the original runs: only one sample" in result.out + result.err
 
 
 def test_signals_are_drawn_with_a_window_and_in_full_length(shell: Shell) -> None:

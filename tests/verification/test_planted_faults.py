@@ -23,7 +23,7 @@ def sample(name: str) -> Network:
     ("name", "seed"),
     [
         ("digits_mlp", 0),
-        ("symbolic", 0),
+        pytest.param("symbolic", 0, marks=pytest.mark.slow),
         pytest.param("digits_cnn", 0, marks=pytest.mark.slow),
         *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("digits_mlp", "digits_cnn", "tiny_transformer")),
     ],
@@ -33,11 +33,20 @@ def test_planted_faults_are_found(name: str, seed: int) -> None:
     assert (found.found, found.missed) == (FAULTS, [])
 
 
-@pytest.mark.parametrize("name", ["digits_mlp", "symbolic", "digits_cnn", "tiny_transformer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits_mlp",
+        "symbolic",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("digits_cnn", "tiny_transformer")),
+    ],
+)
+@pytest.mark.thinned(2)
 def test_right_models_pass_at_every_seed(name: str) -> None:
     assert [proof.verdict for proof in right(sample(name), SEEDS)] == ["proved"] * SEEDS
 
 
+@pytest.mark.slow
 def test_faults_of_a_sign_are_found_in_float32_alone() -> None:
     found = sample("digits_mlp")
     found.places = {"negated": found.places["negated"]}
@@ -46,6 +55,7 @@ def test_faults_of_a_sign_are_found_in_float32_alone() -> None:
     assert (counted.found, counted.missed) == (FAULTS, [])
 
 
+@pytest.mark.slow
 def test_one_gradient_of_many_of_another_sign_is_found_in_float32_alone() -> None:
     """The noise of all others would hide it in the first round."""
     found = sample("tiny_transformer")

@@ -20,7 +20,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.jobs.view import run_view
-from onnxgrad_cli.view import Drawing, Kind, draw
+from onnxgrad_cli.view import BoxKind, Drawing, draw
 from onnxgrad_cli.view.html import FOLDER, html
 from onnxgrad_cli.view.tree import WIDEST, Branch, tree
 from tests.view.test_view import WEIRD
@@ -83,7 +83,7 @@ def test_values_stand_with_all_that_they_touch(drawings: list[Drawing]) -> None:
     assert {"bn1.weight", "bn1.bias_grad", "BatchNormalization", "Relu"} <= inside and "conv1.weight" not in inside
     for drawing in drawings:
         top = [branch.box for branch in tree(drawing).children if branch.box]
-        ends = [box for box in drawing.boxes.values() if box.kind in (Kind.INPUT, Kind.OUTPUT)]
+        ends = [box for box in drawing.boxes.values() if box.kind in (BoxKind.INPUT, BoxKind.OUTPUT)]
         assert all(box in top for box in ends)
 
 
@@ -143,7 +143,7 @@ def test_same_model_same_page(drawings: list[Drawing]) -> None:
 
 def test_what_is_unfolded_at_first_is_told(tmp_path: Path) -> None:
     onnx.save(chain(700), tmp_path / "m.onnx")
-    _, page = run_view(tmp_path / "m.onnx", kind="html", limit=20, depth=2)
+    _, page = run_view(tmp_path / "m.onnx", form="html", limit=20, depth=2)
     assert (read(page)["limit"], read(page)["depth"], len(read(page)["edges"])) == (20, 2, 700 + 1 + 126 + 14)
 
 
@@ -160,10 +160,10 @@ def test_a_report_links_into_the_picture_where_one_is_written(tmp_path: Path) ->
     run_build(model, tmp_path / "t.onnx", options, verify=False, reports=[plain])
     report = run_build(model, tmp_path / "t.onnx", options, verify=False, reports=[linked], picture=picture)
     assert '<a href=".."' not in plain.read_text() and ".html#" not in plain.read_text()
-    assert '<code><a href="../a%20picture.html#fc1.weight">fc1.weight</a></code>' in linked.read_text()
+    assert '<a href="../a%20picture.html#fc1.weight"><code>fc1.weight</code></a>' in linked.read_text()
     assert read(picture.read_text())["items"] == read(html(draw(onnx.load(tmp_path / "t.onnx"))))["items"]
     assert [file.role for file in report.files if file.path == str(picture)] == ["picture"]
-    with pytest.raises(UsageError, match="no page of HTML"):
+    with pytest.raises(UsageError, match="does not end in"):
         run_build(model, tmp_path / "t.onnx", options, picture=tmp_path / "p.svg")
     (tmp_path / "mine.html").write_text("mine")
     with pytest.raises(UsageError, match="force"):
@@ -177,9 +177,9 @@ def test_the_report_of_a_training_links_into_the_picture(tmp_path: Path) -> None
     found = run_train(model, data, tmp_path / "t.onnx", asked, course, picture=picture)
     assert picture in found.files
     report = (tmp_path / "t.onnx.run" / "report.html").read_text()
-    assert '<a href="../a%20picture.html#fc1.weight">fc1.weight</a>' in report
+    assert '<a href="../a%20picture.html#fc1.weight"><code>fc1.weight</code></a>' in report
     assert "fc1.weight" in json.dumps(read(picture.read_text())["items"])
-    with pytest.raises(UsageError, match="is no page of HTML"):
+    with pytest.raises(UsageError, match="does not end in"):
         run_train(model, data, tmp_path / "u.onnx", asked, course, picture=tmp_path / "p.svg")
     assert not (tmp_path / "u.onnx.run").exists()
 

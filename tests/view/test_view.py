@@ -1,17 +1,15 @@
-"""Pictures of models: each format read again by a parser of its own, the layout by its geometry, the Add example by
-the graphs of onnxruntime-training."""
+"""Pictures of models: DOT and HTML are read again by parsers, the Add example by the graphs of onnxruntime-training."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections import defaultdict
-from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,19 +17,19 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings, strategies as st
-from onnx import ModelProto, TensorProto, helper, parser
+from onnx import ModelProto, helper, parser
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, onnx_derivative
+from onnxgrad_cli.compat.derivative_options import DerivativeOptions, onnx_derivative
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.view import Box, Drawing, Edge, Group, Kind, draw, fold, render
+from onnxgrad_cli.view import Box, BoxKind, Cluster, Drawing, Edge, dot, draw, fold, html
 from onnxgrad_cli.view.drawing import LOOKS, boxes
-from onnxgrad_cli.view.layout import Place, layout
-from onnxgrad_cli.view.mermaid import too_large
 from tests import pictures
 from tests.cli_harness import MLP, UNKNOWN_OPS, Shell, save, save_external
+from tests.pictures import dot_text, read_dot
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "sample_models").glob("*.onnx"))
@@ -101,7 +99,7 @@ def shown(drawing: Drawing) -> int:
     return sum(box.nodes for box in drawing.boxes.values()) + drawing.inline
 
 
-def by_title(drawing: Drawing, kind: Kind) -> list[str]:
+def by_title(drawing: Drawing, kind: BoxKind) -> list[str]:
     return [box.title for box in drawing.boxes.values() if box.kind == kind]
 
 
@@ -112,11 +110,11 @@ def test_the_parts_of_a_training_model() -> None:
     proto = trained("digits_mlp")
     drawing = draw(proto)
     weights = [f"fc{i}.{part}" for i in (1, 2, 3) for part in ("weight", "bias")]
-    assert by_title(drawing, Kind.INPUT) == ["x", "label"]
-    assert by_title(drawing, Kind.WEIGHT) == weights
-    assert by_title(drawing, Kind.GRADIENT) == [f"{name}_grad" for name in weights]
-    assert by_title(drawing, Kind.OUTPUT) == ["loss"]
-    assert by_title(drawing, Kind.FORWARD) == ["Flatten", "Gemm", "Relu", "Gemm", "Relu", "Gemm"]
+    assert by_title(drawing, BoxKind.INPUT) == ["x", "label"]
+    assert by_title(drawing, BoxKind.WEIGHT) == weights
+    assert by_title(drawing, BoxKind.GRADIENT) == [f"{name}_grad" for name in weights]
+    assert by_title(drawing, BoxKind.OUTPUT) == ["loss"]
+    assert by_title(drawing, BoxKind.FORWARD) == ["Flatten", "Gemm", "Relu", "Gemm", "Relu", "Gemm"]
     roles = tags(proto, "onnxgrad.role")
     drawn = {box.details.splitlines()[0]: box.kind for box in drawing.boxes.values() if box.nodes}
     assert {name: drawn[name] for name in roles} == {n: "backward" if r == "seed" else r for n, r in roles.items()}
@@ -127,10 +125,10 @@ def test_the_gradient_of_a_node_stands_beside_it() -> None:
     proto = trained("digits_mlp")
     frames: dict[str, set[str]] = {}
 
-    def visit(group: Group) -> None:
+    def visit(group: Cluster) -> None:
         for part in group.parts:
-            if isinstance(part, Group):
-                if part.kind == Kind.BACKWARD:
+            if isinstance(part, Cluster):
+                if part.kind == BoxKind.BACKWARD:
                     assert group.beside and isinstance(group.parts[0], Box)
                     forward = group.parts[0].details.splitlines()[0]
                     assert part.title == f"gradient of {forward}" or "…" in part.title
@@ -146,9 +144,9 @@ def test_the_gradient_of_a_node_stands_beside_it() -> None:
 
 def test_an_optimizer_and_its_state() -> None:
     drawing = draw(trained("linear_regression", optimizer="adam"))
-    assert by_title(drawing, Kind.OPTIMIZER)
-    states = by_title(drawing, Kind.STATE)
-    fed = [box for box in drawing.boxes.values() if box.kind == Kind.STATE and not reached(drawing, box)]
+    assert by_title(drawing, BoxKind.OPTIMIZER)
+    states = by_title(drawing, BoxKind.STATE)
+    fed = [box for box in drawing.boxes.values() if box.kind == BoxKind.STATE and not reached(drawing, box)]
     assert fed and len(states) > len(fed), "what comes in, and what goes out"
 
 
@@ -164,7 +162,7 @@ def test_values_types_and_constants() -> None:
     assert lines["Squeeze"][0] == "axes = [0]", "a constant stands at the operand, by the operand's name"
     div = next(box for box in drawing.boxes.values() if box.title == "Div")
     assert div.lines[0] == "B = 2.82843"
-    assert Kind.CONSTANT not in drawing.kinds
+    assert BoxKind.CONSTANT not in drawing.kinds
 
 
 def test_nodes_that_stand_before_what_they_read() -> None:
@@ -188,17 +186,17 @@ def test_large_constants_have_a_box() -> None:
         "constants", [x], [y, z], [tensor],
     )  # fmt: skip
     drawing = draw(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
-    assert by_title(drawing, Kind.CONSTANT) == ["table", "other"]
+    assert by_title(drawing, BoxKind.CONSTANT) == ["table", "other"]
     assert shown(drawing) == 3
 
 
 def test_bodies_are_nested_frames() -> None:
     drawing = draw(model(BODIES))
-    frames: dict[str, Group] = {}
+    frames: dict[str, Cluster] = {}
 
-    def visit(group: Group, depth: int) -> None:
+    def visit(group: Cluster, depth: int) -> None:
         for part in group.parts:
-            if isinstance(part, Group):
+            if isinstance(part, Cluster):
                 if part.container:
                     frames[f"{depth} {part.title}"] = part
                 visit(part, depth + part.container)
@@ -217,7 +215,7 @@ def test_bodies_are_nested_frames() -> None:
 
 
 def test_any_model() -> None:
-    assert by_title(draw(model(UNKNOWN_OPS)), Kind.FORWARD) == ["Add", "my.ops.Twirl", "my.ops.Swirl"]
+    assert by_title(draw(model(UNKNOWN_OPS)), BoxKind.FORWARD) == ["Add", "my.ops.Twirl", "my.ops.Swirl"]
 
 
 def test_nodes_of_one_name_are_two() -> None:
@@ -232,13 +230,13 @@ def test_a_description_that_can_not_be_read_is_no_obstacle() -> None:
     for text in ("{", "[]", '{"inputs": 3}', '{"outputs": {"y": 1}}', "[" * 100_000):
         del proto.metadata_props[:]
         proto.metadata_props.add(key="onnxgrad.roles", value=text)
-        assert by_title(draw(proto), Kind.WEIGHT) == ["w1", "b1", "w2"]
+        assert by_title(draw(proto), BoxKind.WEIGHT) == ["w1", "b1", "w2"]
 
 
 def test_weights_are_not_read(tmp_path: Path) -> None:
     path = save_external(tmp_path / "m.onnx")  # its data file is not there
     drawing = draw(onnx.load(path, load_external_data=False), path)
-    assert [box.lines for box in drawing.boxes.values() if box.kind == Kind.WEIGHT] == [("float[8, 3]",)]
+    assert [box.lines for box in drawing.boxes.values() if box.kind == BoxKind.WEIGHT] == [("float[8, 3]",)]
 
 
 # -- folding --------------------------------------------------------------------------------------------------------
@@ -246,6 +244,7 @@ def test_weights_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [150, 60, 25, 8])
 @pytest.mark.parametrize("name", ["tiny_transformer", "tiny_transformer training", "symbolic", "digits_cnn training"])
+@pytest.mark.thinned(4)
 def test_folding(name: str, limit: int, models: dict[str, ModelProto]) -> None:
     whole = draw(models[name])
     drawing = fold(whole, limit)
@@ -255,10 +254,10 @@ def test_folding(name: str, limit: int, models: dict[str, ModelProto]) -> None:
     assert all(re.match(rf"{box.nodes} nodes$", box.lines[0]) for box in folded)
     assert bool(folded) == (sum(box.nodes > 0 for box in whole.boxes.values()) > limit)
     assert ends(drawing) == ends(whole), "what depends on what"
-    for kind in (Kind.INPUT, Kind.OUTPUT):
+    for kind in (BoxKind.INPUT, BoxKind.OUTPUT):
         assert by_title(drawing, kind) == by_title(whole, kind)
     hidden = sum(int(n) for box in folded for line in box.lines for n in re.findall(r"^(\d+) weights?$", line))
-    assert len(by_title(drawing, Kind.WEIGHT)) + hidden == len(by_title(whole, Kind.WEIGHT))
+    assert len(by_title(drawing, BoxKind.WEIGHT)) + hidden == len(by_title(whole, BoxKind.WEIGHT))
 
 
 def ends(drawing: Drawing) -> set[tuple[str, str]]:
@@ -274,12 +273,12 @@ def ends(drawing: Drawing) -> set[tuple[str, str]]:
         return seen
 
     found = {key: box for key, box in drawing.boxes.items()}
-    inputs = [box for box in found.values() if box.kind == Kind.INPUT]
+    inputs = [box for box in found.values() if box.kind == BoxKind.INPUT]
     return {
         (box.title, found[key].title)
         for box in inputs
         for key in reach(box.key, set())
-        if found[key].kind == Kind.OUTPUT
+        if found[key].kind == BoxKind.OUTPUT
     }
 
 
@@ -311,7 +310,7 @@ def test_without_modules_chains_are_folded_then_neighbours() -> None:
     graph = helper.make_graph(nodes, "chain", [helper.make_tensor_value_info("v0", 1, [3])], outputs)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     chains = fold(draw(proto), 30)
-    assert "Relu … Relu" in by_title(chains, Kind.FORWARD)
+    assert "Relu … Relu" in by_title(chains, BoxKind.FORWARD)
     assert shown(chains) == 211 and ends(chains) == ends(draw(proto))
     runs = fold(draw(proto), 4)
     assert sum(box.nodes > 0 for box in runs.boxes.values()) <= 4 and shown(runs) == 211
@@ -326,149 +325,10 @@ def test_a_large_body_is_folded_inside() -> None:
     """
     drawing = fold(draw(model(text)))
     assert shown(drawing) == 303
-    assert {"If", "Identity"} <= set(by_title(drawing, Kind.FORWARD)), "the branch is folded, not the If"
+    assert {"If", "Identity"} <= set(by_title(drawing, BoxKind.FORWARD)), "the branch is folded, not the If"
 
 
 # -- the formats ----------------------------------------------------------------------------------------------------
-
-TOKEN = re.compile(
-    r'\s+|//[^\n]*|(?P<string>"(?:\\.|[^"\\])*")|(?P<word>[A-Za-z_][A-Za-z_0-9]*|[\d.]+)|(?P<mark>->|[{}\[\];=,])'
-)
-
-
-def read_dot(text: str) -> tuple[dict[str, dict[str, str]], list[tuple[str, str]]]:
-    """Nodes with their attributes, and edges, of a DOT graph, by the grammar of the language.
-
-    Graphviz reads it too, where it is installed.
-    """
-    if shutil.which("dot"):
-        subprocess.run(["dot", "-Tplain"], input=text.encode(), check=True, capture_output=True)
-    tokens: list[str] = []
-    at = 0
-    while at < len(text):
-        found = TOKEN.match(text, at)
-        assert found, text[at : at + 80]
-        at = found.end()
-        if found.lastgroup:
-            tokens.append(found[0])
-    nodes: dict[str, dict[str, str]] = {}
-    edges: list[tuple[str, str]] = []
-    stream = iter(tokens)
-
-    def attributes() -> dict[str, str]:
-        found = {}
-        for name in stream:
-            if name == "]":
-                return found
-            if name != ",":
-                assert next(stream) == "="
-                found[name] = next(stream)
-        raise AssertionError("an open list of attributes")
-
-    def statements() -> None:
-        pending: list[str] = []
-        for token in stream:
-            if token == "}":
-                assert not pending
-                return
-            if token == "{":
-                assert pending[0] in ("digraph", "subgraph") and len(pending) == 2
-                pending = []
-                statements()
-            elif token == "[":
-                given = attributes()
-                if "->" in pending:
-                    edges.append((pending[0], pending[2]))
-                elif pending[0] not in ("graph", "node", "edge"):
-                    nodes[pending[0]] = given
-                pending = []
-            elif token == ";":
-                assert not pending or pending[1] == "="
-                pending = []
-            else:
-                pending.append(token)
-        assert not pending
-
-    assert next(stream) == "digraph" and next(stream).startswith('"') and next(stream) == "{"
-    statements()
-    assert next(stream, None) is None
-    return nodes, edges
-
-
-def dot_text(label: str) -> str:
-    """What a DOT string shows."""
-    plain = re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], label[1:-1], flags=re.DOTALL)
-    return unescape(plain)
-
-
-NAME = r"[A-Za-z]\w*"
-QUOTED = r'"[^"\n]*"'
-LINES = {
-    "node": re.compile(
-        rf"({NAME})(\[{QUOTED}\]|\({QUOTED}\)|\(\[{QUOTED}\]\)|\[\({QUOTED}\)\]|{{{{{QUOTED}}}}}):::({NAME})"
-    ),
-    "edge": re.compile(rf"({NAME}) -->(?:\|({QUOTED})\|)? ({NAME})"),
-    "open": re.compile(rf"subgraph ({NAME}) \[({QUOTED})\]"),
-    "close": re.compile("end"),
-    "direction": re.compile("direction TB"),
-    "style": re.compile(rf"style ({NAME}) fill:none,stroke:#[0-9a-f]{{6}}"),
-    "class": re.compile(
-        rf"classDef ({NAME}) fill:#[0-9a-f]{{6}},stroke:#[0-9a-f]{{6}},color:#000,stroke-width:[\w, :-]+"
-    ),
-}
-
-
-def read_mermaid(text: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Nodes with their texts, and edges, of a flowchart of ours; every line is one of `LINES`."""
-    lines = text.splitlines()
-    assert lines[:2] == ["%% drawn by onnxgrad", "flowchart TB"]
-    nodes, edges, classes, used, depth = {}, [], set(), set(), 0
-    frames: set[str] = set()
-    for line in lines[2:]:
-        kind, found = next(((k, m) for k, p in LINES.items() if (m := p.fullmatch(line.strip()))), ("", None))
-        assert found, line
-        depth += {"open": 1, "close": -1}.get(kind, 0)
-        assert depth >= 0
-        if kind == "node":
-            assert found[1] not in nodes
-            nodes[found[1]] = mermaid_text(found[2].strip("[](){}"))
-            used.add(found[3])
-        elif kind == "edge":
-            edges.append((found[1], found[3]))
-        elif kind == "class":
-            classes.add(found[1])
-        elif kind == "open":
-            frames.add(found[1])
-        elif kind == "style":
-            assert found[1] in frames
-    assert depth == 0 and used == classes and not frames & nodes.keys()
-    assert all(end in nodes for edge in edges for end in edge)
-    return nodes, edges
-
-
-def mermaid_text(label: str) -> str:
-    assert not re.search(r"[<>&`\\|{}]", label.replace("<br/>", "")), label
-    assert not re.search(r"#(?!\d+;)|(?<!\d);", label), "# and ; are in character codes alone"
-    return re.sub(r"#(\d+);", lambda m: chr(int(m[1])), label.strip('"').replace("<br/>", "\n"))
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def read_svg(text: str) -> dict[str, tuple[str, str]]:
-    """The boxes of a picture: key -> kind and text."""
-    root = ET.fromstring(text)
-    assert root.tag == f"{SVG}svg"
-    found: dict[str, tuple[str, str]] = {}
-    for parent in root.iter():
-        children = list(parent)
-        for i, child in enumerate(children):
-            if child.tag == f"{SVG}g" and "id" in child.attrib:
-                rows = itertools.takewhile(lambda e: e.tag == f"{SVG}text", children[i + 1 :])
-                texts = [row.text or "" for row in rows if row.get("class") != "l"]
-                assert child.get("id") not in found
-                found[child.attrib["id"]] = child.attrib["class"], "\n".join(texts)
-    return {key: value for key, value in found.items() if not key.startswith("legend")}
 
 
 class Page(HTMLParser):
@@ -509,7 +369,7 @@ def check_formats(drawing: Drawing) -> None:
     edges = {(edge.source, edge.target) for edge in drawing.edges}
     legend = {f"legend_{kind}" for kind in drawing.kinds}
 
-    nodes, pairs = read_dot(render(drawing, "dot"))
+    nodes, pairs = read_dot(dot(drawing))
     assert {key: dot_text(given["label"]) for key, given in nodes.items() if key not in legend} == {
         key: says(box) for key, box in drawing.boxes.items()
     }
@@ -518,18 +378,7 @@ def check_formats(drawing: Drawing) -> None:
     for key, box in drawing.boxes.items():
         assert nodes[key]["fillcolor"] == f'"{LOOKS[box.kind].fill}"'
 
-    texts, pairs = read_mermaid(render(drawing, "mermaid"))
-    assert {key: text for key, text in texts.items() if key not in legend} == {
-        key: says(box) for key, box in drawing.boxes.items()
-    }
-    assert set(pairs) == edges
-
-    text = render(drawing, "svg")
-    assert read_svg(text) == {key: (box.kind, says(box)) for key, box in drawing.boxes.items()}
-    arrows = [e for e in ET.fromstring(text).iter(f"{SVG}path") if e.get("class") == "e"]
-    assert len(arrows) == len(edges)
-
-    page = render(drawing, "html")
+    page = html(drawing)
     assert Page(page).seen.count("svg") == 1
     assert re.findall(r"https?://[^\s\"<']*", page) == ["http://www.w3.org/2000/svg"]
 
@@ -539,78 +388,24 @@ def test_every_model_in_every_format(models: dict[str, ModelProto]) -> None:
         whole = draw(proto)
         check_formats(whole)
         check_formats(fold(whole, 20))
-        check_geometry(whole)
-        check_geometry(fold(whole, 20))
-
-
-def size(box: Box) -> tuple[float, float]:
-    """A width and a height of which few boxes share both."""
-    rows = [box.title, *box.lines]
-    return 7.0 * max(map(len, rows)) + 20, 15.0 * len(rows) + 10
-
-
-def check_geometry(drawing: Drawing) -> None:
-    """Boxes lie apart and inside their frames, siblings don't overlap, and arrows begin and end at their boxes."""
-    found = layout(drawing, size)
-
-    def inside(inner: Place, outer: Place) -> bool:
-        return (
-            inner.x >= outer.x - 0.01
-            and inner.y >= outer.y - 0.01
-            and inner.x + inner.width <= outer.x + outer.width + 0.01
-            and inner.bottom <= outer.bottom + 0.01
-        )
-
-    def apart(a: Place, b: Place) -> bool:
-        return a.x + a.width <= b.x or b.x + b.width <= a.x or a.bottom <= b.y or b.bottom <= a.y
-
-    def visit(group: Group) -> None:
-        for part in group.parts:
-            assert inside(found.places[part.key], found.places[group.key])
-            if isinstance(part, Group):
-                visit(part)
-        for a, b in itertools.combinations(group.parts, 2):
-            assert apart(found.places[a.key], found.places[b.key]), (a, b)
-
-    visit(drawing.root)
-    assert [route.edge for route in found.routes] == list(drawing.edges)
-    for route in found.routes:
-        for point, key in ((route.points[0], route.edge.source), (route.points[-1], route.edge.target)):
-            place = found.places[key]
-            at_side = point[0] in (place.x, place.x + place.width) and point[1] == place.center
-            at_end = point[0] == place.middle and point[1] in (place.y, place.bottom)
-            assert at_side or at_end
-
-
-def test_forward_flows_down_and_backward_up() -> None:
-    drawing = draw(trained("digits_mlp"))
-    found = layout(drawing, size)
-    rows = {kind: [] for kind in Kind}
-    for edge in drawing.edges:
-        kinds = {drawing.boxes[end].kind for end in (edge.source, edge.target)}
-        if len(kinds) == 1:
-            rows[kinds.pop()].append(found.places[edge.target].y - found.places[edge.source].y)
-    assert all(step > 0 for step in rows[Kind.FORWARD] + rows[Kind.LOSS])
-    assert sum(step < 0 for step in rows[Kind.BACKWARD]) > 0.9 * len(rows[Kind.BACKWARD])
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(NAMES, NAMES, NAMES, NAMES)
 def test_any_text_is_escaped(title: str, line: str, name: str, value: str) -> None:
     from onnxgrad_cli.view.drawing import short
 
-    box = Box("n1", Kind.FORWARD, short(title), (short(line),), line, 1, makes=2)
-    other = Box("v2", Kind.OUTPUT, short(value))
-    group = Group("g3", short(name), Kind.BACKWARD, (box,))
-    drawing = Drawing(name, Group("model", "", None, (group, other), container=True), (Edge("n1", "v2", (value,)),))
-    nodes, _ = read_dot(render(drawing, "dot"))
+    box = Box("n1", BoxKind.FORWARD, short(title), (short(line),), line, 1, makes=2)
+    other = Box("v2", BoxKind.OUTPUT, short(value))
+    group = Cluster("g3", short(name), BoxKind.BACKWARD, (box,))
+    drawing = Drawing(name, Cluster("model", "", None, (group, other), container=True), (Edge("n1", "v2", (value,)),))
+    nodes, _ = read_dot(dot(drawing))
     assert dot_text(nodes["n1"]["label"]) == says(box)
-    assert read_mermaid(render(drawing, "mermaid"))[0]["n1"] == says(box)
-    assert read_svg(render(drawing, "svg"))["n1"] == (Kind.FORWARD, says(box))
-    assert Page(render(drawing, "html")).seen.count("title") >= 1
+    assert Page(html(drawing)).seen.count("title") >= 1
 
 
 WEIRD = [
@@ -628,12 +423,6 @@ def test_weird_names() -> None:
     graph = helper.make_graph(nodes, 'gr"aph\n<b>\\', values[:1], values[1:])
     drawing = draw(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
     check_formats(drawing)
-    assert "<script" not in render(drawing, "mermaid")
-
-
-def test_unknown_format() -> None:
-    with pytest.raises(UsageError, match="no format 'png'"):
-        render(draw(model(MLP)), "png")
 
 
 # -- how it looks ---------------------------------------------------------------------------------------------------
@@ -671,7 +460,7 @@ def test_colours_are_told_apart(sight: str) -> None:
 
 
 def test_looks_differ_without_colour() -> None:
-    assert LOOKS.keys() == set(Kind)
+    assert LOOKS.keys() == set(BoxKind)
     assert len({(look.shape, look.border) for look in LOOKS.values()}) == len(LOOKS)
 
 
@@ -690,37 +479,58 @@ def test_stdout_is_dot(shell: Shell) -> None:
     nodes, _ = read_dot(result.out)
     assert {"legend_input", "legend_weight", "legend_forward", "legend_output"} < nodes.keys()
     assert result.err.startswith("mlp: 4 nodes\n")
-    assert shell("view", "mlp.onnx", "-o", "-", "--format", "mermaid").out.startswith("%% drawn by onnxgrad\nflowchart")
+    assert shell("view", "mlp.onnx", "-o", "-", "--format", "html").out.startswith("<!DOCTYPE html>")
     assert set(shell.files()) == {"mlp.onnx"}
 
 
 @pytest.mark.parametrize(
     ("name", "head"),
-    [("p.dot", "// drawn"), ("p.gv", "// drawn"), ("p.svg", "<?xml"), ("p.mmd", "%% drawn"), ("p.mermaid", "%% drawn"),
-     ("p.html", "<!DOCTYPE html>"), ("p.HTM", "<!DOCTYPE html>")],
-)  # fmt: skip
+    [("p.dot", "// drawn"), ("p.gv", "// drawn"), ("p.html", "<!DOCTYPE html>"), ("p.HTM", "<!DOCTYPE html>")],
+)
 def test_the_suffix_says_the_format(name: str, head: str, shell: Shell) -> None:
     assert shell("view", "mlp.onnx", "-o", name).code == 0
     assert Path(name).read_text().startswith(head)
     assert shell("view", "mlp.onnx", "-o", name).code == 0, "its own pictures are replaced without asking"
-    assert shell("view", "mlp.onnx", "-o", "p.txt", "--format", "svg").code == 0
-    assert Path("p.txt").read_text().startswith("<?xml")
+    assert shell("view", "mlp.onnx", "-o", "p.txt", "--format", "html").code == 0
+    assert Path("p.txt").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("net.svg", "svg"), ("a b/net.PNG", "png"), ("net.pdf", "pdf")])
+def test_pictures_of_graphviz_say_how_to_make_them(name: str, kind: str, shell: Shell) -> None:
+    """The options and the command of the hint work as they are printed."""
+    Path("a b").mkdir()
+    result = shell("view", "mlp.onnx", "-o", name)
+    assert result.code == 2 and f"can't draw '{name}'" in result.err
+    (hint,) = [line for line in result.err.splitlines() if line.startswith("hint: use ")]
+    options, command = hint.removeprefix("hint: use ").split(", then run Graphviz: ")
+    assert shell("view", "mlp.onnx", *shlex.split(options)).code == 0
+    words = shlex.split(command)
+    assert words[:2] == ["dot", f"-T{kind}"] and words[3:] == ["-o", name] and Path(words[2]).is_file()
+    if shutil.which("dot"):
+        subprocess.run(words, check=True)
+        assert Path(name).stat().st_size > 500
 
 
 def test_refused_targets(shell: Shell) -> None:
     before = shell.files()
-    result = shell("view", "mlp.onnx", "-o", "mlp.onnx", "--format", "svg")
+    result = shell("view", "mlp.onnx", "-o", "mlp.onnx", "--format", "dot")
     assert result.code == 2 and "is an input" in result.err
-    result = shell("view", "mlp.onnx", "-o", "picture.png")
-    assert result.code == 2 and ".svg" in result.err and "--format" in result.err
+    result = shell("view", "mlp.onnx", "-o", "picture.bmp")
+    assert result.code == 2 and ".html or .dot" in result.err and "--format" in result.err
     assert shell("view", "mlp.onnx", "--format", "png").code == 2
-    assert shell("view", "mlp.onnx", "-o", "nowhere/p.svg").code == 1
+    assert shell("view", "mlp.onnx", "-o", "nowhere/p.dot").code == 1
     assert shell("view", "absent.onnx").code == 1
     assert shell.files() == before, "nothing is written"
-    Path("mine.svg").write_text("<svg/>")
-    assert shell("view", "mlp.onnx", "-o", "mine.svg").code == 2
-    assert Path("mine.svg").read_text() == "<svg/>"
-    assert shell("view", "mlp.onnx", "-o", "mine.svg", "--force").code == 0
+    Path("mine.html").write_text("<p>mine</p>")
+    assert shell("view", "mlp.onnx", "-o", "mine.html").code == 2
+    assert Path("mine.html").read_text() == "<p>mine</p>"
+    assert shell("view", "mlp.onnx", "-o", "mine.html", "--force").code == 0
+
+
+def test_an_unknown_format_is_refused(shell: Shell) -> None:
+    with pytest.raises(UsageError, match="no format 'png'"):
+        run_view("mlp.onnx", "p.dot", "png")
+    assert set(shell.files()) == {"mlp.onnx"}
 
 
 def test_limit_and_depth(shell: Shell) -> None:
@@ -740,20 +550,10 @@ def test_json(shell: Shell) -> None:
     assert data["edges"][0] == {"source": "v0", "target": "n4", "tensors": ["x: float[batch, 4]"]}
 
 
-def test_too_large_for_mermaid(shell: Shell) -> None:
-    nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(600)]
-    ends = [helper.make_tensor_value_info(f"v{i}", TensorProto.FLOAT, [3]) for i in (0, 600)]
-    onnx.save(helper.make_model(helper.make_graph(nodes, "deep", ends[:1], ends[1:])), "deep.onnx")
-    result = shell("view", "deep.onnx", "-o", "deep.mmd", "--limit", "0")
-    assert result.code == 0 and "500 edges" in result.err
-    assert too_large(Path("deep.mmd").read_text())
-    assert "500 edges" not in shell("view", "deep.onnx", "-o", "deep.mmd").err
-
-
 def test_the_same_again_in_another_process(tmp_path: Path) -> None:
     onnx.save(trained("digits_cnn"), tmp_path / "train.onnx")
     code = "import sys, onnx; from onnxgrad_cli.view import *; d = fold(draw(onnx.load(sys.argv[1])), 30); "
-    code += "sys.stdout.write(''.join(render(d, kind) for kind in FORMATS))"
+    code += "sys.stdout.write(dot(d) + html(d))"
     texts = [
         subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / "train.onnx")],
@@ -777,10 +577,11 @@ def test_nothing_heavy_is_imported_for_help() -> None:
 # -- the pictures of the older documentation -----------------------------------------------------------------------
 
 
-def test_the_page_is_fresh() -> None:
-    page = pictures.PAGE.read_text()
-    assert len(pictures.EXAMPLE.findall(page)) == 7
-    assert pictures.fresh(page) == page, "write it anew: python -m tests.pictures"
+def test_the_pictures_of_the_page_are_fresh() -> None:
+    found = list(pictures.drawn())
+    assert len(found) == 7
+    for picture, text in found:
+        assert pictures.is_fresh(picture, text), f"{picture} is old: python -m tests.pictures"
 
 
 OLDER = {
@@ -823,26 +624,28 @@ def structure(proto: ModelProto) -> dict[str, object]:
     def reach(key: str) -> set[str]:
         return {key}.union(*map(reach, after[key]))
 
-    def of(*kinds: Kind) -> list[Box]:
+    def of(*kinds: BoxKind) -> list[Box]:
         return [box for box in found.values() if box.kind in kinds]
 
     cotangents = [e.source for e in drawing.edges if any(t.partition(":")[0] == "Y_grad" for t in e.tensors)]
-    fed = [box for box in of(Kind.INPUT, Kind.WEIGHT) if box.title != "Y_grad"]
-    gradients = of(Kind.GRADIENT)
+    fed = [box for box in of(BoxKind.INPUT, BoxKind.WEIGHT) if box.title != "Y_grad"]
+    gradients = of(BoxKind.GRADIENT)
     return {
         "inputs": [value.name for value in proto.graph.input],
-        "outputs": [box.title for box in of(Kind.GRADIENT, Kind.OUTPUT)],
-        "forward nodes": [box.details.splitlines()[0] for box in of(Kind.FORWARD) if box.title not in SEEDS],
+        "outputs": [box.title for box in of(BoxKind.GRADIENT, BoxKind.OUTPUT)],
+        "forward nodes": [box.details.splitlines()[0] for box in of(BoxKind.FORWARD) if box.title not in SEEDS],
         "seeds": [box.title for box in found.values() if box.title in SEEDS - {"Shape"}],
         "gradients that come from the cotangent": [
             b.title for b in gradients if any(b.key in reach(c) for c in cotangents)
         ],
-        "what outputs come from": {(a.title, b.title) for a in fed for b in of(Kind.OUTPUT) if b.key in reach(a.key)},
+        "what outputs come from": {
+            (a.title, b.title) for a in fed for b in of(BoxKind.OUTPUT) if b.key in reach(a.key)
+        },
         # the gradient of X alone is the cotangent itself, which they sum over no axis
         "frames": {frame.title for frame in frames(drawing.root)} if len(gradients) > 1 else set(),
     }
 
 
-def frames(group: Group) -> list[Group]:
-    inner = [part for part in group.parts if isinstance(part, Group)]
+def frames(group: Cluster) -> list[Cluster]:
+    inner = [part for part in group.parts if isinstance(part, Cluster)]
     return [*(g for g in inner if g.title), *(f for g in inner for f in frames(g))]

@@ -168,7 +168,7 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
     for name, title in names.items():
         cells = [error(name, runtime) for runtime in others]
         lines.append(f"| {title} | {results['onnxruntime'][name]['kB']:.0f} | {' | '.join(cells)} |")
-    lines += ["", f"| a step to Python's, and ms to load | ms in Python | {' | '.join(heads)} |",
+    lines += ["", f"| time of a step / Python's time, then ms to open a session | ms in Python | {' | '.join(heads)} |",
               "| --- | ---: |" + " ---: |" * len(others)]  # fmt: skip
     for name, title in names.items():
         base = results["onnxruntime"][name]

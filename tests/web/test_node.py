@@ -90,8 +90,12 @@ def run_program(text: str, folder: Path) -> list[float]:
 def test_the_program_of_the_report(optimizer: str, tmp_path: Path) -> None:
     node()
     options = options_of("digits_cnn", optimizer=optimizer)
-    run_build(SAMPLES / "digits_cnn.onnx", tmp_path / "m.onnx", options, weights="inputs", verify=False)
-    *_, program = re.findall(r"```js\n(.*?)```", (tmp_path / "m.onnx.report.md").read_text(), re.DOTALL)
+    reports = [tmp_path / "report.json"]
+    run_build(
+        SAMPLES / "digits_cnn.onnx", tmp_path / "m.onnx", options, weights="inputs", verify=False, reports=reports
+    )
+    report = json.loads(reports[0].read_text())
+    (program,) = (step["text"] for step in report["next"] if step["language"] == "js")
     losses = run_program(program, tmp_path)
     assert len(losses) == 5 and losses[-1] < losses[0] / 2
 

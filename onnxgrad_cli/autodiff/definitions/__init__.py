@@ -1,7 +1,7 @@
-"""What operators without a rule mean in operators that have one: one module a family, one short function each.
+"""Definitions: express operators without a gradient rule by operators that have one; one module per family.
 
 A definition is `definition(op, *inputs, **attributes)` and returns the operator's outputs; see `registry.definition`.
-Importing this package registers them all.
+Importing this package registers all definitions.
 """
 
 from importlib import import_module

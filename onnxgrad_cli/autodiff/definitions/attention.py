@@ -1,27 +1,29 @@
-"""Attention: the products and the softmax it is made of, because their results are what its gradient is made of.
+"""Definitions of Attention and FlexAttention by matrix products and a softmax.
 
-A rule of its own would compute the probabilities once more in the backward graph; written out, the forward graph keeps
-them, and a training step takes 0.94 of the time (batch 4, 12 heads, 128 tokens of 64, one thread). It also runs what
-onnxruntime's kernel refuses: windows, masks that broadcast over heads or are shorter than the keys.
+The gradient needs the probabilities. A rule of Attention would have to compute them again in the backward graph. With
+the definition, the forward graph keeps them, and a training step takes 0.94 times as long (batch 4, 12 heads, 128
+tokens of 64, one thread). The definition also supports inputs that onnxruntime's kernel refuses: windows, masks that
+broadcast over heads, and masks that are shorter than the keys.
 Source: A. Vaswani et al., Attention Is All You Need, 2017; equations as on the ONNX operator pages.
 """
 
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import numpy as np
 from onnx import GraphProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.autodiff.registry import definition
-from onnxgrad_cli.autodiff.rules.attention import split_heads
+from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.renaming import renamed
 
 RAW, CAPPED, BIASED, PROBABILITIES = range(4)
-"""What the output `qk_matmul_output` holds, by `qk_matmul_output_mode`."""
+"""The values of `qk_matmul_output_mode`: the kind of scores that the output `qk_matmul_output` returns."""
 
 
 @definition("Attention", versions=(23, 25), needs_opset=23)
@@ -30,7 +32,10 @@ def attention(
     is_causal=0, kv_num_heads=None, left_window_size=-1, q_num_heads=None, qk_matmul_output_mode=0,
     right_window_size=-1, scale=None, softcap=0.0, softmax_precision=None,
 ):  # fmt: skip
-    """Y = softmax(cap(scale Q K^T) + bias) V with the rows no key is visible to made 0; then the caches and scores."""
+    """Y = softmax(cap(scale Q K^T) + bias) V; further outputs: the key and value caches, and the scores.
+
+    If all keys are masked for a query, its row of Y is 0.
+    """
     if q.dtype != v.dtype:
         raise Unknown("its queries and values have different types")
     packed = q.rank == 3
@@ -53,28 +58,31 @@ def attention(
 
 
 def appended(op: Op, past: Val, new: Val) -> Val:
-    """The keys or values of a cache, [batch, heads, tokens, size], and the new ones behind them.
+    """Append new keys or values to a cache of [batch, heads, tokens, size].
 
     Raises:
-        Unknown: they are of other heads.
+        Unknown: the cache and the new values differ in batch, heads or size.
     """
     for axis in (0, 1, 3):
         kept, added = past.shape[axis], new.shape[axis]
         if isinstance(kept, int) and isinstance(added, int) and kept != added:
-            raise Unknown(f"its cache is {list(past.shape)}, and what is put behind it {list(new.shape)}")
+            raise Unknown(
+                f"the values appended to its cache have the shape {list(new.shape)}, but the cache has "
+                f"{list(past.shape)}"
+            )
     return op.Concat(past, new, axis=2)
 
 
 @definition("FlexAttention", domain="ai.onnx.preview", needs_opset=15)
 def flex_attention(op, q, k, v, *, prob_mod=None, scale=None, score_mod=None, softmax_precision=None):
-    """Y = prob_mod(softmax(score_mod(scale Q K^T))) V, the modifiers being graphs of one input and one output."""
+    """Y = prob_mod(softmax(score_mod(scale Q K^T))) V, where the modifiers are graphs with one input and one output."""
     scores = op.cast(_scores(op, _scaled(op, q, scale), k), softmax_precision or op.wide(q))
     p = op.Softmax(_through(op, score_mod, scores), axis=-1)
     return _weighted(op, op.cast(_through(op, prob_mod, p), v), v, q)
 
 
 def _through(op: Op, modifier: GraphProto | None, x: Val) -> Val:
-    """What a modifier makes of `x`, its nodes written out."""
+    """Return the result of a modifier for `x`, computed by copies of the modifier's nodes."""
     if modifier is None:
         return x
     constants = {tensor.name: op.graph.fresh_constant() for tensor in modifier.initializer}
@@ -91,17 +99,26 @@ def attend(
     op: Op, q: Val, k: Val, v: Val, bias: Val | None, *, scale: float | None = None, softcap: float = 0.0,
     mode: int = RAW, precision: int | None = None, always: bool = True, sink: Val | None = None,
 ) -> tuple[Val, Val]:  # fmt: skip
-    """(Y, scores of the given `mode`) for [batch, heads, tokens, size]; groups of query heads share one of the others.
+    """Return the attention's output Y, and the scores that `mode` selects. Groups of query heads may share a key head.
 
-    `bias` broadcasts to the scores. With `always` each row has a visible key; a row without has -inf throughout in
-    `bias`: its probabilities are 0, and nothing comes back through it. `sink` is the score of one more key, without a
-    value, for each head: [heads or 1, 1, 1].
+    Args:
+        op: the emitter.
+        q, k, v: queries, keys and values, each [batch, heads, tokens, size].
+        bias: a value that is added to the scores and broadcasts to them, or None. A query without visible keys has a
+            row of -inf in `bias`. Its probabilities are 0, and it gets no gradient.
+        scale: the factor of the products; None is 1 / sqrt(size).
+        softcap: the limit of the scores, or 0 for unlimited scores.
+        mode: the kind of scores to return: RAW, CAPPED, BIASED or PROBABILITIES.
+        precision: the element type of the softmax; None is the type of the queries.
+        always: True if each query has a visible key.
+        sink: for each head, the score of an additional key that has no value (attention sink), [heads or 1, 1, 1], or
+            None.
     """
     raw = _scores(op, _scaled(op, q, scale), k)
     capped = op.Tanh(raw / softcap) * softcap if softcap else raw
     biased = safe = capped if bias is None else capped + bias
     dead = None
-    if bias is not None and not always and sink is None:  # beside a sink, a row without keys has probabilities
+    if bias is not None and not always and sink is None:  # with a sink, a row without keys has probabilities
         dead = op.Equal(op.max(bias, [-1]), op.const(-np.inf, bias))
         safe = capped + op.Where(dead, op.const(0.0, bias), bias)
     p = op.cast(_softmax(op, op.cast(safe, precision or q), sink), q)
@@ -113,7 +130,7 @@ def attend(
 
 
 def _softmax(op: Op, scores: Val, sink: Val | None) -> Val:
-    """The probabilities of the keys, less than 1 in sum where a sink has its share."""
+    """Return the softmax over the keys. A sink takes a part of the probability, so the rest has a sum below 1."""
     if sink is None:
         return op.Softmax(scores, axis=-1)
     column = op.Expand(op.cast(sink, scores), op.vector([*(op.size(scores, axis) for axis in range(3)), 1]))
@@ -122,12 +139,12 @@ def _softmax(op: Op, scores: Val, sink: Val | None) -> Val:
 
 
 def heads(op: Op, x: Val, count: int) -> Val:
-    """[batch, tokens, heads x size] as [batch, heads, tokens, size]."""
+    """Reshape [batch, tokens, heads x size] to [batch, heads, tokens, size]."""
     return op.transpose(split_heads(op, x, count), [0, 2, 1, 3])
 
 
 def unheads(op: Op, x: Val) -> Val:
-    """[batch, heads, tokens, size] as [batch, tokens, heads x size]."""
+    """Reshape [batch, heads, tokens, size] to [batch, tokens, heads x size]."""
     count, size = x.shape[1], x.shape[3]
     width = count * size if isinstance(count, int) and isinstance(size, int) else None
     y = op.transpose(x, [0, 2, 1, 3])
@@ -142,7 +159,7 @@ def _scaled(op: Op, q: Val, scale: float | None) -> Val:
 
 
 def _scores(op: Op, q: Val, k: Val) -> Val:
-    """Q K^T, in which each key head meets the queries of its group as further rows."""
+    """Return Q K^T. All query heads that share a key head are multiplied by it in one matrix product."""
     if _one_to_one(q, k):
         return op.state(q @ op.swap_last(k), (*q.shape[:3], k.shape[2]))
     scores = op.reshape(_grouped(op, q, k) @ op.swap_last(k), [*(op.size(q, axis) for axis in range(3)), op.size(k, 2)])
@@ -161,12 +178,12 @@ def _one_to_one(q: Val, k: Val) -> bool:
 
 
 def _grouped(op: Op, x: Val, like: Val) -> Val:
-    """[batch, groups x heads, tokens, ...] as [batch, heads, groups x tokens, ...]: a group's heads are neighbours."""
+    """Reshape [batch, heads of x, tokens, n] to [batch, heads of like, group * tokens, n]. Groups are adjacent."""
     return op.reshape(x, [op.size(x, 0), op.size(like, 1), -1, op.size(x, 3)])
 
 
 def _bias(op: Op, q: Val, k: Val, mask: Val | None) -> Val | None:
-    """The mask as an addend, -inf where keys are left out by False or by its being shorter than the keys."""
+    """Return the mask as a term added to the scores: -inf for False and for keys that the mask does not cover."""
     if mask is None:
         return None
     if mask.dtype == TensorProto.BOOL:
@@ -185,24 +202,20 @@ def _bias(op: Op, q: Val, k: Val, mask: Val | None) -> Val | None:
 def _visible(
     op: Op, q: Val, k: Val, past: int | Val, lengths: Val | None, causal: int, left: int, right: int
 ) -> Val | None:
-    """Which keys a query may see, by their places and by the number of valid keys; None: all."""
-    conditions = []
-    if causal or left >= 0 or right >= 0 or lengths is not None:
-        key = op.steps(op.size(k, 2))
-        query = op.steps(op.size(q, 2), axis=0, rank=2)
-        if lengths is not None:
-            lengths = op.unsqueeze(lengths, [1, 2, 3])
-            conditions.append(key < lengths)
-            query = query + (lengths - op.size(q, 2))
-        elif past != 0:
-            query = query + past
-        if causal:
-            conditions.append(key <= query)
-        if left >= 0:
-            conditions.append(key >= query - left)
-        if right >= 0:
-            conditions.append(key <= query + right)
-    visible = None
-    for condition in conditions:
-        visible = condition if visible is None else op.And(visible, condition)
-    return visible
+    """Return a mask of the keys that each query sees, by position and number of valid keys; None if all."""
+    if not causal and left < 0 and right < 0 and lengths is None:
+        return None
+    conditions, key, query = [], op.steps(op.size(k, 2)), op.steps(op.size(q, 2), axis=0, rank=2)
+    if lengths is not None:
+        lengths = op.unsqueeze(lengths, [1, 2, 3])
+        conditions.append(key < lengths)
+        query = query + (lengths - op.size(q, 2))
+    elif past != 0:
+        query = query + past
+    if causal:
+        conditions.append(key <= query)
+    if left >= 0:
+        conditions.append(key >= query - left)
+    if right >= 0:
+        conditions.append(key <= query + right)
+    return reduce(op.And, conditions)

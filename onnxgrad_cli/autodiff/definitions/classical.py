@@ -1,9 +1,9 @@
-"""Linear models, support vectors and scalers of ai.onnx.ml, as scikit-learn's converter writes them.
+"""Definitions of linear models, support vector machines and scalers of ai.onnx.ml, as used by scikit-learn's converter.
 
-Their coefficients are attributes: written out they become initializers, which are weights. What was measured of the
-data (a scaler's offset, what an imputer puts in) stays constant. All compute in float32, whatever they read, and forms
-that onnxruntime's kernels have for themselves are those of the kernels.
-Source: https://onnx.ai/onnx/operators (ai.onnx.ml); onnxruntime's kernels where the text leaves it open.
+Coefficients are attributes of these operators. The definitions turn them into initializers, which can be trained.
+Statistics of the data, such as the offset of a scaler and the values of an imputer, stay constant. All definitions
+compute in float32 for every input type. If onnxruntime's kernels use other formulas, the definitions use those too.
+Source: https://onnx.ai/onnx/operators (ai.onnx.ml), and onnxruntime's kernels where that text is ambiguous.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from onnxgrad_cli.errors import Unknown
 ML = "ai.onnx.ml"
 
 Numbers = Sequence[float] | np.ndarray | None
-"""An attribute of floats, which may be absent."""
+"""The type of an attribute that is a list of floats and may be absent."""
 
 # -- linear models ---------------------------------------------------------------------------------------------------
 
 
 @definition("LinearRegressor", domain=ML)
 def linear_regressor(op, x, *, coefficients, intercepts=None, targets=1, post_transform="NONE"):
-    """x Aᵀ + b, one column a target."""
+    """x Aᵀ + b, with one column per target."""
     if targets == 1 and post_transform != "NONE":
-        raise Unknown(f"onnxruntime's kernel leaves its post_transform {post_transform} of one target out")
+        raise Unknown(f"with one target, onnxruntime's kernel ignores its post_transform {post_transform}")
     transform = _transform(post_transform)
     return transform(op, _linear(op, _rows(op, x), coefficients, intercepts, targets))
 
@@ -40,7 +40,7 @@ def linear_classifier(
     op, x, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None, multi_class=0,
     post_transform="NONE",
 ):  # fmt: skip
-    """The label of the highest score, and the scores x Aᵀ + b; of one row of A those of both classes."""
+    """The label of the highest score, and the scores x Aᵀ + b. A single row of A gives the scores of two classes."""
     labels = _labels(classlabels_ints, classlabels_strings)
     count = len(_floats(intercepts))
     if count != len(labels) and (count, len(labels)) != (1, 2):
@@ -58,37 +58,37 @@ def _linear(op: Op, x: Val, coefficients: Numbers, intercepts: Numbers, rows: in
     coefficients, intercepts = _floats(coefficients), _floats(intercepts)
     if not rows or len(coefficients) % rows or len(intercepts) not in (0, rows):
         raise Unknown(
-            f"{len(coefficients)} coefficients and {len(intercepts)} intercepts make no {rows} linear functions"
+            f"{len(coefficients)} coefficients and {len(intercepts)} intercepts do not make {rows} linear functions"
         )
     matrix = np.reshape(coefficients, [rows, -1]).T
     if isinstance(x.shape[1], int) and x.shape[1] != len(matrix):
-        raise Unknown(f"its input has {x.shape[1]} columns, and its coefficients are for {len(matrix)}")
+        raise Unknown(f"its input has {x.shape[1]} columns, but its coefficients are for {len(matrix)}")
     y = x @ op.weight("coefficients", matrix)
     return y + op.weight("intercepts", intercepts) if len(intercepts) else y
 
 
 def _label(op: Op, scores: Val, labels: np.ndarray) -> Val:
-    """The first label of the highest score, of one row for each sample."""
+    """Return the label of the highest score in each row. Ties go to the first label."""
     return op.Gather(op.const(labels), op.ArgMax(scores, axis=1, keepdims=0))
 
 
 def _rows(op: Op, x: Val) -> Val:
-    """x in float32, one row a sample; a vector is one sample."""
+    """Return x in float32 with one row per sample. A vector is a single sample."""
     if x.rank > 2:
-        raise Unknown("its input is no matrix")
+        raise Unknown("its input is not a matrix")
     x = op.cast(x, TensorProto.FLOAT)
     return x if x.rank == 2 else op.unsqueeze(x, [0])
 
 
 def _transform(how: str) -> Callable[[Op, Val], Val]:
-    """What becomes of the scores."""
+    """Return the function that a post_transform applies to the scores."""
     known: dict[str, Callable[[Op, Val], Val]] = {
         "NONE": lambda op, scores: scores,
         "LOGISTIC": lambda op, scores: op.Sigmoid(scores),
         "SOFTMAX": lambda op, scores: op.Softmax(scores, axis=1),
     }
     if how not in known:
-        raise Unknown(f"its post_transform {how} has no derivative everywhere")
+        raise Unknown(f"its post_transform {how} is not differentiable everywhere")
     return known[how]
 
 
@@ -110,13 +110,13 @@ def svm_regressor(
     op, x, *, coefficients, kernel_params=None, kernel_type="LINEAR", n_supports=0, one_class=0, post_transform="NONE",
     rho, support_vectors=None,
 ):  # fmt: skip
-    """K(x, support vectors) coefficients + rho; without support vectors x coefficients + rho."""
+    """K(x, support vectors) coefficients + rho. Without support vectors, x coefficients + rho."""
     if one_class:
-        raise Unknown("it gives the sign of a function, whose derivative is zero")
+        raise Unknown("it returns only the sign of a function, whose derivative is zero")
     if n_supports and kernel_type not in KERNELS:
-        raise Unknown(f"its kernel {kernel_type} is not known")
+        raise Unknown(f"its kernel {kernel_type} is not supported")
     if post_transform != "NONE":
-        raise Unknown(f"onnxruntime's kernel leaves its post_transform {post_transform} out")
+        raise Unknown(f"onnxruntime's kernel ignores its post_transform {post_transform}")
     k = _rows(op, x)
     if n_supports:
         k = _kernel(op, k, kernel_type, kernel_params, np.reshape(_floats(support_vectors), [n_supports, -1]))
@@ -131,22 +131,30 @@ def svm_classifier(
     op, x, *, classlabels_ints=None, classlabels_strings=None, coefficients, kernel_params=None, kernel_type="LINEAR",
     post_transform="NONE", prob_a=None, prob_b=None, rho, support_vectors=None, vectors_per_class=None,
 ):  # fmt: skip
-    """The class that most pairs of classes vote for, and a score of each pair; of two classes its negative and itself.
+    """The class with the most votes among all pairs of classes, and the score of each pair.
 
-    A pair (i, j) has the score K(x, vectors of i) a + K(x, vectors of j) b + rho, a and b of rows j - 1 and i of the
-    coefficients, and votes for i where it is above 0. Source: C. Chang and C. Lin, LIBSVM, 2011.
+    The score of a pair (i, j) is K(x, vectors of i) a + K(x, vectors of j) b + rho, where a is from row j - 1 of the
+    coefficients and b from row i. The pair votes for i if its score is above 0, otherwise for j. With two classes, the
+    second output consists of minus the score, and the score. Source: C. Chang and C. Lin, LIBSVM, 2011.
     """
     labels, counts = _labels(classlabels_ints, classlabels_strings), list(vectors_per_class or ())
     if not sum(counts) or len(counts) != len(labels) or kernel_type not in KERNELS:
-        raise Unknown(f"it has {len(labels)} classes, support vectors of {len(counts)}, and the kernel {kernel_type}")
+        raise Unknown(
+            f"it has {len(labels)} classes, support vectors for {len(counts)} classes, and the kernel {kernel_type}"
+        )
     if post_transform != "NONE":
-        raise Unknown(f"its post_transform {post_transform} is not known")
+        raise Unknown(f"its post_transform {post_transform} is not supported")
     if prob_a or prob_b:
-        raise Unknown("the kernel iterates to its probabilities, to thousandths; without them, scores can be trained")
+        raise Unknown(
+            "it computes its probabilities with an iteration that has no gradient here; export the model without "
+            "probabilities"
+        )
     first, second = np.triu_indices(len(counts), 1)
     given, needed = (len(coefficients), len(rho)), (sum(counts) * (len(counts) - 1), len(first))
     if given != needed:
-        raise Unknown(f"it has {given[0]} coefficients and {given[1]} of rho, and needs {needed[0]} and {needed[1]}")
+        raise Unknown(
+            f"it has {given[0]} coefficients and {given[1]} values of rho, but needs {needed[0]} and {needed[1]}"
+        )
     k = _kernel(op, _rows(op, x), kernel_type, kernel_params, np.reshape(_floats(support_vectors), [sum(counts), -1]))
     scores = k @ _of_pairs(op, coefficients, np.repeat(range(len(counts)), counts), first, second)
     scores = scores + op.weight("rho", _floats(rho))
@@ -158,7 +166,7 @@ def svm_classifier(
 
 
 def _of_pairs(op: Op, coefficients: Numbers, owner: np.ndarray, first: np.ndarray, second: np.ndarray) -> Val:
-    """The coefficients [classes - 1, vectors] as [vectors, pairs]: 0 where a vector is of neither class."""
+    """Reshape the coefficients [classes - 1, vectors] to [vectors, pairs], with 0 if a vector is of neither class."""
     stored = op.weight("coefficients", np.reshape(_floats(coefficients), [-1, len(owner)]))
     of_first, of_second = owner[:, None] == first, owner[:, None] == second
     rows = np.where(of_first, second - 1, np.where(of_second, first, 0))
@@ -167,9 +175,9 @@ def _of_pairs(op: Op, coefficients: Numbers, owner: np.ndarray, first: np.ndarra
 
 
 def _kernel(op: Op, x: Val, kind: str, parameters: Numbers, vectors: np.ndarray) -> Val:
-    """K(x, s) of every row of x with every support vector s."""
+    """Return K(x, s) for every row x and every support vector s."""
     if isinstance(x.shape[1], int) and x.shape[1] != vectors.shape[1]:
-        raise Unknown(f"its input has {x.shape[1]} columns, and its support vectors {vectors.shape[1]}")
+        raise Unknown(f"its input has {x.shape[1]} columns, but its support vectors have {vectors.shape[1]}")
     s = op.weight("support_vectors", vectors)
     gamma, zero, degree = [*(parameters or ()), 0.0, 0.0, 0.0][:3]
     if kind == "RBF":
@@ -184,17 +192,17 @@ def _kernel(op: Op, x: Val, kind: str, parameters: Numbers, vectors: np.ndarray)
     return inner**degree
 
 
-# -- what is done to data --------------------------------------------------------------------------------------------
+# -- preprocessing ---------------------------------------------------------------------------------------------------
 
 
 @definition("Normalizer", domain=ML)
 def normalizer(op, x, *, norm="MAX"):
-    """Each row divided by its largest element, by the sum of its magnitudes or by its length, where that is not 0."""
+    """Each row divided by its largest element, its L1 norm or its L2 norm, if that is not 0."""
     if x.rank > 2:
-        raise Unknown("its input is no matrix")
+        raise Unknown("its input is not a matrix")
     kinds = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}
     if norm not in kinds:
-        raise Unknown(f"its norm {norm} is not known")
+        raise Unknown(f"its norm {norm} is not supported")
     x = op.cast(x, TensorProto.FLOAT)
     size = op.reduce(kinds[norm], x, [x.rank - 1])
     zero = op.Equal(size, op.const(0.0, size))
@@ -203,9 +211,9 @@ def normalizer(op, x, *, norm="MAX"):
 
 @definition("Scaler", domain=ML)
 def scaler(op, x, *, offset=None, scale=None):
-    """(x - offset) scale, of each column or of all."""
+    """(x - offset) scale. Offset and scale have one element per column or a single one."""
     if x.rank > 2:
-        raise Unknown("its input is no matrix")
+        raise Unknown("its input is not a matrix")
     given = [_floats(offset), _floats(scale)]
     if any(len(values) == 0 for values in given):
         raise Unknown("it has no offset or no scale")
@@ -217,9 +225,9 @@ def scaler(op, x, *, offset=None, scale=None):
 def imputer(
     op, x, *, imputed_value_floats=None, imputed_value_int64s=None, replaced_value_float=0.0, replaced_value_int64=0
 ):
-    """x with another value, of each column or of all, where it is the one that stands for what is missing."""
+    """x with its missing values replaced: by one value per column, or by the same value in all columns."""
     if x.dtype != TensorProto.FLOAT:
-        raise Unknown("its input is no float32")
+        raise Unknown("its input is not float32")
     missing = op.IsNaN(x) if np.isnan(replaced_value_float) else op.Equal(x, op.const(replaced_value_float, x))
     values = _floats(imputed_value_floats)
     return op.Where(missing, op.const(values if len(values) > 1 else values[0], x), x)
@@ -227,9 +235,9 @@ def imputer(
 
 @definition("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(op, x, places):
-    """The columns of x at some places."""
+    """The columns of x at the given places."""
     if x.rank != 2:
-        raise Unknown("its input is no matrix")
+        raise Unknown("its input is not a matrix")
     return op.Gather(x, op.reshape(places, [-1]), axis=1)
 
 
@@ -237,22 +245,22 @@ def array_feature_extractor(op, x, places):
 def feature_vectorizer(op, *xs, inputdimensions=None):
     """The columns of all inputs, side by side."""
     if any(x.rank != 2 for x in xs):
-        raise Unknown("an input is no matrix")
+        raise Unknown("an input is not a matrix")
     widths = [x.shape[1] for x in xs]
     if not all(isinstance(width, int) for width in widths):
-        raise Unknown("how many columns its inputs have is known only in a run")
+        raise Unknown("the numbers of columns of its inputs are known only at run time")
     if widths != list(inputdimensions or ()):
-        raise Unknown(f"its inputs have {widths} columns, and it names {list(inputdimensions or ())}")
+        raise Unknown(f"its inputs have {widths} columns, but its inputdimensions are {list(inputdimensions or ())}")
     return op.Concat(*(op.cast(x, TensorProto.FLOAT) for x in xs), axis=1)
 
 
-# -- what has no derivative ------------------------------------------------------------------------------------------
+# -- operators without a derivative ----------------------------------------------------------------------------------
 
 no_gradient("Binarizer", domain=ML, kink="at the threshold zero")
 no_gradient("LabelEncoder OneHotEncoder", domain=ML, kink="0 where the code changes")
 refuse(
     "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
-    "a tree's answer is constant between its thresholds: no gradient leads to them",
-    "trees are trained by the library that grew them; choose an output before them with `output=NAME`",
+    "the output of a tree is constant between its thresholds, so its gradient is zero",
+    "choose an output before the trees with `output=NAME`, and train the trees with the library that created them",
     domain=ML,
 )

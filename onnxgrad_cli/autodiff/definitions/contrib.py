@@ -1,8 +1,8 @@
-"""What onnxruntime's optimizer and exporters write in the domain com.microsoft, in operators of the standard.
+"""Definitions of the operators in com.microsoft that onnxruntime's optimizer and exporters write.
 
-They are the standard's operators with a bias, a residual or an activation fused into them, so taking them apart gives
-every part its gradient; the kernels of the optimizer come back when the training model is loaded. What onnxruntime has
-no CPU kernel for is refused: nothing would prove it.
+They are standard operators into which a bias, a residual or an activation is fused. The definition writes the parts as
+separate nodes, and each gets its gradient. When onnxruntime loads the training model, its optimizer fuses the parts
+again. Operators without a CPU kernel in onnxruntime are refused, because nothing could check their gradient.
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -25,9 +25,15 @@ MICROSOFT = "com.microsoft"
 
 @definition("FusedMatMul TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(op, a, b, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
-    """alpha A B, of either the first axis moved to the rows, then rows and columns exchanged; vectors stay."""
+    """alpha A B.
+
+    transBatchA moves the first axis of A to the second to last place, then transA swaps the last two axes. The same
+    holds for B. Vectors are not changed.
+    """
     if transA and b.rank == 1:
-        raise Unknown("it multiplies a transposed matrix by a vector, where onnxruntime's kernel does not transpose")
+        raise Unknown(
+            "it multiplies a transposed matrix by a vector, but onnxruntime's kernel does not transpose the matrix"
+        )
     y = _turned(op, a, transA, transBatchA) @ _turned(op, b, transB, transBatchB)
     return y if alpha == 1 else y * alpha
 
@@ -68,26 +74,18 @@ def fused_conv(
     return _activated(op, y, activation, dict(zip(ACTIVATIONS.get(activation, ()), activation_params, strict=False)))
 
 
-ACTIVATIONS = {
-    "": (),
-    "Elu": ("alpha",),
+ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("", "HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
+    **dict.fromkeys(("Elu", "LeakyRelu", "ThresholdedRelu"), ("alpha",)),
     "HardSigmoid": ("alpha", "beta"),
-    "HardSwish": (),
-    "LeakyRelu": ("alpha",),
-    "Relu": (),
     "Selu": ("alpha", "gamma"),
-    "Sigmoid": (),
-    "Softplus": (),
-    "Softsign": (),
-    "Tanh": (),
-    "ThresholdedRelu": ("alpha",),
 }
-"""The activations that are fused into products, and their parameters, none of which has a default there."""
+"""Map from an activation that is fused into products to the names of its parameters, which have no defaults there."""
 
 
 def _activated(op: Op, x: Val, activation: str, given: dict[str, float | None]) -> Val:
     if activation not in ACTIVATIONS:
-        raise Unknown(f"its activation '{activation}' is not known")
+        raise Unknown(f"its activation '{activation}' is not supported")
     parameters = {name: given.get(name) for name in ACTIVATIONS[activation]}
     if None in parameters.values():
         raise Unknown(f"its activation {activation} lacks a parameter")
@@ -99,15 +97,16 @@ def matmul_n_bits(
     op, a, b, scales, zero_points=None, g_idx=None, bias=None, *, K, N, bits=4, block_size=128, accuracy_level=0,
     weight_prepacked=0,
 ):  # fmt: skip
-    """A Bᵀ + bias, B holding N rows of K values of a few bits in blocks of `block_size`, each of its own scale.
+    """A Bᵀ + bias, where B is [N, K], stored as `bits`-bit integers with one scale per block of `block_size`.
 
-    B is packed, the low bits first. It is constant, and so are the scales. Whatever `accuracy_level` allows a kernel,
-    A is not quantized.
+    B is packed with the low bits first. B and the scales are constant. A is never quantized, even if `accuracy_level`
+    allows that.
     """
     if g_idx is not None or weight_prepacked:
         raise Unknown("its weight is reordered or prepacked")
-    if scales.dtype != a.dtype != TensorProto.DOUBLE:  # no kernel; in the narrower type, the matrix would lose digits
-        raise Unknown("its scales are of another type than what it multiplies")
+    # there is no kernel for mixed types, and the narrower type would lose digits of the matrix
+    if scales.dtype != a.dtype != TensorProto.DOUBLE:
+        raise Unknown("its scales and its values have different types")
     blocks = -(-K // block_size)
     if zero_points is not None and zero_points.dtype == TensorProto.UINT8:
         zero_points = unpacked(op, zero_points, bits, [N, -1], blocks)
@@ -124,18 +123,15 @@ def matmul_n_bits(
 def gather_block_quantized(
     op, data, indices, scales, zero_points=None, *, bits=4, block_size=128, gather_axis=0, quantize_axis=1
 ):  # fmt: skip
-    """Rows of a table of bytes, each of some values of a few bits, in blocks that have a scale each; as floats."""
+    """Dequantized rows of a table of bytes. A byte packs several low-bit values, and each block of a row its scale."""
     if data.dtype != TensorProto.UINT8 or data.rank != 2:
-        raise Unknown("its table is no matrix of bytes")
+        raise Unknown("its table is not a matrix of bytes")
     if gather_axis % 2 != 0 or quantize_axis % 2 != 1:
-        raise Unknown("it does not gather rows whose columns are quantized")
-    width = data.shape[1]
-    if not isinstance(width, int):
-        raise Unknown("the size of its rows is unknown")
-    columns = width * 8 // bits
+        raise Unknown("it gathers along an axis other than rows, or its columns are not quantized")
+    columns = data.known_size(1, "the size of its rows") * 8 // bits
     blocks = columns // block_size
     if columns % block_size:
-        raise Unknown("its rows end within a block")
+        raise Unknown("a block of its quantized table extends over two rows")
     row = op.reshape(indices, [-1])
     data, scales = op.Gather(data, row), op.Gather(scales, row)
     rows = op.size(row, 0)
@@ -150,14 +146,18 @@ def gather_block_quantized(
 def dequantized(
     op: Op, packed: Val, scales: Val, zeros: Val | None, bits: int, lead: Sequence[int | Val], blocks: int, size: int
 ) -> Val:
-    """Bytes as the floats they stand for, [*lead, blocks * size].
+    """Unpack low-bit integers from bytes and dequantize them. Return floats of shape [*lead, blocks * size].
 
     Args:
+        op: the emitter.
         packed: the bytes.
-        scales, zeros: of each block, [*lead, blocks]; the scales may be flat, the zeros floats. Without zeros, the
-            middle value is 0.
-        bits: how many a value has.
-        lead, blocks, size: how many rows there are, along some axes, how many blocks in each, and values in a block.
+        scales: the scale of each block, [*lead, blocks], or flat.
+        zeros: the zero point of each block, [*lead, blocks], as bytes or floats. None means the middle of the range of
+            the integers, 2^(bits - 1).
+        bits: the number of bits of a value.
+        lead: the sizes of the leading axes.
+        blocks: the number of blocks in a row.
+        size: the number of values in a block.
     """
     every = [*lead, blocks * size]
     steps = unpacked(op, packed, bits, every)
@@ -175,12 +175,20 @@ def dequantized(
 
 
 def unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int | Val], kept: int | None = None) -> Val:
-    """Bytes as the values of `bits` bits they hold, uint8, the low ones first; of the last axis, the first `kept`."""
+    """Unpack bytes into values of `bits` bits as uint8, with the low bits first.
+
+    Args:
+        op: the emitter.
+        packed: the bytes.
+        bits: the number of bits of a value: 2, 4 or 8.
+        dims: the shape of all values.
+        kept: the number of values to keep on the last axis; None keeps all.
+    """
     if bits not in (2, 4, 8):
         raise Unknown(f"its weight has {bits} bits")
     values = op.unsqueeze(packed, [packed.rank])
     if bits < 8:
-        up = op.const(np.arange(8 - bits, -1, -bits), TensorProto.UINT8)  # what is above is shifted out
+        up = op.const(np.arange(8 - bits, -1, -bits), TensorProto.UINT8)  # shifts the higher bits out
         values = op.BitShift(op.BitShift(values, up, direction="LEFT"), op.const(8 - bits, up), direction="RIGHT")
     values = op.reshape(values, dims)
     if kept is None:
@@ -195,7 +203,7 @@ BNB4 = {
         -0.18477343022823334, -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
         0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1],
 }  # fmt: skip
-"""The values of the 16 codes of FP4 and of NF4.
+"""The float value of each 4-bit code, 0 to 15: for FP4 (key 0) and for NF4 (key 1).
 
 Source: T. Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023, appendix E; the library bitsandbytes.
 """
@@ -203,14 +211,14 @@ Source: T. Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023,
 
 @definition("MatMulBnb4", domain=MICROSOFT)
 def matmul_bnb4(op, a, b, absmax, *, K, N, block_size, quant_type, training_mode=0, transB=1):
-    """A Bᵀ, where B holds N rows of K codes of FP4 or NF4 in blocks, each with a scale of its own.
+    """A Bᵀ, where B is [N, K], stored as 4-bit codes of FP4 or NF4 with one scale per block.
 
-    B is packed, the high bits first. It is constant, and so are the scales.
+    B is packed with the high bits first. B and the scales are constant.
     """
     if quant_type not in BNB4:
-        raise Unknown(f"its quant_type {quant_type} is not known")
+        raise Unknown(f"its quant_type {quant_type} is not supported")
     if not transB:
-        raise Unknown("its matrix is not transposed (transB=0), where onnxruntime's CPU kernel reads other memory")
+        raise Unknown("its matrix is not transposed (transB=0), and onnxruntime's CPU kernel reads wrong memory then")
     low, high = _halves(op, b)
     codes = op.reshape(op.Concat(op.unsqueeze(high, [1]), op.unsqueeze(low, [1]), axis=1), [-1])
     count, blocks = N * K, -(-N * K // block_size)
@@ -225,12 +233,13 @@ def matmul_bnb4(op, a, b, absmax, *, K, N, block_size, quant_type, training_mode
 
 @definition("MatMulFpQ4", domain=MICROSOFT)
 def matmul_fp_q4(op, a, b, shape, *, blk_quant_type=1):
-    """A B, where each column of B is stored in blocks of 32 values: a float32 scale, a zero point, 16 bytes of 4 bits.
+    """A B, where each column of B is stored in blocks of 32 values of 4 bits.
 
-    The low bits of a block's bytes are its first half, the high bits the second. Kind 0 has no zero points.
+    A block is a float32 scale, a zero point and 16 bytes. The low 4 bits of the 16 bytes are the first 16 values, and
+    the high bits are the other 16. With blk_quant_type=0, blocks have no zero points.
     """
     if shape.const is None or blk_quant_type not in (0, 1):
-        raise Unknown(f"the sizes of its matrix are an input, or its blk_quant_type is {blk_quant_type}")
+        raise Unknown(f"the sizes of its matrix are given by an input, or its blk_quant_type is {blk_quant_type}")
     rows, columns = (int(size) for size in shape.const)
     blocks, lead = -(-rows // 32), 4 + blk_quant_type
     stored = op.reshape(b, [columns, blocks, lead + 16])
@@ -245,16 +254,17 @@ def matmul_fp_q4(op, a, b, shape, *, blk_quant_type=1):
 
 
 def _halves(op: Op, packed: Val) -> tuple[Val, Val]:
-    """Return the low and the high 4 bits of bytes."""
+    """Return the low 4 bits and the high 4 bits of each byte."""
     four = op.const(4, packed)
     low = op.BitShift(op.BitShift(packed, four, direction="LEFT"), four, direction="RIGHT")
     return low, op.BitShift(packed, four, direction="RIGHT")
 
 
 def _float_of_bytes(op: Op, parts: Sequence[Val], like: Val) -> Val:
-    """Return the float32 of four bytes, the lowest first, in the type of `like`; numbers below 2^-126 give 0."""
+    """Decode four bytes, the lowest first, as a float32, in the type of `like`. Numbers below 2^-126 become 0."""
     low, middle, high, top = (op.cast(part, like) for part in parts)
-    bit, sign = op.Floor(high / 128), op.Floor(top / 128)  # the third byte begins with the last bit of the exponent
+    # the top bit of the third byte is the lowest bit of the exponent
+    bit, sign = op.Floor(high / 128), op.Floor(top / 128)
     mantissa = (low + middle * 256 + (high - bit * 128) * 65536) * 2.0**-23
     exponent = (top - sign * 128) * 2 + bit
     size = op.Pow(op.const(2.0, like), exponent - 127) * (1 + mantissa)
@@ -265,10 +275,11 @@ def _float_of_bytes(op: Op, parts: Sequence[Val], like: Val) -> Val:
 def word_conv_embedding(
     op, words, weight, bias, table, *, char_embedding_size=None, conv_window_size=None, embedding_size=None
 ):  # fmt: skip
-    """The maximum, over the windows of a word, of the tanh of a convolution of its characters' embeddings.
+    """For each word, embed the characters, convolve, apply tanh, and take the maximum over all positions.
 
-    A word has as many characters as it has numbers above 0. Windows may reach beyond a word that is shorter than they.
-    Words without characters give zeros; onnxruntime's kernel leaves their memory as it was.
+    The number of characters of a word is the number of its entries above 0. For a word that is shorter than the window,
+    the first window is used. A word without characters gives zeros here; for it, onnxruntime's kernel returns
+    uninitialized memory.
     """
     window = op.size(weight, 2)
     shown = op.cast(words > 0, TensorProto.INT64)
@@ -305,14 +316,14 @@ def quick_gelu(op, x, *, alpha=1.702):
 
 @definition("SkipLayerNormalization", domain=MICROSOFT, needs_opset=17)
 def skip_layer_normalization(op, x, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
-    """y, mean, 1 / deviation, and what is normalized: x + skip + bias."""
+    """Outputs: y, the mean, 1 / standard deviation, and x + skip + bias, which is the sum that is normalized."""
     total = _total(x, skip, bias)
     return (*op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon, outputs=3), total)
 
 
 @definition("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_simplified_layer_normalization(op, x, skip, gamma, bias=None, *, epsilon=1e-12):
-    """y, nothing, 1 / root mean square, and what is normalized: x + skip + bias."""
+    """Outputs: y, no mean, 1 / root mean square, and x + skip + bias, which is the sum that is normalized."""
     total = _total(x, skip, bias)
     y, r = _by_root_mean_square(op, total, gamma, -1, epsilon)
     return y, None, r, total
@@ -320,20 +331,18 @@ def skip_simplified_layer_normalization(op, x, skip, gamma, bias=None, *, epsilo
 
 @definition("SimplifiedLayerNormalization")
 def simplified_layer_normalization(op, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
-    """y and 1 / root mean square: of the default domain for onnxruntime, though the standard does not know it."""
+    """Outputs: y and 1 / root mean square. onnxruntime adds this operator to the standard's domain."""
     if stash_type != 1:
-        raise Unknown("it computes in another type than float32")
+        raise Unknown("it computes in a type other than float32")
     return _by_root_mean_square(op, x, scale, axis, epsilon)
 
 
 @definition("GatedRMSNorm", domain=MICROSOFT)
 def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
-    """Each group of as many numbers as `scale` has, over its root mean square, times the activated gate; in float32."""
+    """Groups of the size of `scale`, each divided by its root mean square, times scale and activated gate."""
     if activation not in ("silu", "swish", "sigmoid"):
-        raise Unknown(f"its activation '{activation}' is not known")
-    size = scale.shape[0]
-    if not isinstance(size, int):
-        raise Unknown("the size of its groups is unknown")
+        raise Unknown(f"its activation '{activation}' is not supported")
+    size = scale.known_size(0, "the size of its groups")
     last = x.rank - 1
     groups = op.Reshape(op.wide(x), op.ints([0] * last + [-1, size]), shape=(*x.shape[:last], None, size))
     y, _ = _by_root_mean_square(op, groups, scale, -1, epsilon)
@@ -344,9 +353,9 @@ def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
 
 @definition("GatedAdd", domain=MICROSOFT)
 def gated_add(op, x, y, gate, gate_weight=None):
-    """X + Y gate, one gate a row."""
+    """x + y * gate, with one gate per row."""
     if gate_weight is not None:
-        raise Unknown("it projects its gate, which onnxruntime's CPU kernel does not")
+        raise Unknown("it projects its gate, which onnxruntime's CPU kernel does not support")
     return x + y * gate
 
 
@@ -355,7 +364,10 @@ def _total(x: Val, skip: Val, bias: Val | None) -> Val:
 
 
 def _by_root_mean_square(op: Op, x: Val, scale: Val, axis: int, epsilon: float) -> tuple[Val, Val]:
-    """(x r scale, r), r = 1 / sqrt(mean(x²) + epsilon) over the axes from `axis` on. The backward graph reads r."""
+    """Return (x r scale, r) with r = 1 / sqrt(mean(x²) + epsilon), where the mean is over `axis` and all later axes.
+
+    The backward graph reads r.
+    """
     v, axes = op.wide(x), list(range(axis % x.rank, x.rank))
     r = 1 / op.Sqrt(op.mean(v * v, axes) + epsilon)
     return op.cast(v * r * op.cast(scale, v), x), r
@@ -366,7 +378,7 @@ def embed_layer_normalization(
     op, ids, segments, words, positions, segment, gamma, beta, mask=None, places=None, *,
     epsilon=1e-12, mask_index_type=0,
 ):  # fmt: skip
-    """The normalized sum of the embeddings, how many tokens of each sample the mask shows, and the sum itself."""
+    """Outputs: the normalized sum of the embeddings, the number of unmasked tokens per sample, and the sum itself."""
     if places is None:
         at = op.Slice(positions, op.ints([0]), op.dim(ids, 1), op.ints([0]), shape=(ids.shape[1], positions.shape[1]))
     else:
@@ -381,7 +393,19 @@ def embed_layer_normalization(
     return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon), count, total
 
 
-# -- forms that the standard has as well -----------------------------------------------------------------------------
+# -- operators that the standard has too -----------------------------------------------------------------------------
+
+
+@definition("QuantizeLinear", domain=MICROSOFT, needs_opset=21)
+def quantize_linear(op, x, scale, zero=None, *, axis=1, block_size=0):
+    """The standard operator of opset 21, which is the first that supports 16-bit and 4-bit integers."""
+    return op.QuantizeLinear(x, scale, zero, axis=axis, block_size=block_size or None)
+
+
+@definition("DequantizeLinear", domain=MICROSOFT, needs_opset=21)
+def dequantize_linear(op, x, scale, zero=None, *, axis=1, block_size=0):
+    """The standard operator of opset 21, which is the first that supports 16-bit and 4-bit integers."""
+    return op.DequantizeLinear(x, scale, zero, axis=axis, block_size=block_size or None)
 
 
 @definition("ExpandDims", domain=MICROSOFT)
@@ -412,32 +436,32 @@ def trilu(op, x, k=None, *, upper=1):
 
 @definition("Unique", domain=MICROSOFT)
 def unique(op, x):
-    """The values in the order in which they first occur, the place of each element among them, and their counts."""
+    """Outputs: the distinct values in the order of first occurrence, the index of each element, and the counts."""
     y, _, places, counts = op.Unique(x, sorted=0, outputs=4)
     return y, places, counts
 
 
 @definition("SampleOp", domain=MICROSOFT)
 def sample_op(op, x):
-    """x, as an example of an operator."""
+    """The identity. The operator exists only as an example in onnxruntime's documentation."""
     return op.Identity(x)
 
 
 @definition("CDist", domain=MICROSOFT)
 def cdist(op, a, b, *, metric="sqeuclidean"):
-    """The distance of each row of A from each row of B."""
+    """The distance between each row of A and each row of B."""
     if metric not in ("euclidean", "sqeuclidean"):
-        raise Unknown(f"its metric '{metric}' is not known")
+        raise Unknown(f"its metric '{metric}' is not supported")
     kind = "ReduceL2" if metric == "euclidean" else "ReduceSumSquare"
     return op.reduce(kind, op.unsqueeze(a, [1]) - op.unsqueeze(b, [0]), [2], keepdims=False)
 
 
-# -- what is refused by name -----------------------------------------------------------------------------------------
+# -- operators that are refused --------------------------------------------------------------------------------------
 
 refuse(
     "AveragePool Conv GlobalAveragePool GlobalMaxPool MaxPool ReorderInput ReorderOutput Upsample",
-    "its data lie in blocks of channels, for one kind of processor",
-    "start from the model before it was optimized, or optimize it at ORT_ENABLE_EXTENDED at most",
+    "its data are stored in blocks of channels for a specific kind of processor",
+    "start from the model before it was optimized, or optimize it at level ORT_ENABLE_EXTENDED or lower",
     domain="com.microsoft.nchwc",
 )
 refuse(
@@ -449,7 +473,7 @@ refuse(
     "MatMulPacked MoEPacked NhwcConv NhwcFusedConv PackedAttention PackedMultiHeadAttention "
     "PackedSparseAttentionIndexer PagedAttention RMSNormRotary RelativePositionBias RemovePadding RestorePadding "
     "Rfft RouterGateUpProj SkipGroupNorm Snpe SparseAttentionIndexer SparsePagedAttention SwiGLU TorchEmbedding",
-    "it is made for another processor: onnxruntime has no CPU kernel that would prove a gradient",
+    "it is made for another processor: onnxruntime has no CPU kernel to check a gradient with",
     "start from the model before it was optimized, or optimize it for the CPU",
     domain=MICROSOFT,
 )
@@ -461,19 +485,19 @@ refuse(
 )
 refuse(
     "NGramRepeatBlock",
-    "it is a step of a search for tokens, which has no loss",
-    "start from the model before the search was added",
+    "it is a step of token generation, which can't be trained",
+    "start from the model without the generation loop",
     domain=MICROSOFT,
 )
 refuse(
     "SparseToDenseMatMul",
-    "it reads a sparse tensor, and no operator of the standard computes with one",
+    "it reads a sparse tensor, which no standard operator supports",
     "store the matrix as a dense tensor, and multiply with MatMul",
     domain=MICROSOFT,
 )
 refuse(
     "SparseAttention",
-    "onnxruntime's CPU kernel runs it only where old and new cache share memory: nothing would prove a gradient",
+    "onnxruntime's CPU kernel runs it only if the old and the new cache share memory, so a gradient can't be checked",
     "export the model with GroupQueryAttention",
     domain=MICROSOFT,
 )

@@ -1,19 +1,22 @@
-"""Attention as onnxruntime's optimizer writes it (domain com.microsoft), in operators of the standard.
+"""The attention operators of onnxruntime's optimizer (domain com.microsoft), defined by standard operators.
 
-Its masks are addends of -10000 rather than -inf, its caches may be one tensor, its projections part of the operator;
-the attention itself is that of `definitions.attention`. Forms that onnxruntime has no CPU kernel for are refused:
-nothing would prove them.
+They differ from the standard operator. A mask adds -10000 to the scores instead of -inf. Keys and values may share one
+cache tensor. The projections may be part of the operator. `definitions.attention` computes the attention itself.
+Forms without a CPU kernel in onnxruntime are refused, because nothing could check them.
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 from __future__ import annotations
+
+from functools import reduce
+from operator import add
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.definitions.attention import BIASED, appended, attend, heads, unheads
 from onnxgrad_cli.autodiff.registry import definition
-from onnxgrad_cli.autodiff.rules.attention import pairs, split_heads, unpaired
+from onnxgrad_cli.autodiff.rules.rotary_embedding import pairs, split_heads, unpaired
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
@@ -27,9 +30,9 @@ def attention(
     num_heads, unidirectional=0, scale=None, mask_filter_value=MASKED, qkv_hidden_sizes=None,
     do_rotary=0, rotary_embedding_dim=0, past_present_share_buffer=0,
 ):  # fmt: skip
-    """Q, K and V are three projections side by side; the cache holds K and V one after the other."""
+    """Attention that computes Q, K and V from its input with one weight. The cache is a single tensor: K, then V."""
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
-        raise Unknown("it rotates, or writes into a shared buffer, which onnxruntime's CPU kernel does not")
+        raise Unknown("it rotates, or writes into a shared buffer, which onnxruntime's CPU kernel does not support")
     width = weights.shape[1]
     if not qkv_hidden_sizes and isinstance(width, str):
         raise Unknown("the size of its projections is unknown")
@@ -53,19 +56,20 @@ def multi_head_attention(
     past_sequence_length=None, cache_indirection=None, *,
     num_heads, unidirectional=0, scale=None, mask_filter_value=MASKED,
 ):  # fmt: skip
-    """Q, K and V are given, K and V as tokens or already by head; their projections' biases may be left to do."""
+    """Attention of given Q, K and V. K and V are [batch, tokens, size], or are already split into heads.
+
+    The operator adds the biases of the projections if it has them as an input.
+    """
     if key is None or value is None or query.rank != 3 or key.rank == 5:
-        raise Unknown("its queries, keys and values are packed, which onnxruntime's CPU kernel does not take")
+        raise Unknown("its queries, keys and values are packed, which onnxruntime's CPU kernel does not support")
     if past_sequence_length is not None or cache_indirection is not None:
         raise Unknown("it writes into a shared buffer")
     q, k, v = query, key, value
     if bias is not None:
-        size, total = query.shape[2], bias.shape[0]
-        if isinstance(size, str) or isinstance(total, str):
-            raise Unknown("the size of its heads is unknown")
+        size, total = (x.known_size(-1, "the size of its heads") for x in (query, bias))
         parts = op.split(bias, [size, size, total - 2 * size], axis=0)
         q = q + parts[0]
-        if key.rank == 3:  # keys and values by head have theirs already
+        if key.rank == 3:  # keys and values split into heads already include their biases
             k, v = k + parts[1], v + parts[2]
     q = heads(op, q, num_heads)
     if key.rank == 3:
@@ -86,30 +90,30 @@ def decoder_masked_multi_head_attention(
     past_sequence_length=None, beam_width=None, cache_indirection=None, bias=None, *,
     num_heads, mask_filter_value=MASKED, output_qk=0, past_present_share_buffer=0, scale=None,
 ):  # fmt: skip
-    """Attention of one token: to keys and values by head, or to those in a buffer, into which its own are written."""
+    """Attention of one new token to given keys and values (already split into heads), or to those in a buffer.
+
+    With a buffer, the key and the value of the new token are first written into it.
+    """
     if beam_width is not None or cache_indirection is not None:
         raise Unknown("it reads its cache by beam")
     if output_qk:
-        raise Unknown("its products of queries and keys are an output (output_qk)")
+        raise Unknown("it returns the products of queries and keys (output_qk)")
     if key is None or value is None or query.shape[1] != 1:
-        raise Unknown("its queries, keys and values are packed, or they are of several tokens")
+        raise Unknown("its queries, keys and values are packed, or contain several tokens")
     q, k, v = query, key, value
-    size = query.shape[2]
     if bias is not None:
-        if not isinstance(size, int):
-            raise Unknown("the size of its heads is unknown")
-        parts = op.split(bias, [size, size, size], axis=0)
+        parts = op.split(bias, [query.known_size(2, "the size of its heads")] * 3, axis=0)
         q = q + parts[0]
         if key.rank == 3:
             k, v = k + parts[1], v + parts[2]
     q = heads(op, q, num_heads)
     if past_key is None:
         if key.rank != 4 or attention_bias is not None:
-            raise Unknown("it has no cache, and its keys are not by head or have a bias")
+            raise Unknown("it has no cache, and its keys are not split into heads or have a bias")
         added = _added(op, q, k, mask, 0, False, 0, mask_filter_value, None)
         return unheads(op, attend(op, q, k, v, added, scale=scale or None)[0])
     if not past_present_share_buffer or past_sequence_length is None or key.rank != 3:
-        raise Unknown("its cache is not a buffer, which onnxruntime's CPU kernel needs")
+        raise Unknown("its cache is not a buffer, but onnxruntime's CPU kernel requires one")
     count = op.reshape(op.cast(past_sequence_length, TensorProto.INT64), [1])
     buffers = [_inserted(op, past, heads(op, new, num_heads), count) for past, new in ((past_key, k), (past_value, v))]
     k, v = (op.Slice(x, op.ints([0]), count + 1, op.ints([2]), shape=(*x.shape[:2], None, x.shape[3])) for x in buffers)
@@ -118,7 +122,7 @@ def decoder_masked_multi_head_attention(
 
 
 def _inserted(op: Op, buffer: Val, new: Val, place: Val) -> Val:
-    """Return a buffer of keys or values, [batch, heads, tokens, size], with a token written at a place."""
+    """Return a buffer of keys or values, [batch, heads, tokens, size], in which the token at `place` is `new`."""
     here = op.Equal(op.steps(op.size(buffer, 2), axis=2, rank=4), place)
     return op.state(op.Where(here, new, buffer), buffer.shape)
 
@@ -128,9 +132,9 @@ def rotary_embedding(
     op, x, positions, cos_cache, sin_cache, *,
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 ):  # fmt: skip
-    """As the standard's, but that tokens may be counted from one first position."""
+    """Rotary embedding as in the standard. `positions` may also be only the position of the first token."""
     if is_packed_batching or scale != 1.0:
-        raise Unknown("it rotates packed batches, or scales, which onnxruntime's CPU kernel does not")
+        raise Unknown("it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
     v, axis = _by_head(op, x, op.size(cos_cache, 1), num_heads, rotary_embedding_dim)
     if positions.rank < 2:
         positions = op.reshape(positions, [1, 1]) + op.steps(op.size(x, 1 if x.rank == 3 else 2))
@@ -143,12 +147,12 @@ def multimodal_rotary_embedding(
     op, x, positions, cos_cache, sin_cache, *, mrope_section, mrope_layout=0,
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 ):  # fmt: skip
-    """A token has three positions, [3, batch, tokens]; each pair of a head's numbers is rotated by one of them."""
+    """Rotary embedding where a token has three positions, [3, batch, tokens]. Each pair in a head uses one of them."""
     if is_packed_batching or scale != 1.0:
-        raise Unknown("it rotates packed batches, or scales, which onnxruntime's CPU kernel does not")
+        raise Unknown("it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
     half = sum(mrope_section)
     v, axis = _by_head(op, x, half, num_heads, rotary_embedding_dim)
-    if mrope_layout:  # by turns, for as long as there are pairs of the second and third kind
+    if mrope_layout:  # the kinds alternate as long as pairs of the second and third kind are left
         pair = np.arange(half)
         kind = sum(np.where((pair % 3 == i) & (pair < 3 * mrope_section[i]), i, 0) for i in (1, 2))
     else:
@@ -165,7 +169,7 @@ def multimodal_rotary_embedding(
 
 
 def _by_head(op: Op, x: Val, half: int | Val, count: int, size: int) -> tuple[Val, int]:
-    """`x` with an axis for its heads, and which one that is; heads are of twice `half` numbers without a `size`."""
+    """Return `x` with a separate axis for heads, and that axis. If `size` is 0, a head has 2 * `half` elements."""
     if x.rank == 4:
         return x, 1
     if size:
@@ -180,65 +184,62 @@ def _by_head(op: Op, x: Val, half: int | Val, count: int, size: int) -> tuple[Va
 def rotated(
     op: Op, x: Val, cos_cache: Val, sin_cache: Val, positions: Val, interleaved: int, *, axis: int = 1, size: int = 0
 ) -> Val:
-    """`x` of [batch, heads, tokens, size], or with the heads at another `axis`, rotated by its tokens' positions.
+    """Rotate `x` by the positions of its tokens.
 
     Args:
+        x: [batch, heads, tokens, size] if `axis` is 1. `axis` is the position of the heads.
         cos_cache, sin_cache: [positions, pairs].
         positions: [batch or 1, tokens].
-        size: how many numbers of a head are rotated; 0 is all of them.
+        size: the number of elements of a head to rotate; 0 means all of them.
     """
     cos, sin = (op.unsqueeze(op.Gather(cache, positions, axis=0), [axis]) for cache in (cos_cache, sin_cache))
     return _turned(op, x, cos, sin, op.size(cos_cache, 1), interleaved, size)
 
 
 def _turned(op: Op, x: Val, cos: Val, sin: Val, half: int | Val, interleaved: int, size: int) -> Val:
-    """`x`, of whose heads `half` pairs of numbers are rotated by angles of these cosines and sines."""
+    """Rotate `half` pairs of elements in each head of `x`, by the angles whose cosines and sines are given."""
     a, b, rest = pairs(op, x, half, interleaved, size)
     return unpaired(op, a * cos - b * sin, a * sin + b * cos, rest, interleaved)
 
 
 def _added(
-    op: Op,
-    q: Val,
-    k: Val,
-    mask: Val | None,
-    past: int | Val,
-    square: bool,
-    causal: int,
-    masked: float,
+    op: Op, q: Val, k: Val, mask: Val | None, past: int | Val, square: bool, causal: int, masked: float,
     bias: Val | None,
-) -> Val | None:
-    """What is added to the scores: `masked` where the mask says so, more where a key is yet to come, and the bias.
+) -> Val | None:  # fmt: skip
+    """Return the sum of mask, causal mask and bias, which is added to the scores, or None if all are absent.
+
+    The mask adds `masked` to the scores of keys that it hides. The causal mask adds the lowest float32 number to the
+    scores of later keys.
 
     Args:
-        past: how many keys come from a cache.
-        square: whether there are surely as many queries as other keys.
+        past: the number of keys that come from a cache.
+        square: True if it is known at build time that there are as many queries as new keys (keys not from a cache).
     """
     terms = [] if bias is None else [bias]
-    if mask is not None and not (mask.rank == 2 and mask.shape[1] == 1):  # one flag for all keys tells none apart
+    # A mask with one flag for all keys does not change the softmax.
+    if mask is not None and not (mask.rank == 2 and mask.shape[1] == 1):
         terms.append(op.Where(_shown(op, q, k, mask), op.const(0.0, q), op.const(masked, q)))
     if causal:
         query = op.steps(op.size(q, 2), axis=0, rank=2)
         seen = op.steps(op.size(k, 2)) <= query + past
-        if not square:  # onnxruntime's kernel hides nothing from the last query
+        if not square:  # onnxruntime's kernel hides no key from the last query
             seen = op.Or(seen, op.Equal(query + 1, op.dim(q, 2)))
         terms.append(op.Where(seen, op.const(0.0, q), op.const(np.finfo(np.float32).min, q)))
-    if not terms:
-        return None
-    added = terms[0]
-    for term in terms[1:]:
-        added = added + term
-    return added
+    return reduce(add, terms) if terms else None
 
 
 def _shown(op: Op, q: Val, k: Val, mask: Val) -> Val:
-    """Which keys a mask shows, by its form: flags for keys or for pairs, or where the keys end, and begin."""
+    """Return a boolean value that is true for the keys that are not masked.
+
+    A mask of rank 2 has a flag for each key, and one of rank 3 for each pair of query and key. A mask of rank 1 holds
+    the positions at which the keys of each sample end (and begin).
+    """
     if mask.rank == 2:
         return op.unsqueeze(mask > 0, [1, 2])
     if mask.rank == 3:
         return op.unsqueeze(mask > 0, [1])
     if mask.rank != 1:
-        raise Unknown("its mask has a form that onnxruntime's CPU kernel does not take")
+        raise Unknown("onnxruntime's CPU kernel does not support the shape of its mask")
     batch, count = q.shape[0], mask.shape[0]
     key = op.cast(op.steps(op.size(k, 2)), mask)
     if batch == count != "?":
@@ -247,4 +248,4 @@ def _shown(op: Op, q: Val, k: Val, mask: Val) -> Val:
         parts = op.split(mask, [batch] * 2 if count == 2 * batch else [batch, 2 * batch + 2], axis=0)
         shown = key < op.unsqueeze(parts[0], [1, 2, 3])
         return op.And(shown, key >= op.unsqueeze(parts[1], [1, 2, 3])) if count == 2 * batch else shown
-    raise Unknown("whether its mask says where keys end, or begin too, is unknown")
+    raise Unknown("it is unknown whether its mask contains only the ends of the keys, or their starts too")

@@ -1,7 +1,7 @@
-"""Operators on images and windows (domain com.microsoft), in operators of the standard.
+"""Definitions of operators on images and windows (domain com.microsoft) by standard operators.
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md, and the CPU kernels where the page
-leaves something open.
+is ambiguous.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MICROSOFT = "com.microsoft"
 
 @definition("CropAndResize", domain=MICROSOFT)
 def crop_and_resize(op, x, boxes, batch, size, *, mode="bilinear", extrapolation_value=0.0):
-    """Boxes of images, each read at the points of a grid whose corners are the box's corners.
+    """Interpolate images at a grid of points in each box. The corners of the grid are the corners of the box.
 
-    A box is [y1, x1, y2, x2], in units of the image. A row of weights for each row of the grid, and one for each of its
-    columns, make two matrix products of the reading.
+    A box is [y1, x1, y2, x2], in units of the image. The interpolation is two matrix products, one with the weights of
+    the rows of the grid and one with the weights of its columns.
     """
     if mode not in ("bilinear", "nearest"):
-        raise Unknown(f"its mode '{mode}' is not known")
+        raise Unknown(f"its mode '{mode}' is not supported")
     boxes = op.cast(boxes, x)
     corners = op.split(boxes, [1, 1, 1, 1], axis=1)
     counts: list[int | Val]
@@ -45,11 +45,15 @@ def crop_and_resize(op, x, boxes, batch, size, *, mode="bilinear", extrapolation
 def _weights(
     op: Op, first: Val, last: Val, count: int | Val, x: Val, axis: int, mode: str
 ) -> tuple[Val, Val]:  # fmt: skip
-    """Return how much each element along an axis of `x` weighs at each point, and the points that are inside.
+    """Return weights [boxes, points, elements along `axis`], and a mask [boxes, points] of points inside `x`.
 
     Args:
+        op: the emitter.
         first, last: the two ends of each box along the axis, [boxes, 1].
-        count: the number of points.
+        count: the number of points, which are evenly spaced between the ends of a box.
+        x: the images.
+        axis: the axis.
+        mode: "bilinear" or "nearest".
     """
     end = op.cast(op.dim(x, axis) - 1, x)
     if isinstance(count, int):
@@ -70,10 +74,10 @@ def _weights(
 
 @definition("GridSample", domain=MICROSOFT, needs_opset=20)
 def grid_sample(op, x, grid, *, align_corners=0, mode="bilinear", padding_mode="zeros"):
-    """As the standard's operator of opset 16, whose modes have other names since opset 20."""
+    """As the standard operator of opset 16. In opset 20 the modes got other names."""
     modes = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
     if mode not in modes:
-        raise Unknown(f"its mode '{mode}' is not known")
+        raise Unknown(f"its mode '{mode}' is not supported")
     return op.GridSample(x, grid, align_corners=align_corners, mode=modes[mode], padding_mode=padding_mode)
 
 
@@ -82,9 +86,9 @@ def conv_transpose_with_dynamic_pads(
     op, x, weight, pads=None, bias=None, *,
     auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, output_padding=None, strides=None,
 ):  # fmt: skip
-    """A transposed convolution without pads, of which the pads, an input, are cut off."""
+    """A transposed convolution whose pads are an input: it is computed without pads, then the pads are cut off."""
     if auto_pad != "NOTSET" or pads is None:
-        raise Unknown("it has no pads, which onnxruntime's CPU kernel needs")
+        raise Unknown("it has no pads, but onnxruntime's CPU kernel requires them")
     spatial = x.rank - 2
     given = {"dilations": dilations, "kernel_shape": kernel_shape, "output_padding": output_padding, "strides": strides}
     given = {name: value for name, value in given.items() if value}
@@ -101,10 +105,12 @@ def conv_transpose_with_dynamic_pads(
 def maxpool_with_mask(
     op, x, mask, *, auto_pad="NOTSET", kernel_shape, pads=None, storage_order=0, strides=None,
 ):  # fmt: skip
-    """The maximum of each window; along the last axis, a window ends before its first element with a mask of 0."""
+    """The maximum of each window. Along the last axis, elements from the first one with mask 0 on are ignored."""
     axes = len(kernel_shape)
     if auto_pad != "NOTSET" or mask.shape[:2] != (1, 1):
-        raise Unknown("it has an auto_pad, or a mask of several channels, which onnxruntime's CPU kernel misreads")
+        raise Unknown(
+            "it has an auto_pad, or a mask with several channels, which onnxruntime's CPU kernel reads wrongly"
+        )
     pads, strides = pads or [0] * 2 * axes, strides or [1] * axes
     lowest = op.const(float(np.finfo(np.float32).min), x)
     shown = op.Cast(mask, to=TensorProto.BOOL)
@@ -127,7 +133,7 @@ def maxpool_with_mask(
 
 @definition("UnfoldTensor", domain=MICROSOFT)
 def unfold_tensor(op, x, *, size, dim=-1, step=1):
-    """All slices of some elements along an axis, on an axis of their own behind the others."""
+    """All slices of `size` elements along an axis, stacked. Their elements form a new last axis."""
     axis = dim % x.rank
     length = op.size(x, axis)
     if isinstance(length, int):

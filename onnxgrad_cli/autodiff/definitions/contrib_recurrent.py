@@ -1,9 +1,10 @@
-"""Linear attention and causal convolutions with a state (domain com.microsoft), in operators of the standard.
+"""Definitions of recurrent layers in the domain com.microsoft by standard operators.
 
-Hybrid language models such as LFM2 and Qwen3.5 use them. A packed batch, whose sequences follow each other along one
-axis, is padded to [sequences, tokens of the longest] and packed again.
+Hybrid language models such as LFM2 and Qwen3.5 use linear attention and causal convolutions with a state. In a packed
+batch, the sequences follow each other along one axis. The definitions pad it to [sequences, tokens of the longest] and
+pack the result again.
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md, and the CPU kernels where the page
-leaves something open.
+is ambiguous.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import NamedTuple
 
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.definitions.recent import GREATEST, convolved, recurrence
+from onnxgrad_cli.autodiff.definitions.recent import MAX_INT64, convolved, recurrence
 from onnxgrad_cli.autodiff.registry import definition
-from onnxgrad_cli.autodiff.rules.attention import split_heads
+from onnxgrad_cli.autodiff.rules.recurrent import DIRECTIONS
+from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
+from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
@@ -26,12 +29,12 @@ MICROSOFT = "com.microsoft"
 
 
 class Packing(NamedTuple):
-    """The positions of the sequences of a packed batch.
+    """The map between a packed batch [tokens, ...] and a padded one [sequences, tokens of the longest, ...].
 
     Attributes:
-        rows: the packed row of each place of the padded batch, [sequences, tokens of the longest].
-        valid: True where a place of the padded batch holds a token, in the same shape.
-        places: the place of each packed token in the padded batch, counted over all sequences, [tokens].
+        rows: for each position of the padded batch, the row in the packed batch, [sequences, tokens of the longest].
+        valid: booleans in the same shape, true for positions of the padded batch that hold a token, false for padding.
+        places: for each packed token, its flat index in the padded batch, [tokens].
         lengths: the number of tokens of each sequence, [sequences].
     """
 
@@ -41,31 +44,31 @@ class Packing(NamedTuple):
     lengths: Val
 
     def padded(self, op: Op, x: Val) -> Val:
-        """Return packed values, [tokens, ...], as [sequences, tokens of the longest, ...]; padding repeats a token."""
+        """Pad packed values [tokens, ...] to [sequences, tokens of the longest, ...], by repeating the last token."""
         return op.Gather(x, self.rows, axis=0)
 
     def masked(self, op: Op, x: Val) -> Val:
-        """Return padded values with zeros where the batch is padded."""
+        """Return padded values with zeros in the padding."""
         valid = op.unsqueeze(self.valid, list(range(2, x.rank)))
         return op.Where(valid, x, op.const(0.0, x))
 
     def packed(self, op: Op, x: Val, like: Val) -> Val:
-        """Return the values of a padded batch by token, where the packed value `like` has as many tokens."""
+        """Pack padded values to [tokens, ...]. `like` is any packed value; the symbol of its size is used."""
         flat = op.reshape(x, [-1, *(op.size(x, axis) for axis in range(2, x.rank))])
         return op.state(op.Gather(flat, self.places, axis=0), (like.shape[0], *x.shape[2:]))
 
 
 def _packing(op: Op, offsets: Val) -> Packing:
-    """Return the positions of sequences that begin and end at `offsets`, [sequences + 1]."""
+    """Return the `Packing` of sequences. Sequence i consists of the tokens from offsets[i] up to offsets[i + 1]."""
     offsets = op.cast(offsets, TensorProto.INT64)
     starts = op.Slice(offsets, op.ints([0]), op.ints([-1]), op.ints([0]))
-    ends = op.Slice(offsets, op.ints([1]), op.ints([GREATEST]), op.ints([0]))
+    ends = op.Slice(offsets, op.ints([1]), op.ints([MAX_INT64]), op.ints([0]))
     lengths = ends - starts
     longest = op.ReduceMax(lengths, keepdims=1)
     steps = op.steps(longest, axis=1, rank=2)
     valid = steps < op.unsqueeze(lengths, [1])
     rows = op.Min(op.unsqueeze(starts, [1]) + steps, op.unsqueeze(ends - 1, [1]))
-    tokens = op.steps(op.Slice(offsets, op.ints([-1]), op.ints([GREATEST]), op.ints([0])))
+    tokens = op.steps(op.Slice(offsets, op.ints([-1]), op.ints([MAX_INT64]), op.ints([0])))
     later = op.cast(op.unsqueeze(tokens, [1]) >= op.unsqueeze(ends, [0]), TensorProto.INT64)
     sequence = op.sum(later, [1], keepdims=False)
     places = sequence * longest + (tokens - op.Gather(starts, sequence))
@@ -79,7 +82,7 @@ def _packing(op: Op, offsets: Val) -> Packing:
 def causal_conv_with_state(
     op, x, weight, bias=None, past_state=None, *, activation="none", dilation=1, channels_last=0
 ):  # fmt: skip
-    """As the standard's operator; the taps may be apart, and the channels may come last, on any number of axes."""
+    """As the standard operator, with an optional dilation, and optionally with channels last."""
     if not channels_last:
         return convolved(op, x, weight, bias, past_state, activation, dilation)
     flat = op.Reshape(x, op.ints([0, 0, -1]), shape=(*x.shape[:2], weight.shape[0]))
@@ -100,9 +103,11 @@ def varlen_causal_conv_with_state(
     op, x, weight, offsets, bias=None, past_state=None, capture_count=None, kernel_delta=None, previous_mask=None, *,
     activation="none", dilation=1,
 ):  # fmt: skip
-    """The causal convolution of each sequence of a packed batch, [tokens, channels]."""
+    """The causal convolution of each sequence of a packed batch [tokens, channels]."""
     if capture_count is not None or kernel_delta is not None or previous_mask is not None:
-        raise Unknown("it captures states, or changes its kernel by token, which onnxruntime's CPU kernel does not")
+        raise Unknown(
+            "it captures states, or changes its kernel at each token, which onnxruntime's CPU kernel does not support"
+        )
     if past_state is None:
         raise Unknown("it has no initial state")
     packing = _packing(op, offsets)
@@ -119,7 +124,7 @@ def varlen_causal_conv_with_state(
 
 @definition("LinearAttentionGate", domain=MICROSOFT)
 def linear_attention_gate(op, a, bias, scale, b=None):
-    """The decay scale softplus(a + bias), in float32, and the update rate sigmoid(b)."""
+    """Outputs: the decay scale * softplus(a + bias), computed in float32, and the update rate sigmoid(b)."""
     wide = op.wide(a)
     decay = op.cast(op.cast(scale, wide) * op.Softplus(wide + op.cast(bias, wide)), a)
     return decay, None if b is None else op.cast(op.Sigmoid(op.wide(b)), b)
@@ -130,10 +135,11 @@ def linear_attention(
     op, query, key, value, past_state=None, decay=None, beta=None, *,
     q_num_heads, kv_num_heads, scale=0.0, update_rule="gated_delta", chunk_size=64,
 ):  # fmt: skip
-    """As the standard's operator; queries and keys may also have fewer heads than the values, and share them."""
-    width = query.shape[2]
-    if not isinstance(width, int) or not isinstance(key.shape[2], int):
-        raise Unknown("the size of its heads is unknown")
+    """As the standard operator, but queries and keys may have fewer heads than values.
+
+    Several value heads then share a head of queries and keys.
+    """
+    width, key_width = (x.known_size(2, "the size of its heads") for x in (query, key))
     size = width // q_num_heads
     q = split_heads(op, op.wide(query), q_num_heads)
     if q_num_heads < kv_num_heads:
@@ -141,7 +147,7 @@ def linear_attention(
     else:
         shared = q_num_heads // kv_num_heads
         q = op.Reshape(q, op.ints([0, 0, kv_num_heads, shared, size]), shape=(*q.shape[:2], kv_num_heads, shared, size))
-    k = _repeated(op, split_heads(op, op.wide(key), key.shape[2] // size), kv_num_heads)
+    k = _repeated(op, split_heads(op, op.wide(key), key_width // size), kv_num_heads)
     v = split_heads(op, op.wide(value), kv_num_heads)
     g = None if decay is None else split_heads(op, op.wide(decay), kv_num_heads)
     state, rate = (None if x is None else op.wide(x) for x in (past_state, beta))
@@ -157,27 +163,25 @@ def gated_delta_net(
     beta_activation="none", gate_activation="none", gate_lower_bound=-5.0, qk_l2_norm=0, scale=0.0,
     update_rule="gated_delta", chunk_size=64,
 ):  # fmt: skip
-    """Linear attention of token-major values, [tokens, heads, size], with gates of its own; its states are turned.
+    """Linear attention of [tokens, heads, size], which computes its gates and stores states transposed.
 
-    The sequences have equal lengths, or follow each other between `offsets`.
+    The sequences have equal lengths, or are packed and begin at `offsets`.
     """
     if capture_count is not None:
-        raise Unknown("it captures states after tokens")
+        raise Unknown("it also returns states after chosen tokens")
     q, k, v = _parts(op, query, key, value, initial_state)
-    heads = v.shape[v.rank - 2]
-    if not isinstance(heads, int) or not isinstance(k.shape[k.rank - 2], int):
-        raise Unknown("the number of its heads is unknown")
+    heads, _ = (x.known_size(-2, "the number of its heads") for x in (v, k))
     packing = None if offsets is None else _packing(op, offsets)
 
     def batch(x: Val, axes: int) -> Val:
-        """[batch, tokens, ...] in float32, of values that have `axes` axes besides the tokens."""
+        """Return values with `axes` axes after the token axis as [batch, tokens, ...] in float32."""
         x = op.wide(x)
         if packing is not None:
             return packing.padded(op, x)
         if x.rank == axes + 2:
             return x
         if initial_state is None:
-            raise Unknown("its number of sequences is unknown: it has neither an initial state nor offsets")
+            raise Unknown("its number of sequences is unknown, because it has neither an initial state nor offsets")
         return op.reshape(x, [op.size(initial_state, 0), -1, *(op.size(x, axis) for axis in range(1, x.rank))])
 
     y_like = v
@@ -195,7 +199,7 @@ def gated_delta_net(
         if beta_activation == "sigmoid":
             rate = op.Sigmoid(rate)
         elif beta_activation != "none":
-            raise Unknown(f"its beta_activation '{beta_activation}' is not known")
+            raise Unknown(f"its beta_activation '{beta_activation}' is not supported")
     if packing is not None:  # a padded token changes no state
         k = packing.masked(op, k)
         g = None if g is None else packing.masked(op, g)
@@ -207,11 +211,11 @@ def gated_delta_net(
 
 
 def _parts(op: Op, query: Val, key: Val | None, value: Val | None, state: Val | None) -> tuple[Val, Val, Val]:
-    """Return queries, keys and values by head, of which the queries hold all where there are no keys and values."""
+    """Return queries, keys and values split into heads. If keys and values are absent, `query` contains all three."""
     if key is not None and value is not None:
         return query, key, value
     if state is None or key is not None or value is not None:
-        raise Unknown("its queries, keys and values are packed, and no initial state gives their sizes")
+        raise Unknown("its queries, keys and values are packed, and it has no initial state to infer their sizes from")
     last = query.rank - 1
     sizes = [size for size in (query.shape[last], *state.shape[1:]) if isinstance(size, int)]
     if len(sizes) < 4:
@@ -233,12 +237,12 @@ def _unit(op: Op, x: Val) -> Val:
 
 
 def _decayed(op: Op, g: Val, a_log: Val | None, bias: Val | None, activation: str, lower: float) -> Val:
-    """Return the logarithm of the decay, [batch, tokens, heads, key size or 1]."""
+    """Return the logarithm of the decay, [batch, tokens, heads, key size or 1], computed from `g` by the activation."""
     if activation == "none":
         return g
     heads, size = op.size(g, 2), op.size(g, 3)
     if a_log is None or bias is None:
-        raise Unknown(f"its gate_activation '{activation}' needs the inputs a_log and dt_bias")
+        raise Unknown(f"its gate_activation '{activation}' requires the inputs a_log and dt_bias")
     by_key = bias.rank == 2 or bias.shape[0] != a_log.shape[0]
     g = g + (op.reshape(op.cast(bias, g), [heads, size]) if by_key else op.unsqueeze(op.cast(bias, g), [1]))
     factor = op.Exp(op.unsqueeze(op.cast(a_log, g), [1]))
@@ -246,19 +250,95 @@ def _decayed(op: Op, g: Val, a_log: Val | None, bias: Val | None, activation: st
         return -(factor * op.Softplus(g))
     if activation in ("sigmoid", "kda"):
         return op.Sigmoid(factor * g) * lower
-    raise Unknown(f"its gate_activation '{activation}' is not known")
+    raise Unknown(f"its gate_activation '{activation}' is not supported")
 
 
 def _repeated(op: Op, x: Val, heads: int) -> Val:
-    """Return [batch, tokens, heads, size] of fewer heads with neighbours that are equal."""
+    """Repeat each head of [batch, tokens, fewer heads, size], so that there are `heads` heads."""
     count = x.shape[2]
     if count == heads:
         return x
     if not isinstance(count, int) or heads % count:
-        raise Unknown(f"it has {count} heads of queries or keys, which {heads} heads of values can't share")
+        raise Unknown(f"its {heads} heads of values can't share {count} heads of queries or keys")
     each = op.Expand(op.unsqueeze(x, [3]), op.ints([1, 1, 1, heads // count, 1]))
     return op.Reshape(each, op.ints([0, 0, heads, -1]), shape=(*x.shape[:2], heads, x.shape[3]))
 
 
 def _times(size: int | str, count: int) -> int | None:
     return size * count if isinstance(size, int) else None
+
+
+# -- an LSTM that attends to a memory --------------------------------------------------------------------------------
+
+
+@definition("AttnLSTM", domain=MICROSOFT, needs_opset=16)
+def attention_lstm(
+    op, x, weight, recurrence, bias=None, lengths=None, initial_h=None, initial_c=None, peepholes=None,
+    query_weight=None, memory_weight=None, score_weight=None, memory=None, memory_lengths=None, output_weight=None, *,
+    hidden_size, activations=None, activation_alpha=None, activation_beta=None, clip=None, direction="forward",
+    input_forget=0,
+):  # fmt: skip
+    """An LSTM with attention to a memory. Outputs: the outputs of all steps, the last ones, and the last cell states.
+
+    Each step reads its input and the attention vector of the previous step. The output of the step is the query for
+    softmax weights over the memory. The attention vector is the weighted sum of the memory, or a projection of the
+    output and that sum.
+
+    Source: D. Bahdanau et al., Neural Machine Translation by Jointly Learning to Align and Translate, 2015, appendix
+    A.1.2.
+    """
+    if lengths is not None or peepholes is not None or input_forget or clip or activation_alpha or activation_beta:
+        raise Unknown("it has lengths, peepholes, coupled gates, a clip, or activations with parameters")
+    names = [name.decode() if isinstance(name, bytes) else name for name in activations or ()]
+    if [name.lower() for name in names] != ["sigmoid", "tanh", "tanh"] * (len(names) // 3):
+        raise Unknown(f"its activations are {', '.join(names)}")
+    if direction not in DIRECTIONS or memory is None or query_weight is None:
+        raise Unknown("it has no cell state, or its direction is unknown")
+    parts: list[tuple[Val, Val, Val]] = []
+    for at, reverse in enumerate(DIRECTIONS[direction]):
+        own = [
+            None if each is None else op.Gather(each, op.const(at), axis=0)
+            for each in (weight, recurrence, bias, initial_h, initial_c, query_weight, memory_weight, score_weight,
+                         output_weight)
+        ]  # fmt: skip
+        parts.append(_direction(op, x, memory, memory_lengths, own, hidden_size, reverse))
+    return (
+        op.Concat(*(op.unsqueeze(y, [1]) for y, _, _ in parts), axis=1),
+        *(op.Concat(*(op.unsqueeze(part[i], [0]) for part in parts), axis=0) for i in (1, 2)),
+    )
+
+
+def _direction(
+    op: Op, x: Val, memory: Val, lengths: Val | None, weights: list[Val | None], size: int, reverse: bool
+) -> tuple[Val, Val, Val]:
+    """Return the outputs of one direction at all steps, the last output, and the last cell state."""
+    w, r, bias, h, c, query_weight, memory_weight, score_weight, output_weight = weights
+    assert w is not None and r is not None and query_weight is not None and memory_weight is not None
+    w, r = op.swap_last(w), op.swap_last(r)
+    batch, valid = op.size(x, 1), None
+    if lengths is not None:
+        valid = op.steps(op.size(memory, 1), axis=1, rank=2) < op.unsqueeze(op.cast(lengths, TensorProto.INT64), [1])
+        memory = op.Where(op.unsqueeze(valid, [2]), memory, op.const(0.0, memory))
+    keys = memory @ memory_weight
+    both = None if bias is None else op.sum(op.reshape(bias, [2, 4 * size]), [0])
+    width = op.size(memory if output_weight is None else output_weight, -1)
+    states = [each if each is not None else op.zeros([batch, size], x) for each in (h, c)]
+    states.append(op.zeros([batch, width], x))
+
+    def step(op: Op, states: list[Val], steps: list[Val]) -> tuple[list[Val], list[Val]]:
+        h, c, attention = states
+        z = op.Concat(steps[0], attention, axis=1) @ w + h @ r
+        gates = op.split(z if both is None else z + both, [size] * 4, axis=1)
+        i, o, f = (op.Sigmoid(gate) for gate in gates[:3])
+        cell = f * c + i * op.Tanh(gates[3])
+        y = o * op.Tanh(cell)
+        scores = op.sum(op.Tanh(op.unsqueeze(y @ query_weight, [1]) + keys) * score_weight, [2], keepdims=False)
+        if valid is not None:
+            scores = op.Where(valid, scores, op.const(float("-inf"), scores))
+        share = op.unsqueeze(op.Softmax(scores, axis=1), [1])
+        seen = op.squeeze(share @ memory, [1])
+        after = seen if output_weight is None else op.Concat(y, seen, axis=1) @ output_weight
+        return [op.state(new, old.shape) for new, old in zip((y, cell, after), states, strict=True)], [y]
+
+    (last_h, last_c, _), (y,) = scan(op, step, states, [x], reverse=reverse)
+    return y, last_h, last_c

@@ -1,9 +1,10 @@
-"""GroupQueryAttention (domain com.microsoft), which deployed language models hold, in operators of the standard.
+"""Definition of GroupQueryAttention (domain com.microsoft), which is common in deployed language models.
 
-Each sample has its own number of tokens, counted in `seqlens_k`, and the new ones follow those in its cache: at their
-places, which decide what is visible, how queries and keys are rotated, and where the caches hold them.
-Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md; what it leaves open (queries and
-keys behind the end of a sample, rows of caches that are not in use) is what onnxruntime's CPU kernel computes.
+Each sample has its own number of tokens, which `seqlens_k` gives. The new tokens of a sample follow the tokens in its
+cache. The *place* of a token is its position among all tokens of its sample, cached and new. The places determine which
+keys are visible, how queries and keys are rotated, and in which rows of the caches tokens are stored.
+Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. Where that page is silent, the
+definition follows onnxruntime's CPU kernel: queries and keys after the end of a sample, and unused rows of caches.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from onnxgrad_cli.errors import Unknown
 
 
 class Places(NamedTuple):
-    """Where the new tokens stand among all tokens of their sample.
+    """The places of the new tokens among all tokens of their sample.
 
     Attributes:
-        query: [batch, tokens, ...] with all new tokens, those behind the end of a sample among them.
-        end: how many tokens a sample has after this step, int64 [batch, 1, 1, 1].
-        before: how many it had before this step; None where there is no cache, so that it had none.
-        gone: how many of those its cache holds no longer, and will hold no longer after this step.
+        query: a value [batch, tokens, ...] with all new tokens, including those after the end of a sample.
+        end: the number of tokens of each sample after this step, int64 [batch, 1, 1, 1].
+        before: the number of tokens of each sample before this step; None if there is no cache, which means 0.
+        gone: two numbers: how many tokens the cache has dropped before this step, and how many after it.
     """
 
     query: Val
@@ -37,7 +38,7 @@ class Places(NamedTuple):
     gone: tuple[int | Val, int | Val] = (0, 0)
 
     def new(self, op: Op, axis: int) -> Val:
-        """The places of the new tokens along `axis` of [batch or 1, 1, 1, 1]."""
+        """Return the places of the new tokens, of shape [batch or 1, 1, 1, 1] except that they vary along `axis`."""
         steps = _steps(op, self.query, 1, axis)
         return steps if self.before is None else steps + self.before
 
@@ -51,9 +52,9 @@ def group_query_attention(
     local_window_size=-1, smooth_softmax=-1, causal=1, qk_norm_epsilon=1e-6, q_norm_epsilon=None, k_norm_epsilon=None,
     qk_output=0, sliding_window_cache=0, kv_cache_bit_width=0, k_quant_type="NONE", v_quant_type="NONE",
 ):  # fmt: skip
-    """Attention over the cached and the new tokens of each sample, and the caches with the new tokens in them."""
+    """Attention of each sample to its cached and new tokens. Further outputs: the caches including the new tokens."""
     if qk_output:
-        raise Unknown("its products of queries and keys are an output (qk_output)")
+        raise Unknown("it returns the products of queries and keys (qk_output)")
     if kv_cache_bit_width or {k_quant_type, v_quant_type} != {"NONE"} or not (k_scale is None is v_scale):
         raise Unknown("its caches are quantized")
     q, k, v = _projections(op, query, key, value, num_heads, kv_num_heads)
@@ -63,9 +64,7 @@ def group_query_attention(
     places = _places(op, query, seqlens_k, query_seqlens, past_key, local_window_size if sliding_window_cache else 0)
     if do_rotary:
         at = _rotary_places(op, places, position_ids, None if query_seqlens is not None else total_sequence_length)
-        half = op.size(cos_cache, 1)
-        if not isinstance(half, int):
-            raise Unknown("how many numbers of a head it rotates is unknown")
+        half = cos_cache.known_size(1, "how many numbers of a head it rotates")
         q, k = (rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, size=2 * half) for x in (q, k))
     at = places.new(op, 3)
     keys, values, present_key, present_value = k, v, k, v
@@ -74,7 +73,7 @@ def group_query_attention(
         values = op.state(appended(op, past_value, v), keys.shape)
         slot, past = _steps(op, keys, 2, 3), op.size(past_key, 2)
         held = slot + places.gone[0]
-        held = op.Where(held < places.before, held, places.end)  # what the cache does not use is hidden from all
+        held = op.Where(held < places.before, held, places.end)  # unused rows of the cache are hidden from all queries
         at = op.Where(slot < past, held, slot + (places.before - past))
         total = None if sliding_window_cache else total_sequence_length
         present_key, present_value = _caches(op, (keys, values), (past_key, k), places, total)
@@ -92,32 +91,31 @@ def group_query_attention(
 def _projections(
     op: Op, query: Val, key: Val | None, value: Val | None, count: int, kv_count: int
 ) -> tuple[Val, Val, Val]:
-    """Queries, keys and values by head; without keys and values, all three lie side by side in the queries."""
+    """Return queries, keys and values split into heads. If keys and values are absent, `query` contains all three."""
     if key is None or value is None:
-        width, groups = query.shape[2], count + 2 * kv_count
-        if not isinstance(width, int):
-            raise Unknown("the size of its heads is unknown")
-        size = width // groups
+        size = query.known_size(2, "the size of its heads") // (count + 2 * kv_count)
         query, key, value = op.split(query, [count * size, kv_count * size, kv_count * size], axis=2)
     elif key.shape[1] == 0:
-        raise Unknown("it adds no keys to a cache that another layer fills")
+        raise Unknown("it adds no keys to its cache, which another layer fills")
     return heads(op, query, count), heads(op, key, kv_count), heads(op, value, kv_count)
 
 
 def _normalized(op: Op, x: Val, scale: Val, epsilon: float) -> Val:
-    """Each head's row over its root mean square."""
+    """Divide the vector of each head by its root mean square, and multiply it by `scale`."""
     v = op.wide(x)
     return op.cast(v / op.Sqrt(op.mean(v * v, [3]) + epsilon) * op.cast(scale, v), x)
 
 
 def _places(op: Op, query: Val, last: Val, valid: Val | None, past: Val | None, window: int) -> Places:
-    """Where the new tokens stand.
+    """Return the places of the new tokens.
 
     Args:
-        last: the place of each sample's last token.
-        valid: how many new ones each has; None: all that fit.
-        past: a cache.
-        window: how many of the last tokens it holds at least; 0: it holds all.
+        op: the emitter.
+        query: a value with all new tokens.
+        last: the place of the last token of each sample.
+        valid: the number of new tokens of each sample. None: all tokens of `query`, at most as many as `last` allows.
+        past: a cache, or None.
+        window: the number of most recent tokens that the cache always contains; 0 if it contains all tokens.
     """
     end = _each(op, last) + 1
     if past is None:
@@ -129,7 +127,10 @@ def _places(op: Op, query: Val, last: Val, valid: Val | None, past: Val | None, 
 
 
 def _gone(op: Op, tokens: Val, cache: Val, window: int) -> Val:
-    """How many of so many tokens a cache holds no longer: from time to time it drops all that no window needs."""
+    """Return the number of tokens that a cache has dropped after `tokens` tokens.
+
+    When the cache is full, it drops all tokens outside the window at once, so the number grows in steps.
+    """
     room = op.vector([op.size(cache, 2)])
     batch = op.Max(room - (window - 1), op.const(1))
     over = op.Max(tokens - room, op.const(0))
@@ -137,14 +138,15 @@ def _gone(op: Op, tokens: Val, cache: Val, window: int) -> Val:
 
 
 def _each(op: Op, counts: Val) -> Val:
-    """A number of each sample, int64 [batch, 1, 1, 1], of [batch] or [batch, 1]."""
+    """Reshape one number per sample, [batch] or [batch, 1], to int64 [batch, 1, 1, 1]."""
     return op.unsqueeze(op.cast(counts, TensorProto.INT64), [1, 2, 3][counts.rank - 1 :])
 
 
 def _steps(op: Op, x: Val, axis: int, to: int) -> Val:
-    """0, 1, ... for each place along an axis of `x`, int64, along the axis `to` of four.
+    """Return 0, 1, ..., as many as `x` has elements along `axis`, as an int64 tensor of rank 4 that varies along `to`.
 
-    Of a Range onnx does not infer that it is as long as that axis, and what it is added to would lose its shape.
+    A Range is not used, because onnx does not infer that it is as long as the axis. Sums with a Range would then have
+    an unknown shape.
     """
     size = op.size(x, axis)
     if isinstance(size, int):
@@ -155,9 +157,14 @@ def _steps(op: Op, x: Val, axis: int, to: int) -> Val:
 
 
 def _rotary_places(op: Op, places: Places, given: Val | None, total: Val | None) -> Val:
-    """By how many steps each new token is rotated, [batch or 1, tokens].
+    """Return the position by which each new token is rotated, [batch or 1, tokens].
 
-    Of positions that are given for a prompt, of as many tokens as there are in `total`, the first one counts.
+    Args:
+        op: the emitter.
+        places: the places of the new tokens.
+        given: the input position_ids, or None if tokens are rotated by their places.
+        total: the largest number of tokens of a sample, or None. If it equals the number of new tokens, the step is a
+            prompt. Of `given`, only the first position is used then, and the others count up from it.
     """
     if given is None:
         return op.squeeze(places.new(op, 3), [1, 2])
@@ -171,7 +178,7 @@ def _rotary_places(op: Op, places: Places, given: Val | None, total: Val | None)
 
 
 def _hidden(op: Op, q: Val, at: Val, places: Places, causal: int, window: int) -> Val:
-    """-inf for the keys that a query must not see, by the places `at` which they stand; 0 for the others."""
+    """Return -inf for keys that are hidden from a query, and 0 for the others. `at` holds the places of the keys."""
     visible = at < places.end
     if causal:
         query = places.new(op, 2)
@@ -182,7 +189,7 @@ def _hidden(op: Op, q: Val, at: Val, places: Places, causal: int, window: int) -
 
 
 def _of_keys(op: Op, bias: Val, at: Val) -> Val:
-    """The columns of `bias`, which are for places, that belong to the keys."""
+    """Return the columns of `bias` for the keys. `bias` has one column per place, and `at` holds the keys' places."""
     last = op.dim(bias, 3) - 1
     lead = [op.dim(at, 0), *(op.dim(bias, axis) for axis in (1, 2))]
     index = op.Expand(op.Min(at, last), op.vector([*lead, op.dim(at, 3)]))
@@ -193,12 +200,15 @@ def _of_keys(op: Op, bias: Val, at: Val) -> Val:
 def _caches(
     op: Op, both: tuple[Val, Val], parts: tuple[Val, Val], places: Places, total: Val | None
 ) -> tuple[Val, ...]:
-    """The caches after this step: the new tokens behind those of a sample, then zeros.
+    """Return the caches after this step: the old tokens of a sample, then the new ones, then zeros.
 
     Args:
-        both: keys and values of the caches before this step, followed by the new ones.
-        parts: the keys of both kinds.
-        total: how many tokens the longest sample has, for which there is room; None: as much room as there was.
+        op: the emitter.
+        both: the keys and the values. Each holds the cached tokens, followed by the new ones.
+        parts: the cached keys and the new keys.
+        places: the places of the new tokens.
+        total: the largest number of tokens of a sample. The caches grow if this is larger than their size. None keeps
+            their size.
     """
     past, new = parts
     kept = op.size(past, 2)
@@ -206,7 +216,7 @@ def _caches(
     if total is not None:
         length = op.Max(op.reshape(op.cast(total, TensorProto.INT64), [1]), length)
     place = op.steps(length, axis=2, rank=4) + places.gone[1]
-    behind = op.Min(place - places.before, op.vector([op.size(new, 2)])) + kept  # the zeros come after all tokens
+    behind = op.Min(place - places.before, op.vector([op.size(new, 2)])) + kept  # rows from here on are zero
     index = op.Where(place < places.before, place - places.gone[0], behind)
     batch, count, size = (op.size(new, axis) for axis in (0, 1, 3))
     index = op.Expand(index, op.vector([batch, count, length, size]))
@@ -217,7 +227,7 @@ def _caches(
 
 
 def _sink(op: Op, sink: Val | None, smooth: int, q: Val) -> Val | None:
-    """The score of a key without a value that each head may attend to, [heads, 1, 1]."""
+    """Return the attention sink (the score of a key without a value) of each head, [heads, 1, 1], or None."""
     if sink is not None:
         return op.unsqueeze(sink, [1, 2])
     return op.const(np.zeros((1, 1, 1)), q) if smooth == 1 else None

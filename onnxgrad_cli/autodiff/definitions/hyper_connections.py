@@ -1,6 +1,6 @@
-"""Layers of models with several residual streams, and their gates (domain com.microsoft), in standard operators.
+"""Definitions of hyper-connections: layers with several gated residual streams (domain com.microsoft).
 
-All compute in float32 where their values are narrower.
+All definitions compute in float32 if the inputs are 16-bit floats.
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -18,7 +18,7 @@ MICROSOFT = "com.microsoft"
 
 @definition("HyperConnectionPreMix", domain=MICROSOFT)
 def pre_mix(op, streams, gates, *, num_branches=0, reduction_scale=1.0):
-    """The sum of all streams, each times its gates."""
+    """The sum of all streams, each multiplied by its gates, times reduction_scale."""
     x = _grouped(op, op.wide(streams), num_branches)
     y = op.sum(x * _gates(op, gates, x, streams), [x.rank - 2], keepdims=False)
     return op.cast(y if reduction_scale == 1 else y * reduction_scale, streams)
@@ -26,7 +26,7 @@ def pre_mix(op, streams, gates, *, num_branches=0, reduction_scale=1.0):
 
 @definition("HyperConnectionPostMix", domain=MICROSOFT)
 def post_mix(op, streams, block, gates, mix=None, *, num_branches=0):
-    """Each stream, or a mix of all, and the output of a block times the stream's gates."""
+    """For each stream: the stream, or a mix of all streams, plus the block's output times the gates of the stream."""
     x = _grouped(op, op.wide(streams), num_branches)
     added = _gates(op, gates, x, streams) * op.unsqueeze(op.wide(block), [x.rank - 2])
     kept = x if mix is None else op.swap_last(op.cast(mix, x)) @ x
@@ -35,14 +35,14 @@ def post_mix(op, streams, block, gates, mix=None, *, num_branches=0):
 
 @definition("BranchwiseRMSNorm", domain=MICROSOFT)
 def branchwise_rms_norm(op, x, scale=None, *, epsilon=1e-5, num_branches=0):
-    """Each branch over its root mean square, times a scale for all branches or one for each."""
+    """Each branch divided by its root mean square, times a scale that the branches share, or one scale per branch."""
     v = _grouped(op, op.wide(x), num_branches)
     y = v * _inverse_root_mean_square(op, v, epsilon)
     if scale is not None:
         size, branches = v.shape[-1], v.shape[-2]
         if scale.rank == 1 and scale.shape[0] != size:
             if not isinstance(size, int) or not isinstance(branches, int) or scale.shape[0] != size * branches:
-                raise Unknown("its scale can be for each branch or for all")
+                raise Unknown("it is unknown whether its scale is for each branch or for all branches")
             scale = op.reshape(scale, [branches, size])
         y = y * op.cast(scale, y)
     return op.cast(op.reshape_like(y, x), x)
@@ -50,7 +50,10 @@ def branchwise_rms_norm(op, x, scale=None, *, epsilon=1e-5, num_branches=0):
 
 @definition("EngramGate", domain=MICROSOFT)
 def engram_gate(op, key, query, value, key_scale, query_scale, conv_scale=None, *, epsilon=1e-5):
-    """The value times sigmoid(sign(d) sqrt(max(|d|, 1e-6))), where d is the product of key and query; and its norm."""
+    """The value times sigmoid(sign(d) sqrt(max(|d|, 1e-6))); d is the scaled dot product of normalized key and query.
+
+    With `conv_scale`, the second output is the result divided by its root mean square, times `conv_scale`.
+    """
     k, q = (_normalized(op, op.wide(x), scale, epsilon) for x, scale in ((key, key_scale), (query, query_scale)))
     size = k.shape[3]
     d = op.sum(k * q, [3])
@@ -66,7 +69,7 @@ def engram_gate(op, key, query, value, key_scale, query_scale, conv_scale=None, 
 
 @definition("ScaledSiLU", domain=MICROSOFT)
 def scaled_silu(op, x, scale=None, *, alpha=1.0):
-    """z sigmoid(z), z being x times the scale; each result is rounded to the type of x."""
+    """z sigmoid(z), where z is x times the scale. Each intermediate result is rounded to the type of x."""
     wide = op.wide(x)
     z = wide if scale is None and alpha == 1 else wide * (alpha if scale is None else op.cast(scale, wide))
     z = op.cast(z, x)
@@ -74,7 +77,7 @@ def scaled_silu(op, x, scale=None, *, alpha=1.0):
 
 
 def _grouped(op: Op, x: Val, branches: int) -> Val:
-    """Return streams as [..., branches, size]; flattened ones have a number of branches."""
+    """Return streams as [..., branches, size]. `branches` is 0 if they have this shape, otherwise their number."""
     if not branches:
         return x
     last = x.rank - 1
@@ -84,21 +87,24 @@ def _grouped(op: Op, x: Val, branches: int) -> Val:
 
 
 def _gates(op: Op, gates: Val, x: Val, streams: Val) -> Val:
-    """Return the gates of the streams `x` as [..., branches, 1 or size].
+    """Return gates reshaped to [..., branches, 1 or size], so that they broadcast to the streams `x`.
 
     Args:
-        streams: the streams as the operator reads them, flattened perhaps.
+        op: the emitter.
+        gates: one gate per branch, or one per element of a branch.
+        x: the streams as [..., branches, size].
+        streams: the streams as the operator reads them, which may be flattened.
     """
     gates = op.cast(gates, x)
     if gates.rank == x.rank:
         return gates
     if gates.rank != x.rank - 1:
-        raise Unknown("its gates have another number of axes than its streams")
+        raise Unknown("its gates and its streams have different numbers of axes")
     branches, count, last = x.shape[-2], gates.shape[-1], gates.rank - 1
     if streams.rank == x.rank or count == branches:
         return op.unsqueeze(gates, [gates.rank])
     if not isinstance(count, int) or not isinstance(branches, int) or count % branches:
-        raise Unknown("its gates can be for each branch or for each of its values")
+        raise Unknown("it is unknown whether its gates are for each branch or for each value of a branch")
     return op.Reshape(
         gates, op.ints([0] * last + [branches, -1]), shape=(*gates.shape[:last], branches, count // branches)
     )

@@ -1,8 +1,9 @@
-"""The standard's losses of a classifier, which onnxruntime has no kernel for and writes out by their function bodies.
+"""Definitions of the classification losses of the ONNX standard.
 
-Written out here they share the forms of our own losses: the label picks from the logarithms, whatever the axes are,
-and the gradient is softmax minus one-hot; forward and backward of 512 x 30522 logits take 0.4 of the body's time (one
-thread). Class weights are an input of the model and have a gradient too.
+The standard gives these operators function bodies, with which onnxruntime computes them. The definitions are faster:
+the log-probability at the label is gathered, as in onnxgrad's own losses, and the gradient is softmax minus one-hot.
+Forward and backward of 512 x 30522 logits take 0.4 times as long as with the function bodies (one thread). Class
+weights are an input of the model and have a gradient too.
 Source: the operators' pages.
 """
 
@@ -20,7 +21,7 @@ from onnxgrad_cli.losses.values import weighted_mean
 
 @definition("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy_loss(op, scores, labels, weights=None, *, ignore_index=None, reduction="mean"):
-    """The loss, and the log-probabilities."""
+    """Outputs: the loss and the log-probabilities."""
     logs = op.LogSoftmax(scores, axis=1)
     return _loss(op, logs, labels, weights, ignore_index, reduction), logs
 
@@ -31,13 +32,13 @@ def negative_log_likelihood_loss(op, logs, labels, weights=None, *, ignore_index
 
 
 def _loss(op: Op, logs: Val, labels: Val, table: Val | None, ignore_index: int | None, reduction: str) -> Val:
-    """Minus the labels' logarithms; their mean is the weighted one."""
-    if reduction not in ("none", "sum", "mean"):  # onnxruntime takes any other word for one of them
-        raise Unknown(f"its reduction '{reduction}' is not one of the standard's: none, sum, mean")
+    """Return the negative log-probabilities of the labels, reduced. Their mean is weighted by the class weights."""
+    if reduction not in ("none", "sum", "mean"):  # onnxruntime accepts any other text as one of them
+        raise Unknown(f"its reduction '{reduction}' is not none, sum or mean")
     if logs.known_shape is None:
         logs = op.state(logs, [labels.shape[0], None, *labels.shape[1:]])
     if logs.rank != labels.rank + 1 or not labels.rank:
-        raise Unknown("its labels are not one a sample, or there is no batch")
+        raise Unknown("it does not have exactly one label per sample, or there is no batch axis")
     losses, weights = picked(op, logs, op.cast(labels, TensorProto.INT64), table, ignore_index)
     if reduction == "none":
         return losses

@@ -1,9 +1,9 @@
-"""Mixtures of experts (domain com.microsoft), of float weights or of quantized ones, in operators of the standard.
+"""Definitions of mixtures of experts (domain com.microsoft) with float weights or quantized weights.
 
-Every expert computes every token, and a token that was not sent to it has the factor 0: one product for all experts,
-where products of an expert's tokens alone would be as many nodes as there are experts.
-Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md; forms that onnxruntime has no CPU
-kernel for are refused: nothing would prove them.
+Every expert computes all tokens. If a token is not routed to an expert, the expert's result is multiplied by 0. This
+takes one matrix product for all experts. Computing only the routed tokens would need separate nodes for each expert.
+Forms without a CPU kernel in onnxruntime are refused, because nothing could check their gradient.
+Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 
 Layer = tuple[Val, Val | None]
-"""The weights of all experts, [experts, outputs, inputs], and their biases, [experts, outputs]."""
+"""One layer of all experts: weights [experts, outputs, inputs], and biases [experts, outputs] or None."""
 
 ACTIVATIONS: dict[str, Callable[[Op, Val], Val]] = {
     "relu": lambda op, x: op.Relu(x),
@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Op, Val], Val]] = {
     "silu": lambda op, x: x * op.Sigmoid(x),
     "identity": lambda op, x: x,
 }
-"""The activations that do not join two products."""
+"""Map from the name of an activation to a function that writes it. swiglu, which has two operands, is not included."""
 
 
 @definition("MoE", domain=MICROSOFT, needs_opset=20)
@@ -36,7 +36,10 @@ def mixture(
     k=1, normalize_routing_weights=0, use_sparse_mixer=0, activation_type="relu", activation_alpha=1.0,
     activation_beta=0.0, swiglu_fusion=0, swiglu_limit=None, swiglu_limit_after_activation=0,
 ):  # fmt: skip
-    """The sum of the k likeliest experts' answers, times their probabilities; an expert is fc2(activation(fc1(x)))."""
+    """The sum of the results of the k most probable experts, weighted by their probabilities.
+
+    An expert is fc2(activation(fc1(x))).
+    """
     _is_known(fc3, use_sparse_mixer, activation_type, swiglu_fusion, swiglu_limit_after_activation)
     share = _chosen(op, router, k) * op.Softmax(router, axis=-1)
     if normalize_routing_weights:
@@ -54,16 +57,16 @@ def quantized_mixture(
     fc1_expert_weight_bits=0, fc2_expert_weight_bits=0, block_size=0, quant_type="int", weights_prepacked=-1,
     accuracy_level=0,
 ):  # fmt: skip
-    """As `mixture`, of weights that are dequantized; but the probabilities are always those among the chosen experts.
+    """As `mixture` with quantized weights. The probabilities are always normalized over the chosen experts.
 
-    With `router_weights`, the router chooses, and these are the factors. Whatever `accuracy_level` allows a kernel,
-    nothing else is quantized.
+    With `router_weights`, the router only chooses the experts, and their results are weighted by `router_weights`.
+    Inputs are never quantized, even if `accuracy_level` allows that.
     """
     _is_known(fc3, use_sparse_mixer, activation_type, swiglu_fusion, swiglu_limit_after_activation)
     if quant_type != "int" or fc1_scales is None or fc2_scales is None:
         raise Unknown(f"its weights are of the type '{quant_type}'")
     if weights_prepacked == 1:
-        raise Unknown("its weights are prepacked for one kind of processor")
+        raise Unknown("its weights are prepacked for a specific kind of processor")
     chosen = _chosen(op, router, k)
     share = chosen * (op.Softmax(router, axis=-1) if router_weights is None else router_weights)
     if router_weights is None or normalize_routing_weights:
@@ -79,23 +82,23 @@ def moe_group_router(
     op, logits, expert_bias, projection=None, *,
     group_topk=2, n_group=1, router_sentinel=-10000.0, top_k, topk_group=1,
 ):  # fmt: skip
-    """The logarithms of the chosen experts' sigmoids, and the sentinel elsewhere; or all sigmoids, for a later choice.
+    """log(sigmoid(logits)) for the chosen experts, and `router_sentinel` for the others.
 
-    Experts are chosen by the sigmoid plus a bias: first groups, by the sum of their best experts, then experts of these
-    groups. A choice has no derivative.
+    Experts are chosen by sigmoid plus bias: first the groups whose best experts have the largest sum, then the best
+    experts in these groups. The choice has no derivative. With a projection, only the sigmoids are computed, and
+    another node chooses the experts.
     """
     if projection is not None:
         wide = op.wide(op.reshape(logits, [-1, op.size(logits, -1)]))
         scores = op.Sigmoid(wide @ op.swap_last(op.cast(projection, wide)))
         return None, scores + op.cast(expert_bias, scores), scores
-    count = logits.shape[-1] if isinstance(logits.shape[-1], int) else expert_bias.shape[0]
-    if not isinstance(count, int):
-        raise Unknown("the number of its experts is unknown")
+    last = logits.shape[-1]
+    count = last if isinstance(last, int) else expert_bias.known_size(0, "the number of its experts")
     scores = op.Sigmoid(op.reshape(op.wide(logits), [-1, count]))
     biased = scores + op.cast(expert_bias, scores)
     size = count // n_group
     if top_k > topk_group * size:
-        raise Unknown(f"it chooses {top_k} experts of {topk_group} groups that have {size} each")
+        raise Unknown(f"it chooses {top_k} experts from {topk_group} groups of {size} experts each")
     candidates = biased
     if topk_group < n_group:
         groups = op.reshape(biased, [-1, n_group, size])
@@ -110,24 +113,22 @@ def moe_group_router(
 
 
 def _is_known(third: Val | None, sparse: int, activation: str, fusion: int, after: int) -> None:
-    """Refuse what onnxruntime's CPU kernels do not compute.
+    """Refuse a form of the operator that onnxruntime's CPU kernels do not compute.
 
     Raises:
-        Unknown: a form of the operator that is made for another processor.
+        Unknown: the kernels do not compute it.
     """
     if activation not in (*ACTIVATIONS, "swiglu"):
-        raise Unknown(f"its activation '{activation}' is not known")
+        raise Unknown(f"its activation '{activation}' is not supported")
     if sparse:
         raise Unknown("its router is a sparse mixer")
     if third is not None or (activation == "swiglu" and fusion != 1) or after:
-        raise Unknown("it gates in a form that onnxruntime's CPU kernel does not compute")
+        raise Unknown("onnxruntime's CPU kernel does not compute its form of gate")
 
 
 def _chosen(op: Op, router: Val, k: int) -> Val:
-    """1 for the k likeliest experts of a token, 0 for the others, [tokens, experts]."""
-    count = router.shape[1]
-    if not isinstance(count, int):
-        raise Unknown("the number of its experts is unknown")
+    """Return [tokens, experts]: 1 for the k most probable experts of each token, and 0 for the others."""
+    count = router.known_size(1, "the number of its experts")
     _, places = op.TopK(router, op.ints([k]), axis=1, outputs=2)
     at = op.Equal(op.unsqueeze(places, [2]), op.steps(count, axis=2, rank=3))
     return op.sum(op.cast(at, router), [1], keepdims=False)
@@ -136,11 +137,8 @@ def _chosen(op: Op, router: Val, k: int) -> Val:
 def _mixed(
     op: Op, x: Val, share: Val, first: Layer, second: Layer, activation: str, swiglu: tuple[float, float, float | None]
 ) -> Val:
-    """The experts' answers, of which each token takes its `share`, [tokens, experts]."""
-    size = first[0].shape[2]
-    if not isinstance(size, int):
-        raise Unknown("the size of its tokens is unknown")
-    tokens = op.reshape(x, [-1, size])
+    """Return the sum of the experts' results for each token, weighted by `share`, which is [tokens, experts]."""
+    tokens = op.reshape(x, [-1, first[0].known_size(2, "the size of its tokens")])
     hidden = _each_expert(op, tokens, first)
     hidden = _swiglu(op, hidden, *swiglu) if activation == "swiglu" else ACTIVATIONS[activation](op, hidden)
     answers = _each_expert(op, hidden, second)
@@ -149,18 +147,16 @@ def _mixed(
 
 
 def _each_expert(op: Op, x: Val, layer: Layer) -> Val:
-    """[experts, tokens, outputs] of [tokens, inputs], or of [experts, tokens, inputs]."""
+    """Apply each expert's layer to [tokens, inputs] or [experts, tokens, inputs]. Return [experts, tokens, outputs]."""
     weight, bias = layer
     y = x @ op.swap_last(weight)
     return y if bias is None else y + op.unsqueeze(bias, [1])
 
 
 def _swiglu(op: Op, x: Val, alpha: float, beta: float, limit: float | None) -> Val:
-    """G sigmoid(alpha G) (L + beta): gates G and values L take turns; |L| and G, not |G|, are at most `limit`."""
-    experts, tokens, width = x.shape
-    if not isinstance(width, int):
-        raise Unknown("the size of its experts is unknown")
-    turns = op.Reshape(x, op.ints([0, 0, width // 2, 2]), shape=(experts, tokens, width // 2, 2))
+    """Return G sigmoid(alpha G) (L + beta). G and L alternate along the last axis of `x`; `limit` clips both."""
+    half = x.known_size(2, "the size of its experts") // 2
+    turns = op.Reshape(x, op.ints([0, 0, half, 2]), shape=(*x.shape[:2], half, 2))
     gate, value = (op.squeeze(part, [3]) for part in op.split(turns, [1, 1], axis=3))
     if limit is not None:
         high = op.const(limit, x)
@@ -169,10 +165,11 @@ def _swiglu(op: Op, x: Val, alpha: float, beta: float, limit: float | None) -> V
 
 
 def _experts(op: Op, packed: Val, scales: Val, zeros: Val | None, bits: int, block: int, x: Val) -> Val:
-    """[experts, outputs, inputs] of bytes, in the type of `x`; a scale is of a block of inputs, or else of all."""
-    count, rows, width = packed.shape
-    if not (isinstance(count, int) and isinstance(rows, int) and isinstance(width, int)):
-        raise Unknown("the size of its experts is unknown")
+    """Dequantize packed weights. Return [experts, outputs, inputs] in the type of `x`.
+
+    There is a scale for each block of `block` inputs, or for each output if `block` is 0.
+    """
+    count, rows, width = (packed.known_size(axis, "the size of its experts") for axis in range(3))
     columns = width * 8 // bits
     size = block if block > 0 else columns
     blocks = columns // size

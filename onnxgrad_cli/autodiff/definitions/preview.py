@@ -1,6 +1,7 @@
-"""The operators of ai.onnx.preview.training, which onnxruntime has no kernels for; an optimizer is arithmetic.
+"""Definitions of the optimizers in ai.onnx.preview.training, which have no kernels in onnxruntime.
 
-R is the learning rate, T counts the steps; then come all tensors X, all gradients G, all states of one kind, and so on.
+The inputs of each operator are the learning rate R, the step counter T, all tensors X, all their gradients G, and then
+all states, kind by kind.
 Source: the operators' pages.
 """
 
@@ -19,8 +20,8 @@ PREVIEW = "ai.onnx.preview.training"
 
 refuse(
     "Gradient",
-    "it says what is differentiated, and leaves the how to its reader",
-    "write it out first: onnxgrad expand MODEL",
+    "it requests a derivative, but does not compute it",
+    "expand it first: onnxgrad expand MODEL",
     domain=PREVIEW,
 )
 
@@ -39,7 +40,8 @@ def adagrad(op, rate, step, *values, norm_coefficient, decay_factor, epsilon):
 @definition("Adam", domain=PREVIEW)
 def adam(op, rate, step, *values, alpha, beta, epsilon, norm_coefficient, norm_coefficient_post):
     begun = op.Greater(step, op.const(0, step))
-    t = op.cast(op.Where(begun, step, op.const(1, step)), rate)  # at T = 0 what is not taken would be 0 / 0
+    # at T = 0 the corrected rate is not used, and T = 1 avoids 0 / 0
+    t = op.cast(op.Where(begun, step, op.const(1, step)), rate)
     corrected = rate * op.Sqrt(mean_weight(op, beta, t)) / mean_weight(op, alpha, t)
     r = op.Where(begun, corrected, rate)
     updated = []
@@ -65,16 +67,20 @@ def momentum(op, rate, step, *values, alpha, beta, mode, norm_coefficient):
 
 
 def _each(values: Sequence[Val], kinds: int) -> list[tuple[Val, ...]]:
-    """The values of each tensor, of which all of one kind come after the other; they are of its sizes."""
+    """Group the inputs by tensor: return for each tensor X the tuple (X, G, states...).
+
+    Raises:
+        Unknown: the number of values is not a multiple of `kinds`, or X, G and the states of a tensor differ in shape.
+    """
     count, rest = divmod(len(values), kinds)
     if rest:
-        raise Unknown(f"it has {len(values)} tensors, where there are {kinds} of each weight")
+        raise Unknown(f"it has {len(values)} tensors, but needs {kinds} for each weight")
     tensors = [tuple(values[i::count]) for i in range(count)]
     for x, *others in tensors:
         for other in others:
             if other.rank != x.rank or any(map(_unequal, other.shape, x.shape)):
                 sizes = [", ".join(map(str, each.shape)) for each in (other, x)]
-                raise Unknown(f"'{other.name}' has the sizes [{sizes[0]}], and its tensor '{x.name}' has [{sizes[1]}]")
+                raise Unknown(f"'{other.name}' has the shape [{sizes[0]}], but its tensor '{x.name}' has [{sizes[1]}]")
     return tensors
 
 
@@ -87,5 +93,5 @@ def _by_kind(updated: Sequence[tuple[Val, ...]]) -> list[Val]:
 
 
 def _times(op: Op, factor: Val, x: Val) -> Val:
-    """A scalar, which may be of another float type than the tensor, times it."""
+    """Return the product of a scalar and a tensor. The scalar may have another float type."""
     return op.cast(factor, x) * x

@@ -1,7 +1,8 @@
-"""Operators of recent opsets, written out in older ones: their models run where these are not loaded or lack kernels.
+"""Definitions of operators from recent opsets by older operators.
 
-What has a rule (Mod, SpaceToDepth) is written out only where a model is taken to an older opset; what only takes more
-types since then is no matter of these: see `passes.prepare.downgrade`.
+Models with these operators then run on runtimes that don't load the newer opset or lack its kernels. Mod and
+SpaceToDepth have a gradient rule; they are replaced only if the model is converted to an older opset. Operators that
+only accept more types in newer opsets need no definition; `passes.prepare.opset` converts them.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ from __future__ import annotations
 import math
 
 from onnxgrad_cli.autodiff.registry import definition
-from onnxgrad_cli.autodiff.rules.attention import split_heads
+from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
 from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.types import is_float
 
-GREATEST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 @definition("Swish")
 def swish(op, x, *, alpha=1.0):
-    """x sigmoid(alpha x); onnxruntime 1.31 knows Swish at opset 24 only, not at those after it."""
+    """x sigmoid(alpha x). onnxruntime 1.31 supports Swish only at opset 24, not at newer ones."""
     return x * op.Sigmoid(x if alpha == 1.0 else x * alpha)
 
 
@@ -32,18 +33,18 @@ def swiglu(op, a, b, *, alpha=1.0):
 
 @definition("Mod", versions=(28, None))
 def mod(op, a, b, *, fmod=0):
-    """Of floats, rounding the quotient down: C's fmod, shifted by b where the signs differ."""
+    """Remainder of floats with the quotient rounded down: C's fmod, plus b if its sign is not that of b."""
     if fmod or not is_float(a.type):
-        raise Unknown("it is what it was before opset 28")
+        raise Unknown("it has the definition from before opset 28")
     r = op.Mod(a, b, fmod=1)
     return r + op.Where(r * op.Sign(b) < 0, b, op.const(0.0, b))
 
 
 @definition("SpaceToDepth", versions=(28, None))
 def space_to_depth(op, x, *, blocksize, mode="DCR"):
-    """In mode CRD the place within a block comes behind the channel, not before it."""
+    """Mode CRD: the channel comes before the position in the block. Mode DCR: the position comes first."""
     if mode == "DCR":
-        raise Unknown("it is what it was before opset 28")
+        raise Unknown("it has the definition from before opset 28")
     blocks = op.SpaceToDepth(x, blocksize=blocksize)
     batch, height, width = (op.size(blocks, axis) for axis in (0, 2, 3))
     channels = op.size(x, 1)
@@ -53,7 +54,7 @@ def space_to_depth(op, x, *, blocksize, mode="DCR"):
 
 @definition("CausalConvWithState")
 def causal_conv_with_state(op, x, weight, bias=None, past_state=None, *, activation="none"):
-    """Each channel's own filter over the values before a token and itself; then the last k - 1 values.
+    """Depthwise causal convolution along the tokens. The state is the last k - 1 inputs of each channel.
 
     Source: T. Dao and A. Gu, Transformers are SSMs, 2024, section 7.
     """
@@ -64,15 +65,19 @@ def convolved(
     op: Op, x: Val, weight: Val, bias: Val | None, past: Val | None, activation: str, dilation: int = 1,
     whole: bool = False,
 ) -> tuple[Val, Val]:  # fmt: skip
-    """Return the causal convolution of [batch, channels, tokens] and the values that the next tokens need.
+    """Return the depthwise causal convolution of `x`, and the state: the last inputs, which later tokens need.
 
     Args:
-        past: the values before the first token; None is zeros.
-        dilation: the distance of the taps.
-        whole: return the past and all values of `x` in place of those that the next tokens need.
+        op: the emitter.
+        x: the values of the tokens, [batch, channels, tokens].
+        weight, bias: the filters and the bias of the channels.
+        past: the inputs before the first token; None means zeros.
+        activation: the activation of the result: "none", "silu" or "swish".
+        dilation: the distance between taps.
+        whole: True to return `past` and `x` concatenated, instead of the state.
     """
     if activation not in ("none", "silu", "swish"):
-        raise Unknown(f"its activation '{activation}' is not known")
+        raise Unknown(f"its activation '{activation}' is not supported")
     known = {weight.shape[0], x.shape[1], *(bias.shape if bias is not None else ())}
     channels = next((count for count in known if isinstance(count, int)), None)
     if channels is None:
@@ -87,7 +92,7 @@ def convolved(
         y = op.cast(op.wide(y) * op.Sigmoid(op.wide(y)), y)
     if whole:
         return y, padded
-    return y, op.Slice(padded, op.dim(x, 2), op.ints([GREATEST]), op.ints([2]), shape=past.known_shape)
+    return y, op.Slice(padded, op.dim(x, 2), op.ints([MAX_INT64]), op.ints([2]), shape=past.known_shape)
 
 
 @definition("LinearAttention", needs_opset=16)
@@ -95,8 +100,9 @@ def linear_attention(
     op, query, key, value, past_state=None, decay=None, beta=None, *,
     q_num_heads=None, kv_num_heads=None, scale=0.0, update_rule="gated_delta", chunk_size=64,
 ):  # fmt: skip
-    """A state S of [key size, value size] per head: decayed by exp(g), then + k (b (v - k S)), read out as q S.
+    """Linear attention: each token multiplies S by exp(g), adds k (b (v - k S)) to it, and returns q S.
 
+    S is the state of a head, [key size, value size]; g is the decay and b is `beta`.
     Source: S. Yang et al., Gated Delta Networks, 2024, section 3.
     """
     q = split_heads(op, op.wide(query), q_num_heads)
@@ -119,10 +125,11 @@ def recurrence(
     """Return the outputs of a linear attention, [batch, tokens, heads, queries, value size], and the last state.
 
     Args:
+        op: the emitter.
         q: the queries of each head, [batch, tokens, heads, queries, key size].
         k, v: keys and values, [batch, tokens, heads, size].
-        state: the first state, [batch, heads, key size, value size]; None is zeros.
-        decay: logarithms of factors of the state, [batch, tokens, heads, key size or 1].
+        state: the first state, [batch, heads, key size, value size]; None means zeros.
+        decay: logarithms of the factors by which the state decays, [batch, tokens, heads, key size or 1].
         beta: update rates, [batch, tokens, heads or 1].
         scale: the factor of the queries; 0 is 1 / sqrt(key size).
         rule: the update rule, as in the operator LinearAttention.
@@ -134,11 +141,11 @@ def recurrence(
     gated, delta = "gated" in rule, "delta" in rule
     if gated:
         if decay is None:
-            raise Unknown(f"its update rule '{rule}' needs a decay")
+            raise Unknown(f"its update rule '{rule}' requires a decay")
         steps.append(op.unsqueeze(op.Exp(op.transpose(decay, by_time)), [4]))
     if delta:
         if beta is None:
-            raise Unknown(f"its update rule '{rule}' needs an update rate")
+            raise Unknown(f"its update rule '{rule}' requires an update rate")
         steps.append(op.unsqueeze(op.transpose(beta, [1, 0, 2]), [3, 4]))
     if state is None:
         state = op.zeros([op.size(k, 0), op.size(k, 2), op.size(k, 3), op.size(v, 3)], k)
@@ -150,7 +157,7 @@ def recurrence(
         if delta:
             v = more[-1] * (v - k @ s)
         s = s + op.transpose(k, [0, 1, 3, 2]) @ v
-        if not op.same_shape(s, states[0]):  # by their symbols alone they might differ
+        if not op.same_shape(s, states[0]):  # their symbols alone don't show that the shapes are equal
             s = op.Reshape(s, op.shape(states[0]), shape=states[0].shape)
         return [s], [q @ s]
 

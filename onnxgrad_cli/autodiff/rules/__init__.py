@@ -1,7 +1,7 @@
-"""The mathematics: one module a family of operators, one short function a rule.
+"""The gradient rules. Each family of operators has a module, and each rule is a short function.
 
 A rule is `rule(op, g, y, *inputs, **attributes)` and returns one cotangent per input; see `registry.rule`. Importing
-this package registers them all.
+this package registers all rules.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""Activation functions: the places where a network bends, and so where most conventions at kinks are decided.
+"""Rules of activation functions. All conventions at kinks are those of PyTorch.
 
-Every convention is PyTorch's. Where the derivative can be written with the output `y`, it is: that saves the input.
+If a derivative can be computed from the output `y`, the rule uses `y`, so that the input x need not be kept.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from onnxgrad_cli.emission.values import Val
 
 no_gradient("Hardmax", kink="0 at the jumps too")
 
-FAR = 100.0
-"""The square of an x at whose distance from 0 a Gelu is x or 0 in every type; float16 overflows at that of 256."""
+GELU_SATURATION_SQUARE = 100.0
+"""For x² above this, Gelu(x) is x or 0 in every type, so x² may be clipped. In float16, x² overflows at x = 256."""
 
-STEEP = 3e38
-"""The slope at which a HardSigmoid is a step: 1 for every positive normal float32, 0 for zero and below."""
+STEP_SLOPE = 3e38
+"""The slope that makes HardSigmoid a step: it is 1 for every positive normal float32, and 0 for x <= 0."""
 
 BELOW = -1e-30
-"""What a step adds to its slope: as good as 0, which OpenVINO takes for the default of 0.5, and so halves at zero."""
+"""The offset of that HardSigmoid, practically 0. OpenVINO replaces an offset of exactly 0 by the default 0.5."""
 
 
 def step(op: Op, x: Val) -> Val:
-    """1 where `x` > 0 and 0 elsewhere, in the type of `x`.
+    """Return 1 where `x` > 0 and 0 elsewhere, in the type of `x`.
 
-    As a factor, a steep HardSigmoid takes 0.3 to 0.8 of the time of Cast(x > 0), which takes half of Where's
-    (1024x3072 and 4096x3136 float32, two threads); its derivative is zero, as a step's is. Other types than
-    float32 have no such kernel.
+    For float32, it is a steep HardSigmoid, whose derivative is zero like the derivative of a step. A product with it
+    takes 0.3 to 0.8 times as long as one with Cast(x > 0), which takes half as long as Where (1024x3072 and 4096x3136,
+    two threads). For other types onnxruntime has no HardSigmoid kernel, so Cast(x > 0) is used.
     """
     if x.dtype == TensorProto.FLOAT:
-        return op.HardSigmoid(x, alpha=STEEP, beta=BELOW)
+        return op.HardSigmoid(x, alpha=STEP_SLOPE, beta=BELOW)
     return op.cast(x > 0, x)
 
 
 def split(op: Op, g: Val, x: Val) -> tuple[Val, Val]:
-    """`g` where `x` > 0 and `g` elsewhere, each zero in the other's place: a branch costs no rounding."""
+    """Split `g` into two addends: `g` where `x` > 0 and 0 elsewhere, and `g` where `x` <= 0 and 0 elsewhere."""
     above = g * step(op, x)
     return above, g - above
 
@@ -55,13 +55,13 @@ def leaky_relu(op, g, y, x, *, alpha):
 
 
 LARGER_SLOPE = (
-    "its slope is larger than x, which the standard forbids, and onnxruntime broadcasts",
-    "give the slope the shape of x, or of its last axes",
+    "its slope is larger than x, which the standard forbids, but onnxruntime broadcasts x",
+    "give the slope the shape of x, or of the last axes of x",
 )
 
 
 def _is_no_larger(slope: Val, x: Val) -> bool:
-    """Whether a value broadcasts to the shape of `x`, as far as both are known."""
+    """Return True if `slope` broadcasts to the shape of `x`, as far as the sizes of both are known."""
     pairs = zip(reversed(slope.shape), reversed(x.shape), strict=False)
     return slope.rank <= x.rank and all(a in (1, b) or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
 
@@ -75,7 +75,7 @@ def prelu(op, g, y, x, slope):
 
 
 def _exponential(op: Op, g: Val, x: Val, scale: float, rate: float) -> Val:
-    """`g` above zero and g * scale * exp(x * rate) below."""
+    """Return `g` for x above zero and g * scale * exp(x * rate) below."""
     above, below = split(op, g, x)
     decay = op.Exp(op.Min(x, 0.0) * rate if rate != 1.0 else op.Min(x, 0.0))
     return above + below * (decay * scale if scale != 1.0 else decay)
@@ -83,7 +83,7 @@ def _exponential(op: Op, g: Val, x: Val, scale: float, rate: float) -> Val:
 
 @rule("Elu", kink="alpha at x = 0")
 def elu(op, g, y, x, *, alpha):
-    """y = x above zero, alpha (exp(x) - 1) below. y + alpha would cancel where x is far below zero."""
+    """y = x above zero, alpha (exp(x) - 1) below. The derivative y + alpha is not used: it cancels far below zero."""
     return _exponential(op, g, x, alpha, 1.0)
 
 
@@ -95,7 +95,7 @@ def selu(op, g, y, x, *, alpha, gamma):
 
 @rule("Celu")
 def celu(op, g, y, x, *, alpha):
-    """y = max(0, x) + min(0, alpha (exp(x / alpha) - 1)): its derivative is continuous."""
+    """y = max(0, x) + min(0, alpha (exp(x / alpha) - 1)), which has a continuous derivative."""
     return _exponential(op, g, x, 1.0, 1.0 / alpha)
 
 
@@ -111,7 +111,7 @@ def shrink(op, g, y, x, *, bias, lambd):
 
 @rule("HardSigmoid", kink="0 at both ends")
 def hard_sigmoid(op, g, y, x, *, alpha, beta):
-    if alpha >= STEEP / 2:
+    if alpha >= STEP_SLOPE / 2:
         return None
     return g * op.cast(op.And(y > 0, y < 1), x) * alpha
 
@@ -149,11 +149,11 @@ def gelu(op, g, y, x, *, approximate):
     """y = x cdf(x) of the normal distribution; 'tanh': y = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3).
 
     Source: D. Hendrycks and K. Gimpel, Gaussian Error Linear Units, 2016. The sigmoid form of the tanh
-    approximation takes 0.77 of the time of the textbook form (1024x3072).
+    approximation takes 0.77 times as long as the textbook form (1024x3072).
     """
     if approximate == "tanh":
         a = 2 * math.sqrt(2 / math.pi)
-        square = x * x if x.dtype != TensorProto.FLOAT16 else op.Min(x * x, FAR)
+        square = x * x if x.dtype != TensorProto.FLOAT16 else op.Min(x * x, GELU_SATURATION_SQUARE)
         s = op.Sigmoid(x * (square * (0.044715 * a) + a))
         return g * (s + y * (1 - s) * (square * (3 * 0.044715 * a) + a))
     t = x * math.sqrt(0.5)
@@ -171,14 +171,18 @@ def mish(op, g, y, x):
 
 @rule("Softmax", versions=(13, None))
 def softmax(op, g, y, x, *, axis):
-    """Of a row that is -inf throughout y is nan; where the model replaces that, 0 comes back, but 0 nan = nan."""
+    """dx = y (g - sum(y g)). A row of x that is -inf gives nan; if the model replaces it, its cotangent is 0.
+
+    Models replace nan by a Where, whose cotangent is 0 there. Since 0 * nan is nan, each nan in y is first replaced by
+    0.
+    """
     if _replaced(op, y.name):
         y = op.Where(op.IsNaN(y), op.const(0.0, y), y)
     return y * (g - op.sum(y * g, [axis]))
 
 
 def _replaced(op: Op, name: str) -> bool:
-    """Whether elements of a value are chosen against, as exported attention does with rows masked throughout."""
+    """Return True if a Where replaces some elements of a value, as exported attention does for fully masked rows."""
     return any(
         (node.op_type == "Where" and position > 0)
         or (node.op_type in ("Cast", "Identity") and _replaced(op, node.output[0]))
@@ -188,21 +192,19 @@ def _replaced(op: Op, name: str) -> bool:
 
 @rule("LogSoftmax", versions=(13, None))
 def log_softmax(op, g, y, x, *, axis):
-    """A sum, not a difference: where g is zero but at the labels, it is scattered onto the other term."""
+    """dx = g + exp(y) (-sum(g)), as a sum: a `g` that is zero except at labels is scattered onto the other term."""
     return g + op.Exp(y) * -op.sum(g, [axis])
 
 
 @rule("Dropout", versions=(12, None))
 def dropout(op, gs, ys, x, ratio, training_mode, *, seed):
-    """y = x mask / (1 - ratio) in training, x otherwise. The mask is the node's own: a second draw is another one."""
+    """y = x mask / (1 - ratio) in training, otherwise x. The mask must be an output: drawn again, it would differ."""
     g, mask = gs[0], ys[1] if len(ys) > 1 else None
     if training_mode is None or (training_mode.const is not None and not training_mode.const):
         return g, None, None
     if mask is None:
-        why = op.no(
-            "a Dropout in training mode without its mask output",
-            "build with `mode='train'`, which gives it one, or `mode='eval'`, which takes it out",
-        )
+        hint = "build with `mode='train'`, which adds the output, or with `mode='eval'`, which removes the Dropout"
+        why = op.no("it is a Dropout in training mode without the mask output", hint)
         return why, why, None
     ratio = op.const(0.5, x) if ratio is None else ratio
     if ratio.const is not None and ratio.const >= 1:
@@ -210,4 +212,8 @@ def dropout(op, gs, ys, x, ratio, training_mode, *, seed):
     scale = 1 / (1 - op.cast(ratio, x)) if ratio.const is None else op.const(1 / (1 - float(ratio.const)), x)
     if training_mode.const is None:
         scale = op.Where(training_mode, scale, op.const(1.0, x))
-    return g * (op.cast(mask, x) * scale), op.no("the ratio of a Dropout") if op.wants(ratio) else None, None
+    return (
+        g * (op.cast(mask, x) * scale),
+        op.no("the ratio of a Dropout can't be trained") if op.wants(ratio) else None,
+        None,
+    )

@@ -1,15 +1,15 @@
-"""If, Loop and Scan: the cotangents of a body are a body, which computes an iteration again and then walks it back.
+"""Rules of If, Loop, Scan and SequenceMap. The backward body recomputes an iteration, then its cotangents.
 
-What an iteration needs of the past is its state before it: the forward node hands that out, one an iteration, and only
-where the cotangents read it. Values captured from outside follow the inputs of a rule as if they were inputs; their
-cotangents are summed up in states of the backward loop, so that memory grows with the states, not with iterations times
-weights.
-Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapter 12 (a checkpoint an iteration).
+To recompute an iteration, the backward body needs the states before it. If the cotangents depend on these states, the
+forward node gets an additional output with the states before all iterations. Values that a body captures are passed to
+the rule after the inputs of the node. The cotangent of a captured value is summed over the iterations in a state of the
+backward loop. So the memory does not grow with the number of iterations times the size of captured weights.
+Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapter 12 (one checkpoint per iteration).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onnx import GraphProto, NodeProto, TypeProto
@@ -23,12 +23,12 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import input_types, inside
 from onnxgrad_cli.ir.iterations import fixed_trips
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import body_of, reads, subgraphs
+from onnxgrad_cli.ir.nodes import body_of, read_by, reads, with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.renaming import renamed
+from onnxgrad_cli.ir.type_inference import input_types, inside
 from onnxgrad_cli.ir.types import dtype_of, element_type, is_differentiable, shape_of, tensor_type
 
 Cotangents = Mapping[str, "Val | None"]
@@ -52,7 +52,7 @@ def if_(op, gs, ys, condition, *captured, then_branch, else_branch):
 def loop(op, gs, ys, trips, condition, *rest, body):
     types = input_types(op.graph, op.node)
     count = len(types) - 2
-    step = _Step(op, body, types, gs, rest[:count], rest[count:], first=(2, 1))
+    step = _Iteration(op, body, types, gs, rest[:count], rest[count:], first=(2, 1))
     length = _iterations(op, step, ys[count:])
     last = step.outside(op.squeeze(length, [0]) - op.const(1))
     i, on = (step.input(f"{op.node.name}/{name}", t) for name, t in zip(("i", "on"), types, strict=False))
@@ -78,12 +78,12 @@ def scan(
     initial, xs, captured = rest[:count], rest[count:inputs], rest[inputs:]
     axes = scan_input_axes or [0] * len(xs)
     flips = scan_input_directions or [0] * len(xs)
-    step = _Step(op, body, input_types(op.graph, op.node), gs, initial, captured, xs)
+    step = _Iteration(op, body, input_types(op.graph, op.node), gs, initial, captured, xs)
     rows = list(zip(step.rows, xs, axes, flips, strict=True))
     rows += step.stacks(scan_output_axes, scan_output_directions)
     back = {k: g for k, name in enumerate(step.rows) if (g := step.cotangents.get(name)) is not None}
     new = step.close([], [], [], list(back.values()))
-    read = set(_read_in(new))
+    read = set(read_by(new.node))
     rows = [row for row in rows if row[0] in read] or rows[:1]
     new.input.extend(bodies.declared(name, step.inner.types[name]) for name, *_ in rows)
     found = _emit(
@@ -106,12 +106,14 @@ def scan(
 def sequence_map(op, g, y, *xs, body):
     elements, captured = xs[: len(body.input)], xs[len(body.input) :]
     if any(op.wants(x) for x in captured) or any(op.wants(x) and not x.is_sequence for x in elements):
-        raise Unknown("its body reads a value that is the same for all elements", "export the model with a Loop")
+        raise Unknown(
+            "its body reads a value that is the same for all elements", "export the model with a Loop instead"
+        )
     return [_mapped(op, body, elements, g, at) if op.wants(x) else None for at, x in enumerate(elements)]
 
 
 def _mapped(op: Op, body: GraphProto, elements: Sequence[Val], g: Val, at: int) -> Val | None:
-    """Return the cotangent of one of the sequences that a SequenceMap reads, as a SequenceMap."""
+    """Emit a SequenceMap that computes the cotangent of operand `at`, a sequence, of a SequenceMap."""
     types = [found for x in (*elements, g) if (found := element_type(x.type)) is not None]
     if len(types) <= len(elements):
         raise Unknown("the type of the elements of a sequence is unknown")
@@ -128,14 +130,14 @@ def _mapped(op: Op, body: GraphProto, elements: Sequence[Val], g: Val, at: int) 
 def _emit(
     op: Op, op_type: str, inputs: Sequence[Val | None], types: Sequence[TypeProto], **attributes: Any
 ) -> list[Val]:
-    if not types:  # nothing that is wanted has come this way
+    if not types:  # no wanted cotangent passes through the node
         return []
     found = op.emit(op_type, *inputs, outputs=len(types), types=types, **attributes)
     return list(found) if len(types) > 1 else [found]
 
 
-def _iterations(op: Op, step: _Step, stacked: Sequence[Val | None]) -> Val:
-    """How often a Loop has run, as a vector of one element."""
+def _iterations(op: Op, step: _Iteration, stacked: Sequence[Val | None]) -> Val:
+    """Return how many iterations a Loop runs, as a vector of one element."""
     fixed = fixed_trips(op.graph, step.node, step.inner)
     if fixed is not None:
         return op.ints([fixed])
@@ -143,11 +145,6 @@ def _iterations(op: Op, step: _Step, stacked: Sequence[Val | None]) -> Val:
         if y is not None:
             return op.dim(y, 0)
     return op.dim(step.hand_out(step.names[0]), 0)
-
-
-def _read_in(body: GraphProto) -> Iterator[str]:
-    """Every value that the nodes of a body read."""
-    return (name for node in body.node for name in reads(node))
 
 
 def _add(
@@ -159,7 +156,15 @@ def _add(
 
 
 class _Body:
-    """A body whose values are computed again, and the cotangents that follow from them."""
+    """A backward body: it recomputes the values of a forward body, then computes cotangents from them.
+
+    Attributes:
+        inner: the body as a graph, with new names.
+        op: the emitter of nodes in the body.
+        names: the names of the body's inputs.
+        original: map from the new name of a value to its name in the forward body.
+        cotangents: map from a value to its cotangent; filled by `differentiate`.
+    """
 
     def __init__(self, op: Op, body: GraphProto, types: Sequence[TypeProto]) -> None:
         copy = renamed(op.graph, body)
@@ -174,95 +179,89 @@ class _Body:
         self.cotangents: Cotangents = {}
 
     def outside(self, x: Val, value_type: TypeProto | None = None) -> Val:
-        """A value from outside as a value in the body."""
+        """Make a value from outside the body available in it, and return it as a value of the body."""
         known = value_type or x.type
         if x.name not in self.inner.types and known is not None:
             self.inner.add_input(x.name, known)
         return self.op.val(x.name)
 
     def input(self, stem: str, value_type: TypeProto) -> Val:
-        """A new input of the body."""
+        """Add an input to the body, with a new name that contains `stem`, and return it."""
         name = self.inner.fresh(stem)
         self.inner.add_input(name, value_type)
         return self.op.val(name)
 
     def differentiate(self, seeds: Iterable[tuple[str, Val]], wanted: Iterable[str]) -> None:
-        """Walk the body back from the cotangents of its outputs, of which two may be the same value."""
+        """Differentiate the body, given its outputs' cotangents; they are added if two outputs are the same value."""
         total: dict[str, Val] = {}
         for name, g in seeds:
             total[name] = bodies.add(self.op, total[name], g) if name in total else g
         self.cotangents = differentiate(self.inner, total, wanted, self.op, self.outer.training)
 
     def random(self, results: Iterable[Val]) -> list[Node]:
-        """The nodes that draw random numbers of which `results` depend."""
+        """Return the nodes that draw random numbers on which `results` depend."""
         needed, found = {x.name for x in results}, []
         for node in reversed([*self.inner.nodes, *self.op.nodes]):
             if needed.intersection(node.output):
                 needed.update(reads(node))
                 if node.op_type in RANDOM:
                     found.append(node)
-                elif any(_draws(graph) for graph in subgraphs(node)):
-                    raise Unknown(f"'{node.name}' draws random numbers in a body inside a body")
+                elif any(inner.op_type in RANDOM for inner in with_bodies([node])):
+                    raise Unknown(f"'{node.name}' draws random numbers in a nested subgraph")
         return found
 
 
-def _draws(graph: GraphProto) -> bool:
-    return any(node.op_type in RANDOM or any(map(_draws, subgraphs(node))) for node in graph.node)
-
-
-def _ranks(*values: Val) -> list[int | None]:
-    return [None if value.known_shape is None else len(value.known_shape) for value in values]
-
-
 class _Side(_Body):
-    """One branch of an If, and the cotangents of what it captures: none of a branch that is never taken.
+    """A branch of the backward If: it computes the cotangents of the values that a branch of the forward If captures.
 
-    That is one which returns another rank than the If has: where a rank was read off a run, it is kept to.
+    If a branch returns another rank than the If has, the branch is never taken, so its cotangents are zero. This is
+    safe even if the rank of the If was only observed in a run of the model, because a guard makes runs with another
+    rank fail.
     """
 
     def __init__(
         self, op: Op, branch: GraphProto, gs: Sequence[Val | None], ys: Sequence[Val | None], wanted: Iterable[str]
     ) -> None:
         super().__init__(op, branch, [])
-        ranks = [_ranks(self.op.val(name), y) for name, y in zip(self.inner.output_names, ys, strict=False) if y]
-        taken = not any(None not in (mine, its) and mine != its for mine, its in ranks)
+        pairs = [(self.op.val(name), y) for name, y in zip(self.inner.output_names, ys, strict=False) if y]
+        known = [(mine, its) for mine, its in pairs if None not in (mine.known_shape, its.known_shape)]
+        taken = all(mine.rank == its.rank for mine, its in known)
         outputs = zip(self.inner.output_names, gs if taken else (), strict=False)
-        # the branch knows the shape of its own output best: the If has one for both
+        # use the shapes of the branch's own outputs, because the If has one shape for both branches
         seeds = [(name, self.outside(g, self.inner.types[name])) for name, g in outputs if g is not None]
         self.differentiate(seeds, wanted)
 
     def close(self, wanted: Sequence[Val]) -> GraphProto:
-        """The branch of the backward If: the cotangent of each wanted value, zero where this branch has none."""
+        """Return the branch of the backward If. Its outputs are the cotangents of `wanted`; a missing one is zeros."""
         found = [self.cotangents[x.name] or bodies.zeros_like(self.op, self.outside(x)) for x in wanted]
         drawn = self.random(found)
         if drawn:
-            raise Unknown(f"'{drawn[0].name}' draws random numbers, which a branch can't draw again")
+            raise Unknown(
+                f"'{drawn[0].name}' draws random numbers, and the gradient of a branch can't draw the same numbers "
+                "again"
+            )
         return bodies.close(self.inner, self.op, [], found)
 
 
-class _Step(_Body):
-    """One iteration of a Loop or Scan, and its cotangents.
+class _Iteration(_Body):
+    """One backward iteration of a Loop or Scan.
 
     Attributes:
         before, after: the names of the states in the body, before and after an iteration.
-        rows: the names in the body of what a Scan slices.
-        states: position of a state -> its cotangent after the iteration, an input of the backward body.
-        sums: captured value -> what its cotangent has come to so far, an input of the backward body.
-        slices: name in the body -> the cotangent of a stacked output of which it is a slice, and the output's position.
-        saved: value of the body that can't be computed again -> all of them stacked, an output of the forward node.
+        rows: the names of the slices that a Scan reads, in the body.
+        states: map from the position of a state to its cotangent after the iteration, which is an input of the backward
+            body.
+        sums: map from a captured value to the sum of its cotangents so far, which is an input of the backward body.
+        slices: map from an input of the backward body, which is one slice of an output's cotangent, to a pair: the
+            whole cotangent, and the number of that output among the stacked outputs.
+        saved: map from a value of the body that can't be recomputed (a state or a random draw) to its values in all
+            iterations, an additional output of the forward node.
     """
 
     def __init__(
-        self,
-        op: Op,
-        body: GraphProto,
-        types: Sequence[TypeProto],
-        gs: Sequence[Val | None],
-        initial: Sequence[Val],
-        captured: Sequence[Val],
-        xs: Sequence[Val] = (),
-        first: tuple[int, int] = (0, 0),
-    ) -> None:
+        self, op: Op, body: GraphProto, types: Sequence[TypeProto], gs: Sequence[Val | None], initial: Sequence[Val],
+        captured: Sequence[Val], xs: Sequence[Val] = (), first: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
         super().__init__(op, body, types)
         assert op.node is not None
         self.node, self.gs, self.initial, self.captured = op.node, gs, initial, captured
@@ -289,7 +288,7 @@ class _Step(_Body):
         self.saved = {name: self._each(name) for name in [*self.before, *drawn] if name not in self.sequences}
 
     def _active(self, wanted: list[str]) -> list[str]:
-        """What is wanted and, through any number of iterations, the states that depend on it."""
+        """Return `wanted` and the states that depend on `wanted` after any number of iterations."""
         while True:
             active, _ = on_the_way(self.inner, wanted, [])
             pairs = zip(self.before, self.after, strict=True)
@@ -299,7 +298,7 @@ class _Step(_Body):
             wanted = [*wanted, *more]
 
     def _alive(self, active: list[str], stacked: list[str]) -> list[int]:
-        """The active states on which something depends that has a cotangent, through any number of iterations."""
+        """Return the positions of the active states that get a cotangent from any later iteration."""
         alive = [j for j, b in enumerate(self.before) if self.gs[j] is not None and b in active]
         while True:
             _, needed = on_the_way(self.inner, active, [*(self.after[j] for j in alive), *stacked])
@@ -309,13 +308,17 @@ class _Step(_Body):
             alive += more
 
     def _take_random(self) -> list[str]:
-        """Take the nodes that draw random numbers out of the body; what they drew must come from the forward node."""
+        """Remove the nodes that draw random numbers, and return their outputs: they must come from the forward node."""
         drawn = self.random([g for g in self.cotangents.values() if g is not None])
         self.inner.nodes = [node for node in self.inner.nodes if not any(node is other for other in drawn)]
         return [name for node in drawn for name in node.output if name]
 
     def _each(self, name: str) -> Val:
-        """What will be a value of each iteration: stacked, or a sequence where a Loop may change its sizes."""
+        """Name and type the output of the forward node that will hold a body's value in all iterations. Return it.
+
+        The values of the iterations are stacked. If a Loop may change the sizes of the value, they are a sequence
+        instead.
+        """
         value_type, graph = self.inner.types[name], self.outer.graph
         shape = shape_of(value_type)
         each = graph.fresh(f"{self.node.name}/{self.original[name]}_each")
@@ -331,14 +334,25 @@ class _Step(_Body):
     def stacks(
         self, axes: Sequence[int] | None = None, flips: Sequence[int] | None = None
     ) -> list[tuple[str, Val, int, int]]:
-        """What is sliced besides the inputs: (name in the body, stacked values, their axis, their direction)."""
+        """Return the stacks that the body reads in slices: cotangents of outputs, then saved values.
+
+        Returns:
+            For each: (name in the body, stack, axis, direction).
+        """
         given = [(name, g, axes[k] if axes else 0, flips[k] if flips else 0) for name, (g, k) in self.slices.items()]
         return given + [(name, stack, 0, 0) for name, stack in self.saved.items()]
 
     def close(
         self, before: Sequence[Node], inputs: Sequence[Val], outputs: Sequence[Val], rows: Sequence[Val] = ()
     ) -> GraphProto:
-        """The backward body: `inputs`, then states and sums; `outputs`, then those of the iteration before, `rows`."""
+        """Return the backward body as a graph. Add the saved values that it reads to the forward node's outputs.
+
+        Args:
+            before: nodes that run first in the body.
+            inputs: its first inputs, which are followed by the states and the sums.
+            outputs: its first outputs, which are followed by the new states and sums.
+            rows: its last outputs.
+        """
         after = []
         for j, g in self.states.items():
             keeps = self.inner.types[self.before[j]] == self.inner.types[self.after[j]]
@@ -350,17 +364,22 @@ class _Step(_Body):
         self.inner.nodes = [*before, *self.inner.nodes]
         states = [*self.states.values(), *self.sums.values()]
         body = bodies.close(self.inner, self.op, [*inputs, *states], [*outputs, *after, *rows])
-        read = set(_read_in(body))
+        read = set(read_by(body.node))
         for name in self.sequences:
             if name in read:
-                raise Unknown(f"the gradient needs the sequence '{self.original[name]}' as it was in each iteration")
+                raise Unknown(
+                    f"the gradient requires the value of the sequence '{self.original[name]}' in each iteration"
+                )
         for name in self.saved:
             if name in read:
                 self.hand_out(name)
         return body
 
     def hand_out(self, name: str) -> Val:
-        """Let the forward node hand out a value of each iteration: stacked, or in a sequence if its sizes differ."""
+        """Add an output to the forward node that holds a body's value in all iterations. Return the output.
+
+        The values of the iterations are stacked, or they form a sequence if their sizes may differ.
+        """
         graph, body = self.outer.graph, body_of(self.node, "body")
         each = self.saved[name] if name in self.saved else self._each(name)
         mine, skipped = self.original[name], int(self.node.op_type == "Loop")
@@ -387,21 +406,21 @@ class _Step(_Body):
         return each
 
     def start(self, ys: Sequence[Val | None]) -> list[Val]:
-        """The states and sums before the backward loop."""
+        """Return the values with which the states and the sums of the backward loop begin."""
         finals = [self.gs[j] or bodies.zeros_like(self.outer, ys[j] or self.initial[j]) for j in self.states]
         return finals + [bodies.zeros_like(self.outer, x) for x in self.captured if x.name in self.sums]
 
     def types(self) -> list[TypeProto]:
-        """The types of the states and sums after the backward loop."""
+        """Return the types that the states and the sums have at the end of the backward loop."""
         values = [self.initial[j] for j in self.states] + [x for x in self.captured if x.name in self.sums]
         return [x.type for x in values if x.type is not None]
 
     def of_initial(self, found: Sequence[Val]) -> list[Val | None]:
-        """The cotangents of the initial states among the results of the backward loop."""
+        """Return the cotangents of the initial states. They are among the outputs `found` of the backward loop."""
         given = dict(zip(self.states, found, strict=False))
         return [given.get(j) for j in range(len(self.initial))]
 
     def of_captured(self, found: Sequence[Val]) -> list[Val | None]:
-        """The cotangents of the captured values among the results of the backward loop."""
+        """Return the cotangents of the captured values. They are among the outputs `found` of the backward loop."""
         given = dict(zip(self.sums, found[len(self.states) :], strict=False))
         return [given.get(x.name) for x in self.captured]

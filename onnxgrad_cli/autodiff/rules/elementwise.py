@@ -1,4 +1,4 @@
-"""Elementwise arithmetic and functions. The walk sums broadcast operands, so these are the plain formulas."""
+"""Elementwise arithmetic and functions. The reverse walk sums over broadcast axes, so these are the plain formulas."""
 
 from __future__ import annotations
 
@@ -34,32 +34,24 @@ def mul(op, g, y, a, b):
 
 @rule("Div")
 def div(op, g, y, a, b):
-    """By one constant as a product, which takes half as long."""
-    ga = g * _inverse(b) if _is_normal(b) and _keeps_digits(b) else g / b
+    """If the divisor is a constant of one element, multiply by its reciprocal, which takes half as long as dividing."""
+    ga = g * op.const(1 / b.const.astype(np.float64), b) if _is_normal(b) and _keeps_digits(b) else g / b
     return ga, -(ga * y)
 
 
 def _keeps_digits(b) -> bool:
-    """Whether the inverse of a constant is not rounded to the few digits of a half type: all gradients would be off."""
+    """Return True if the reciprocal of a constant loses no accuracy in the constant's type.
+
+    In a 16-bit type, only the reciprocal of a power of 2 is exact. Any other would be rounded to a few digits, and all
+    gradients would have that error.
+    """
     return b.dtype not in HALVES or abs(math.frexp(float(b.const.item()))[0]) == 0.5
 
 
 def _is_normal(b) -> bool:
-    """Whether a divisor is one constant, neither it nor its inverse so small that digits are lost."""
-    return (
-        b.const is not None
-        and b.const.size == 1
-        and NORMAL[b.dtype] <= abs(float(b.const.item())) <= 1 / NORMAL[b.dtype]
-    )
-
-
-def _inverse(b):
-    return b.op.const(1 / b.const.astype(np.float64), b)
-
-
-@rule("Neg")
-def neg(op, g, y, x):
-    return -g
+    """Return True if a divisor is a single constant and neither it nor its reciprocal is subnormal."""
+    single = b.const is not None and b.const.size == 1
+    return single and NORMAL[b.dtype] <= abs(float(b.const.item())) <= 1 / NORMAL[b.dtype]
 
 
 @rule("Sum")
@@ -72,9 +64,9 @@ def mean(op, g, y, *xs):
     return (g * (1 / len(xs)),) * len(xs)
 
 
-@rule("Mod", kink="at a jump the quotient that the operator took")
+@rule("Mod", kink="at a jump, the value of the quotient that the operator used")
 def mod(op, g, y, a, b, *, fmod):
-    """y = a - k b with an integer k, constant between jumps and read off y, whichever way it was rounded."""
+    """y = a - k b, with an integer k that is constant between jumps. k is computed from y, so any rounding works."""
     return g, -(g * op.Round((a - y) / b)) if op.wants(b) else None
 
 
@@ -83,12 +75,12 @@ def mod(op, g, y, a, b, *, fmod):
 
 NORMAL = {TensorProto.DOUBLE: 2.0**-1022, TensorProto.FLOAT16: 2.0**-14}
 NORMAL |= dict.fromkeys((TensorProto.FLOAT, TensorProto.BFLOAT16), 2.0**-126)
-"""The smallest normal number of each type: the reciprocal of a smaller one may overflow."""
+"""The smallest normal number of each float type. The reciprocal of a smaller number may overflow."""
 
 
 @rule("Pow", kink="exponent: 0 where the base is 0 and the exponent is not negative; nan for a negative base")
 def pow_(op, g, y, x, p):
-    """d x^p/dx = p x^(p-1), 0 for p = 0 also at x = 0; d x^p/dp = x^p log x."""
+    """d x^p/dx = p x^(p-1), which is 0 for p = 0 even at x = 0; d x^p/dp = x^p log x."""
     gx = _pow_base(op, g, y, x, p) if op.wants(x) else None
     gp = None
     if op.wants(p):
@@ -119,96 +111,40 @@ def _pow_base(op, g, y, x, p):
     return g * (op.Pow(x, np.where(value == 0, 1, value - 1)) * value)
 
 
-@rule("Sqrt", kink="infinite at x = 0")
-def sqrt(op, g, y, x):
-    return g / (y + y)
-
-
-@rule("Reciprocal")
-def reciprocal(op, g, y, x):
-    return -(g * (y * y))
-
-
 # -- functions of one variable ---------------------------------------------------------------------
 
 
-@rule("Exp")
-def exp(op, g, y, x):
-    return g * y
+def scalar_rule(op_type, formula, kink=""):
+    """Register `formula`, which maps (op, g, y, x) to the cotangent of x, as the rule of an operator.
+
+    The formula includes `g`, so that for example g / y is a single Div, instead of a Div and a Mul.
+    """
+    formula.__qualname__ = op_type.lower()
+    rule(op_type, kink=kink)(formula)
 
 
-@rule("Log")
-def log(op, g, y, x):
-    return g / x
+scalar_rule("Neg", lambda op, g, y, x: -g)
+scalar_rule("Abs", lambda op, g, y, x: g * op.Sign(x), kink="0 at x = 0")
+scalar_rule("Sqrt", lambda op, g, y, x: g / (y + y), kink="infinite at x = 0")
+scalar_rule("Reciprocal", lambda op, g, y, x: -(g * (y * y)))
+scalar_rule("Exp", lambda op, g, y, x: g * y)
+scalar_rule("Log", lambda op, g, y, x: g / x)
+# 2/sqrt(pi) exp(-x^2): the factor in the exponent saves a pass over memory
+scalar_rule("Erf", lambda op, g, y, x: g * op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x))
 
+scalar_rule("Sin", lambda op, g, y, x: g * op.Cos(x))
+scalar_rule("Cos", lambda op, g, y, x: -(g * op.Sin(x)))
+scalar_rule("Tan", lambda op, g, y, x: g * (y * y + 1))
+# 1/sqrt(1 - x^2), factored so that nothing cancels near 1
+scalar_rule("Asin", lambda op, g, y, x: g / op.Sqrt((1 - x) * (1 + x)))
+scalar_rule("Acos", lambda op, g, y, x: -(g / op.Sqrt((1 - x) * (1 + x))))
+scalar_rule("Atan", lambda op, g, y, x: g / (x * x + 1))
 
-@rule("Abs", kink="0 at x = 0")
-def abs_(op, g, y, x):
-    return g * op.Sign(x)
-
-
-@rule("Erf")
-def erf(op, g, y, x):
-    """d erf(x)/dx = 2/sqrt(pi) exp(-x^2), its factor in the exponent: a pass over memory less."""
-    return g * op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x)
-
-
-@rule("Sin")
-def sin(op, g, y, x):
-    return g * op.Cos(x)
-
-
-@rule("Cos")
-def cos(op, g, y, x):
-    return -(g * op.Sin(x))
-
-
-@rule("Tan")
-def tan(op, g, y, x):
-    return g * (y * y + 1)
-
-
-@rule("Asin")
-def asin(op, g, y, x):
-    """1/sqrt(1 - x^2), factored so that nothing cancels near 1."""
-    return g / op.Sqrt((1 - x) * (1 + x))
-
-
-@rule("Acos")
-def acos(op, g, y, x):
-    return -(g / op.Sqrt((1 - x) * (1 + x)))
-
-
-@rule("Atan")
-def atan(op, g, y, x):
-    return g / (x * x + 1)
-
-
-@rule("Sinh")
-def sinh(op, g, y, x):
-    return g * op.Cosh(x)
-
-
-@rule("Cosh")
-def cosh(op, g, y, x):
-    return g * op.Sinh(x)
-
-
-@rule("Asinh")
-def asinh(op, g, y, x):
-    """1/sqrt(x^2 + 1) = 1/cosh y, which does not overflow."""
-    return g / op.Cosh(y)
-
-
-@rule("Acosh")
-def acosh(op, g, y, x):
-    """1/sqrt(x^2 - 1) = 1/sinh y, in which nothing cancels near 1."""
-    return g / op.Sinh(y)
-
-
-@rule("Atanh")
-def atanh(op, g, y, x):
-    return g / ((1 - x) * (1 + x))
+scalar_rule("Sinh", lambda op, g, y, x: g * op.Cosh(x))
+scalar_rule("Cosh", lambda op, g, y, x: g * op.Sinh(x))
+scalar_rule("Asinh", lambda op, g, y, x: g / op.Cosh(y))  # 1/sqrt(x^2 + 1) = 1/cosh y, which does not overflow
+scalar_rule("Acosh", lambda op, g, y, x: g / op.Sinh(y))  # 1/sqrt(x^2 - 1) = 1/sinh y, which does not cancel near 1
+scalar_rule("Atanh", lambda op, g, y, x: g / ((1 - x) * (1 + x)))
 
 
 # -- choices ---------------------------------------------------------------------------------------
@@ -224,11 +160,12 @@ def extremum(op, g, y, *xs):
     return [share * here if op.wants(x) else None for x, here in zip(xs, attains, strict=True)]
 
 
-@rule("Clip", kink="1 at the bounds; the bounds themselves get it only outside")
+@rule("Clip", kink="1 at the bounds; the bounds themselves have a gradient only outside the range")
 def clip(op, g, y, x, low, high):
-    """As torch.clamp; an input that passed is one that equals its output, unless the bounds are crossed.
+    """The gradient of torch.clamp. An element of x is inside the bounds if it equals that of y and low <= high.
 
-    The product with the mask takes 3.1 ms for 4 million elements, Where 4.1 ms (onnxruntime 1.31, 2 threads).
+    `g` is multiplied by a mask: 3.1 ms for 4 million elements, instead of 4.1 ms with Where (onnxruntime 1.31, 2
+    threads).
     """
     gx = glow = ghigh = None
     if op.wants(x):
@@ -248,5 +185,5 @@ def clip(op, g, y, x, low, high):
 
 
 def _ordered(low, high) -> bool:
-    """Whether the bounds are known not to be crossed."""
+    """Return True if the bounds are known at build time and low <= high."""
     return low.const is not None and high.const is not None and bool(np.all(low.const <= high.const))

@@ -1,7 +1,8 @@
-"""Fourier transforms: linear, so that the cotangent goes through the adjoint, which is a transform itself.
+"""Rules of Fourier transforms. They are linear, and their adjoint is a Fourier transform too.
 
-A complex number is two reals on the last axis; a real one may stand alone there. F is symmetric, so its adjoint takes
-g to conj(F conj(g)). Only forward transforms are emitted: onnxruntime scales the inverse one by a float32 in float64.
+A complex number is two reals on the last axis; a real number may be a single element there. The matrix F of the
+transform is symmetric, so its adjoint maps g to conj(F conj(g)). Only forward transforms are emitted, because
+onnxruntime scales the inverse transform by a float32 number even in float64.
 Sources: the operators' pages; A. V. Oppenheim and R. W. Schafer, Discrete-Time Signal Processing, chapter 8.
 """
 
@@ -17,9 +18,12 @@ from onnxgrad_cli.autodiff.rules.scatter_add import added
 from onnxgrad_cli.autodiff.rules.windows import along
 
 MATRIX = 2048
-"""Up to this size a transform of a length that is no power of two is a product with its matrix. onnxruntime is off by
-6e-6 at length 25, 9e-5 at 400, 6e-4 at 2,000 in float32, the product by 3e-7; it is 70 times as fast at 25, 3 times at
-400, equal at 1,000, half as fast at 2,000."""
+"""Transforms up to this length are computed by a matrix product, unless the length is a power of two.
+
+In float32, the error of onnxruntime's transform is 6e-6 at length 25, 9e-5 at 400 and 6e-4 at 2,000. The error of the
+product is 3e-7. The product is 70 times as fast at length 25, 3 times as fast at 400, equally fast at 1,000, and half
+as fast at 2,000.
+"""
 
 no_gradient("HannWindow HammingWindow BlackmanWindow")
 no_gradient("MelWeightMatrix")  # its edges are rounded to bins
@@ -52,12 +56,12 @@ def _through(op, g, y, x, length, axis, inverse, onesided):
 
 
 def _through_hermitian(op, g, y, x, length, axis):
-    """Each bin but the first, and the last of an even length, stands for two."""
+    """Inverse one-sided transform: bins count twice, except the first, and the last if the length is even."""
     bins, size = x.shape[axis], y.shape[axis]
     if length is not None and not (isinstance(bins, int) and isinstance(size, int) and bins == size // 2 + 1):
         return op.no(
-            "onnxruntime's inverse one-sided transform to a length of N is right for N // 2 + 1 bins only",
-            "give the node that many bins, and fix the model's shapes with `dims` or `shapes`",
+            "onnxruntime's inverse one-sided transform to a length of N is correct only for N // 2 + 1 bins",
+            "give the node N // 2 + 1 bins, and make its sizes static with `dims` or `shapes`",
         )
     result = _dft(op, g, axis, x, onesided=1)
     bin_ = op.steps(op.size(x, axis), axis, x.rank)
@@ -68,7 +72,7 @@ def _through_hermitian(op, g, y, x, length, axis):
 
 @rule("STFT")
 def stft(op, g, y, signal, step, window, length, *, onesided):
-    """Back from the transform of each frame, through the window; what frames share adds up."""
+    """dX: apply the adjoint transform to each frame of G, multiply by the window, and add up overlapping frames."""
     size = _known(op, length) if length is not None else op.size(*((signal, 1) if window is None else (window, 0)))
     framed = _dft(op, _fitted(op, g, size, 2) if onesided else g, 2, signal, adjoint=True)
     starts = op.steps(op.size(g, 1), 0, 2) * op.cast(step, TensorProto.INT64)
@@ -84,16 +88,17 @@ def stft(op, g, y, signal, step, window, length, *, onesided):
 
 
 def _known(op, scalar):
-    """A scalar input as an int where it is known, else as a vector of one element."""
+    """Return a scalar input as an int if it is constant, otherwise as a vector of one element."""
     if scalar.const is not None:
         return int(scalar.const.reshape(-1)[0])
     return op.cast(op.reshape(scalar, [1]), TensorProto.INT64)
 
 
 def _dft(op, x, axis, like, onesided=0, adjoint=False):
-    """The transform along `axis`, or its adjoint; the real part only where `like` has no more.
+    """Return the discrete Fourier transform along `axis`, or its adjoint; only the real part if `like` is real.
 
-    The operator stands without a length: where that is no constant, onnx takes the result to be as long as `x`.
+    The DFT is emitted without its input for the length. If that were not a constant, onnx would infer a wrong shape:
+    that of `x`.
     """
     size = x.shape[axis]
     if isinstance(size, int) and 0 < size <= MATRIX and size & (size - 1):
@@ -109,9 +114,9 @@ def _dft(op, x, axis, like, onesided=0, adjoint=False):
 
 
 def _by_matrix(op, x, axis, bins, like, adjoint):
-    """With C and S the cosines and sines, the real part is C re + S im, the imaginary one C im - S re.
+    """Compute the transform by products with a matrix of cosines, C, and a matrix of sines, S.
 
-    The adjoint turns the other way.
+    The real part is C re + S im, the imaginary part is C im - S re. The adjoint has the opposite angles.
     """
     size = x.shape[axis]
     turns = op.Mod(op.steps(bins, 0, 2) * op.steps(size, 1, 2), op.const(size))
@@ -129,7 +134,7 @@ def _by_matrix(op, x, axis, bins, like, adjoint):
 
 
 def _fitted(op, z, size, axis):
-    """`z` cut off, or filled up with zeros at the end, to `size` along `axis`."""
+    """Cut `z` to `size` along `axis`, or pad it to `size` with zeros at the end."""
     missing = size - op.size(z, axis)
     if isinstance(missing, int) and missing <= 0:
         return op.Slice(z, op.ints([0]), op.ints([size]), op.ints([axis])) if missing else z

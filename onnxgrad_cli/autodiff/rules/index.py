@@ -1,6 +1,6 @@
-"""Selections: what was taken from a place puts its cotangent back there, and a place taken twice gets the sum.
+"""Rules of operators that select elements. A selected element gets the sum of the cotangents of its copies.
 
-ScatterND with a reduction is never emitted: with repeated indices and two threads onnxruntime loses updates.
+ScatterND with a reduction is never emitted, because onnxruntime loses updates for repeated indices with two threads.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules.scatter_add import add_flat, add_rows, added, suits_flat, suits_gathered, sum_gathered
-from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Caution
 
 ENDLESS = 2**31 - 1
-"""An end from here on is how exporters write 'to the end'."""
+"""The smallest end of a Slice that exporters write for "to the end"."""
 
-LEAST, GREATEST = -(2**63), 2**63 - 1
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 LONG_STEP = 1 << 10
-"""A step beyond it is not filled up with zeros: it may be much longer than its axis."""
+"""Largest step of a Slice for which zeros are inserted into the cotangent. A longer step may exceed its axis by far."""
 
 
-# -- where the result is one window or grid of the operand: Pad puts it back -------------------------------------
+# -- the result is a window or grid of the operand, and Pad reverses the selection --------------------------------
 
 
 def _placed(op, g, x, before):
-    """`g` amid zeros in the shape of `x`; `before`: axis -> how many zeros come first."""
+    """Pad `g` with zeros to the shape of `x`. `before` maps an axis to the number of zeros in front of `g`."""
     starts = [before.get(axis, 0) for axis in range(x.rank)]
     ends = [op.size(x, axis) - starts[axis] - op.size(g, axis) if axis in before else 0 for axis in range(x.rank)]
     if all(isinstance(size, int) and size == 0 for size in (*starts, *ends)):
@@ -39,7 +38,7 @@ def _placed(op, g, x, before):
 
 @rule("Slice")
 def slice_(op, g, y, x, starts, ends, axes, steps):
-    """A negative step is turned round, a longer one filled up with zeros; then the window is put back."""
+    """Reverse `g` along negative steps, insert zeros for longer steps, and pad with zeros to the shape of x."""
     known = _slice_axes(x, starts, axes, steps)
     if axes is None and steps is None and _cuts_nothing(op, x, starts, ends):
         return g, None, None, None, None
@@ -63,7 +62,10 @@ def slice_(op, g, y, x, starts, ends, axes, steps):
 
 
 def _cuts_nothing(op, x, starts, ends):
-    """Whether `x` is cut to its own shape. The shape of the result does not tell: it may be inferred wrongly."""
+    """Return True if the Slice returns all of `x`, because its ends are the shape of `x`.
+
+    The inferred shape of the result may be wrong, so it is not used.
+    """
     maker = op.maker(ends)
     if starts.const is None or starts.const.any() or maker is None or maker.op_type != "Shape" or maker.attribute:
         return False
@@ -76,7 +78,7 @@ def _is_whole(starts, ends, i):
 
 
 def _slice_axes(x, starts, axes, steps):
-    """The axes and their steps; None where they are known only at run time, or too long to be filled up with zeros."""
+    """Return (axes, steps). Return None if they are known only at run time or a step is longer than `LONG_STEP`."""
     if x.known_shape is None or (axes is None and not isinstance(starts.shape[0], int)):
         return None
     if any(values is not None and values.const is None for values in (axes, steps)):
@@ -87,7 +89,7 @@ def _slice_axes(x, starts, axes, steps):
 
 
 def _first(op, starts, i, size, step):
-    """The first index taken, as the operator clamps it: to [0, size], or [0, size - 1] where it steps back."""
+    """Return the first selected index along an axis, clamped to [0, size], or to [0, size - 1] for a negative step."""
     last = size if step > 0 else size - 1
     if starts.const is None:
         start = op.cast(op.Slice(starts, op.ints([i]), op.ints([i + 1])), TensorProto.INT64)
@@ -102,11 +104,11 @@ def _first(op, starts, i, size, step):
 
 
 def _flipped(op, g, axis):
-    return op.Slice(g, op.ints([-1]), op.ints([LEAST]), op.ints([axis]), op.ints([-1]))
+    return op.Slice(g, op.ints([-1]), op.ints([MIN_INT64]), op.ints([axis]), op.ints([-1]))
 
 
 def _dilated(op, g, strides):
-    """`g` with zeros after each element along some axes; `strides`: axis -> its new share of the axis."""
+    """Insert zeros between the elements of `g`. `strides` maps an axis to the new distance of its elements."""
     if not strides:
         return g
     dims, inner, pads = [], [], []
@@ -123,7 +125,10 @@ def _dilated(op, g, strides):
 
 @rule("Pad")
 def pad(op, g, y, x, pads, value, axes, *, mode):
-    """A constant border is cut off (a Slice is five times faster than negative pads); another one is folded back."""
+    """Cut off the border. Unless it is constant, add its cotangents to the elements that it was copied from.
+
+    A Slice cuts off the border five times faster than a Pad with negative pads.
+    """
     if mode != "constant":
         return _bordered(op, g, x, pads, axes, mode), None, None
     gvalue = None
@@ -131,13 +136,10 @@ def pad(op, g, y, x, pads, value, axes, *, mode):
         border = op.Pad(op.fill(0.0, x), pads, op.const(1.0, g), axes)
         gvalue = op.cast(op.reshape_like(op.sum(op.wide(op.reshape(g * border, [-1])), [0]), value), value)
     if pads.const is None or (pads.const < 0).any():
-        return (
-            op.Pad(g, -pads if pads.const is None else op.ints(-pads.const), None, axes, shape=x.shape),
-            None,
-            gvalue,
-        )
+        opposite = -pads if pads.const is None else op.ints(-pads.const)
+        return op.Pad(g, opposite, None, axes, shape=x.shape), None, gvalue
     before, after = np.split(pads.const, 2)
-    ends = op.ints([-count or GREATEST for count in after.tolist()])
+    ends = op.ints([-count or MAX_INT64 for count in after.tolist()])
     return op.Slice(g, op.ints(before), ends, axes, shape=x.shape), None, gvalue
 
 
@@ -161,7 +163,7 @@ def _bordered(op, g, x, pads, axes, mode):
 
 
 def _folded(op, g, axis, mode, before, size, after):
-    """The two borders added to the places they were copied from."""
+    """Add the cotangents of both borders to those of the elements from which the borders were copied."""
     pieces = list(op.split(g, [count for count in (before, size, after) if count], axis))
     left, right = pieces.pop(0) if before else None, pieces.pop() if after else None
     (total,) = pieces
@@ -176,20 +178,23 @@ def _folded(op, g, axis, mode, before, size, after):
     return total
 
 
-# -- where the places are given by indices ------------------------------------------------------------------------
+# -- the places are given by indices ------------------------------------------------------------------------------
 
 
 def _count(op, x):
-    """The places of `x`, numbered in its shape."""
+    """Return the numbers 0, 1, ... in the shape of `x`: the flat index of each element."""
     return op.reshape_like(op.Range(op.const(0), op.Size(x), op.const(1)), x)
 
 
 def _put_back(op, g, x, take, repeats=False):
-    """The cotangent of `x` where `take` is what selects from it, whatever is known only at run time.
+    """Return the cotangent of `x` for any selection: `take` selects from the flat indices to find each source element.
 
     Args:
-        take: selects from the numbered places as the operator does from `x`.
-        repeats: whether a place may be taken twice.
+        op: the emitter.
+        g: the cotangent of the selected elements.
+        x: the operand.
+        take: a function that applies the same selection to a tensor in the shape of `x`.
+        repeats: True if an element may be selected twice.
     """
     places, zeros = op.reshape(take(_count(op, x)), [-1]), op.reshape(op.fill(0.0, x), [-1])
     g = op.reshape(g, [-1])
@@ -197,7 +202,10 @@ def _put_back(op, g, x, take, repeats=False):
 
 
 def strides_of(sizes):
-    """How many rows lie between neighbours on each of some axes that are to be one axis of rows."""
+    """Return the row-major strides of axes that are merged into one.
+
+    The stride of an axis is the distance of its neighbouring elements in the merged axis. A size is an int or a value.
+    """
     strides = [1]
     for size in reversed(sizes[1:]):
         strides.insert(0, size * strides[0])
@@ -216,14 +224,14 @@ def gather(op, g, y, x, indices, *, axis):
     if indices.rank != 1:
         sizes = [op.size(x, a) for a in range(x.rank)]
         certain = all(isinstance(size, int) and size for size in sizes[:axis] + sizes[axis + 1 :])
-        sizes[axis] = -1 if certain else op.size(rows, 0)  # beside a size of 0, -1 could be anything
+        sizes[axis] = -1 if certain else op.size(rows, 0)  # next to a size of 0, -1 is ambiguous
         g = op.reshape(g, sizes)
     shared = len(op.readers(x.name)) > 1
     return op.state(add_rows(op, op.fill(0.0, x), g, rows, axis, shared), x.shape), None
 
 
 def _in_order(rows):
-    """The first of known rows that follow one another, as positions do; None where they don't."""
+    """Return the first of `rows` if they are known, consecutive and ascending; otherwise None."""
     if rows is None or not len(rows) or rows[0] < 0 or (np.diff(rows) != 1).any():
         return None
     return int(rows[0])
@@ -238,7 +246,7 @@ def _one_index(op, index, size):
 
 @rule("GatherElements", needs_opset=16)
 def gather_elements(op, g, y, x, indices, *, axis):
-    """One index along the axis can't repeat: then nothing is to be added, and opset 13 will do."""
+    """Add each cotangent at its index. A single index along the axis can't repeat; then opset 13 is sufficient."""
     if indices.shape[axis] == 1:
         return op.scatter(op.fill(0.0, x), indices, g, axis, repeats=False), None
     column = _column(op, indices, x, axis)
@@ -250,7 +258,7 @@ def gather_elements(op, g, y, x, indices, *, axis):
 
 @rule("GatherND", needs_opset=16)
 def gather_nd(op, g, y, x, indices, *, batch_dims):
-    """The indexed axes are one axis of rows, and so are the batch axes before them."""
+    """Merge the batch axes and the indexed axes into one axis of rows, to which the cotangents are added."""
     depth = "?" if indices.known_shape is None else indices.shape[-1]
     if isinstance(depth, str) or x.known_shape is None:
         taken = _put_back(op, g, x, lambda count: op.GatherND(count, indices, batch_dims=batch_dims), repeats=True)
@@ -270,8 +278,8 @@ def gather_nd(op, g, y, x, indices, *, batch_dims):
 
 
 SCATTER = (
-    "without reduction the last update of a place takes its cotangent; ties of max and min share evenly; the second "
-    "derivative is 0 where several factors of one product are 0"
+    "without reduction, only the last update of an element gets the gradient; ties of max and min share it "
+    "evenly; the second derivative is 0 if several factors of one product are 0"
 )
 
 
@@ -285,7 +293,7 @@ def scatter_elements(op, g, y, x, indices, updates, *, axis, reduction):
 
 
 def _column(op, indices, x, axis):
-    """What `indices` are an Expand of, if that names each slice of `x` along the axis as a whole; else None."""
+    """Return the operand of the Expand that computes `indices`, or None unless it selects whole slices along `axis`."""
     maker = op.maker(indices)
     if maker is None or maker.op_type != "Expand" or None in (indices.known_shape, x.known_shape):
         return None
@@ -300,14 +308,14 @@ def _vector(op, column, axis):
 
 
 def _write_sum(op, x, column, updates):
-    """Put a faster sum in the place of the forward node: flat, which adds the same in the same order, or gathered."""
+    """Replace the forward ScatterElements by a faster sum of rows: on flat tensors, or by gathering the rows again."""
     if op.training is None or op.training.forward_stays or not suits_flat(x, column.shape[0]):
         return
-    forward = Op(op.graph)
-    forward.scope = forward.forward = op.node.name
+    forward = op.in_place_of_node()
     maker = op.maker(updates)
     if maker is not None and maker.op_type == "Slice" and op.same_shape(op.val(maker.input[0]), updates):
-        updates = op.val(maker.input[0])  # the whole of it, for which exporters cut it to the shape of the indices
+        # exporters cut the updates to the shape of the indices; here the cut removes nothing
+        updates = op.val(maker.input[0])
     gathered = op.gathered(updates)
     forms = ("gathered", "flat") if gathered and suits_gathered(x, gathered[0], column.shape[0]) else ("flat",)
     form = op.variant("sum", forms, forms[0])
@@ -318,16 +326,20 @@ def _write_sum(op, x, column, updates):
         result = x + forward.cast(sum_gathered(forward, x, source, picks, rows), x)
     else:
         result = add_flat(forward, x, updates, rows)
-    (name,) = op.node.output
-    value_type = op.graph.types[name]
-    forward.rename(result, name)
-    op.graph.types[name] = value_type
-    nodes = op.graph.nodes
-    op.graph.set_nodes([each for other in nodes for each in (forward.nodes if other is op.node else [other])])
+    op.replace_node(forward, {op.node.output[0]: result})
 
 
 def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
-    """Each place is reduced from its own value and the updates that name it: whole rows, if their vector is known."""
+    """Return the cotangents of x, of the indices (always None) and of the updates of a ScatterElements.
+
+    Args:
+        op: the emitter.
+        g: the cotangent of the result.
+        y: the result.
+        x, indices, updates: the operands.
+        axis, reduction: the attributes.
+        rows: if the indices select whole slices, the vector of the slices' indices; otherwise None.
+    """
 
     def taken(values):
         if rows is not None:
@@ -350,17 +362,17 @@ def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
     return kept * share, None, chosen * taken(share)
 
 
-# Without reduction the last of several updates of a place stays: its cotangent is that of the place, and that of the
-# others 0. onnxruntime's ScatterElements keeps that order; its ScatterND does with one thread.
+# Without reduction, the last of several updates of a place stays. It gets the cotangent of the place, and the others
+# get 0. onnxruntime's ScatterElements applies the updates in order. Its ScatterND does so only with one thread.
 
 
 def _of_last(op, taken, last):
-    """The cotangents of updates, 0 for those that another one has overwritten; `last` is True for the others."""
+    """Return the updates' cotangents, `taken`, with 0 where the mask `last` is false (overwritten); None: no mask."""
     return taken if last is None else op.Where(last, taken, op.const(0.0, taken))
 
 
 def _last_elements(op, x, indices, axis, rows):
-    """Mark the updates that no later one overwrites, as a value that broadcasts to them; None for all of them."""
+    """Return a mask that is true for the updates that no later update overwrites, or None if none is overwritten."""
     if indices.known_shape is not None and indices.shape[axis] == 1:
         return None
     known = indices.const
@@ -378,7 +390,7 @@ def _last_elements(op, x, indices, axis, rows):
 
 
 def _last_slices(op, x, indices, updates):
-    """As `_last_elements`, for ScatterND."""
+    """Return the mask of the updates of a ScatterND that no later update overwrites, or None, as `_last_elements`."""
     depth = "?" if indices.known_shape is None else indices.shape[-1]
     if isinstance(depth, str) or x.known_shape is None:
         last = last_of(op, op.reshape(op.GatherND(_count(op, x), indices), [-1]), op.reshape(op.Size(x), [1]))
@@ -393,9 +405,12 @@ def _last_slices(op, x, indices, updates):
 
 
 def _known_last(op, places, tail=0):
-    """Mark the last of equal known places, which are rows of numbers; None where none repeats.
+    """Return a mask that is true for the last occurrence of each place, or None if no place occurs twice.
 
-    `tail`: how many axes the result has beyond those of the places.
+    Args:
+        op: the emitter.
+        places: the places, known at build time; each is a vector of indices along the last axis.
+        tail: the number of axes of size one to append to the mask.
     """
     rows = places.reshape(-1, places.shape[-1])
     numbers = np.ravel_multi_index(tuple(rows.T), tuple(rows.max(axis=0, initial=0) + 1)) if rows.size else rows[:, 0]
@@ -408,14 +423,19 @@ def _known_last(op, places, tail=0):
 
 
 def last_of(op, rows, count):
-    """Mark the last of equal numbers in a vector that counts from 0, or back from `count`."""
+    """Return a mask that is true for the last occurrence of each entry in a vector of indices.
+
+    The indices are below `count`, and negative ones count back from it.
+    """
     numbers = _count(op, rows)
     marked = op.ScatterElements(op.zeros([count], numbers), rows, numbers)
     return op.Equal(op.Gather(marked, rows), numbers)
 
 
 def _product(op, g, y, x, indices, updates, axis, taken):
-    """A factor's derivative is the product of the others: y / factor, and if it is 0, what the rest makes without it.
+    """Return the cotangents of x, indices and updates for reduction "mul".
+
+    The derivative by a factor is the product of all other factors. If the factor is not 0, this is y / factor.
 
     Source: PyTorch's scatter_reduce with reduce='prod'.
     """
@@ -431,7 +451,7 @@ def _product(op, g, y, x, indices, updates, axis, taken):
 
 @rule("ScatterND", kink=SCATTER)
 def scatter_nd(op, g, y, x, indices, updates, *, reduction):
-    """With max, min or mul as ScatterElements, on flat tensors and numbered places."""
+    """For reductions max, min and mul, flatten the tensors and use the rule of ScatterElements."""
     if reduction in (None, "none"):
         gx = op.ScatterND(g, indices, op.fill(0.0, updates))
         if not op.wants(updates):
@@ -439,15 +459,16 @@ def scatter_nd(op, g, y, x, indices, updates, *, reduction):
         last = _last_slices(op, x, indices, updates)
         if last is not None and last.const is not None:
             text = (
-                f"{op.forward}: its indices repeat; with two threads or more onnxruntime's ScatterND may keep any of "
-                "their updates, and the gradient goes to the last one; ScatterElements keeps the last one"
+                f"{op.forward}: its indices repeat. With two or more threads, onnxruntime's ScatterND may keep "
+                "any of the repeated updates, but the gradient is that of the last one. ScatterElements "
+                "always keeps the last one"
             )
             op.cautions.append(Caution("note", op.forward, text))
         return gx, None, _of_last(op, op.state(op.GatherND(g, indices), updates.known_shape), last)
     if not _distinct(indices.const):
         text = (
-            f"{op.forward}: onnxruntime's ScatterND(reduction='{reduction}') loses updates where an index repeats and "
-            "there are two threads or more, so this model computes wrong numbers already; ScatterElements does not"
+            f"{op.forward}: with two or more threads, onnxruntime's ScatterND(reduction='{reduction}') loses "
+            "updates if an index repeats, so the model itself computes wrong numbers. ScatterElements does not"
         )
         op.cautions.append(Caution("note", op.forward, text))
     if reduction == "add":
@@ -459,7 +480,7 @@ def scatter_nd(op, g, y, x, indices, updates, *, reduction):
 
 
 def _distinct(indices):
-    """Whether no row of known indices repeats; those from the end might."""
+    """Return True if the indices are known and no row repeats. Negative indices give False: they may repeat others."""
     if indices is None or (indices < 0).any():
         return False
     rows = indices.reshape(-1, indices.shape[-1])
@@ -468,7 +489,7 @@ def _distinct(indices):
 
 @rule("TensorScatter", needs_opset=24)
 def tensor_scatter(op, g, y, past, update, starts, *, axis, mode):
-    """Each sample's update is one window along the axis, which may go round the end."""
+    """In each sample, the update replaces a window along the axis, which may wrap around at the end."""
     axis %= past.rank
     gpast = op.TensorScatter(g, op.fill(0.0, update), starts, axis=axis, mode=mode)
     if starts is None:
@@ -491,7 +512,7 @@ def unique(op, gs, ys, x, *, axis, sorted):
 
 @rule("TopK", kink="of equal elements, those that the operator returns")
 def top_k(op, gs, ys, x, k, *, axis, largest, sorted):
-    """The indices never repeat."""
+    """Write each cotangent at its index. The indices never repeat, so no sum is needed."""
     return op.ScatterElements(op.fill(0.0, x), ys[1], gs[0], axis=axis), None
 
 
@@ -506,13 +527,13 @@ def compress(op, g, y, x, condition, *, axis):
 
 @rule("OneHot")
 def one_hot(op, g, y, indices, depth, values, *, axis):
-    """The values are (off, on)."""
+    """The operand `values` is (off, on): the value of other elements, and the value at the index."""
     hot = op.OneHot(indices, depth, op.const([0.0, 1.0], g), axis=axis)
     on, off = op.sum(g * hot, keepdims=False), op.sum(g * (1 - hot), keepdims=False)
     return None, None, op.Concat(op.unsqueeze(off, [0]), op.unsqueeze(on, [0]), axis=0)
 
 
-# -- where nothing is lost ---------------------------------------------------------------------------------------
+# -- every element of the operand is in the result ---------------------------------------------------------------
 
 
 @rule("Where")

@@ -1,7 +1,8 @@
-"""Images read between their elements: every sample is a weighted sum of the elements around its position.
+"""Rules of operators that interpolate images. Each sample is a weighted sum of the elements around its position.
 
-The weights are polynomials in the position along each axis and don't depend on the image. So the cotangent of the
-image is the weighted cotangents put back where they came from, and that of a position needs the weights' slopes.
+The weights are polynomials in the position along each axis and do not depend on the image. Therefore, the cotangent of
+a sample, times a weight, is added to the cotangent of the element with that weight. The cotangent of a position is
+computed from the derivatives of the weights.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 
 A = -0.75
-"""The constant of the cubic kernel, as PyTorch and the operator have it."""
+"""The parameter `a` of the cubic kernel, as the GridSample operator and PyTorch define it."""
 
 STEPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
-"""The elements around a position, counted from the last one before it (nearest: from the nearest one)."""
+"""Map from a mode to the elements used around a position: offsets from the element at or before it, or the nearest."""
 
 WEIGHTS = {
     "linear": [[1.0, 0.0], [-1.0, 1.0]],
     "cubic": [[0.0, 1.0, 0.0, 0.0], [A, 0.0, -A, 0.0], [-2 * A, -A - 3, 2 * A + 3, A], [A, A + 2, -A - 2, -A]],
 }
-"""Coefficients of 1, t, t², t³ in the weight of each of these elements; t is how far beyond the first a position lies.
+"""Map from a mode to a matrix: row k has the coefficients of t^k in the weights, one column per element in `STEPS`.
+
+t is the distance of the position from the element at offset 0.
 
 Source: R. Keys, Cubic convolution interpolation for digital image processing, 1981.
 """
 
-BOXES = ("the derivative in the boxes is not covered by the rule", "make the boxes a constant")
+BOXES = ("the rule does not cover the derivative with respect to the boxes", "make the boxes a constant")
 
 
 # -- the elements around positions --------------------------------------------------------------------------------
@@ -46,12 +49,15 @@ BOXES = ("the derivative in the boxes is not covered by the rule", "make the box
 
 @dataclass(frozen=True)
 class Taps:
-    """Elements along one axis or several, one after the other on the first axis of each tensor: rows stay long.
+    """The elements of an image that are interpolated at some positions, along one or several axes.
+
+    The first axis of each tensor runs over the elements of a position. So the last axis is long, which is fast.
 
     Attributes:
-        places: int64, inside the image.
-        weights, slopes: the elements' weights, and their derivatives in the position (None: all zero).
-        count: how many elements are taken along an axis.
+        count: the number of elements per axis.
+        places: the indices of the elements along each axis, int64 and inside the image.
+        weights: the weights of the elements.
+        slopes: the derivatives of the weights with respect to the position, or None if all are zero.
     """
 
     count: int
@@ -61,7 +67,17 @@ class Taps:
 
 
 def _taps(op: Op, at: Val, sizes: Val, mode: str, padding: str, align_corners: bool = False) -> Taps:
-    """The elements around the positions `at`, counted in elements, on axes of the given `sizes` (int64)."""
+    """Return the elements that are interpolated at the positions `at`.
+
+    Args:
+        op: the emitter.
+        at: the positions, in units of elements.
+        sizes: the sizes of the axes, int64.
+        mode: "nearest", "linear" or "cubic".
+        padding: "zeros", "border" or "reflection".
+        align_corners: for padding "reflection": True if positions are mirrored at the centers of the first and last
+            elements, False if at their outer edges.
+    """
     last, turn = sizes - 1, None
     if mode == "linear" and padding != "zeros":
         if padding == "reflection":
@@ -90,7 +106,7 @@ def _taps(op: Op, at: Val, sizes: Val, mode: str, padding: str, align_corners: b
 
 
 def _polynomial(op: Op, coefficients: np.ndarray, t: Val) -> Val:
-    """A polynomial in `t`, [1, ...], for each column of coefficients."""
+    """Evaluate at `t`, [1, ...], the polynomials whose coefficients are the columns of `coefficients`."""
     column = (-1, *(1,) * (t.rank - 1))
     result = op.const(coefficients[-1].reshape(column), t)
     for row in coefficients[-2::-1]:
@@ -99,7 +115,7 @@ def _polynomial(op: Op, coefficients: np.ndarray, t: Val) -> Val:
 
 
 def _reflected(op: Op, at: Val, sizes: Val, align_corners: bool) -> tuple[Val, Val]:
-    """Positions mirrored at both ends until they are inside; and 1, or -1 where that turned their direction round."""
+    """Mirror positions until they are inside. Also return the derivative of the result by the position, 1 or -1."""
     low, ends = (0.0, sizes - 1) if align_corners else (-0.5, sizes)
     period = op.cast(ends + ends, at)
     at = at - period * op.Floor((at - low) / op.Max(period, 1.0))
@@ -109,11 +125,11 @@ def _reflected(op: Op, at: Val, sizes: Val, align_corners: bool) -> tuple[Val, V
 
 
 class Samples(NamedTuple):
-    """P samples of each of the images `x`, [B, C, *sizes].
+    """Interpolated samples, P in each of the images `x`, which are [B, C, *sizes].
 
     Attributes:
-        axes: the axes of `x` that a position counts along.
-        taps: [elements an axis, axes, B, P].
+        axes: the axes of `x` along which the positions lie.
+        taps: the elements around the positions, [elements per axis, axes, B, P].
     """
 
     op: Op
@@ -122,7 +138,7 @@ class Samples(NamedTuple):
     taps: Taps
 
     def values(self) -> Val:
-        """The samples, [B, C, P]."""
+        """Return the interpolated samples, [B, C, P]."""
         op, taken = self.op, self._taken()
         weights = op.reshape(op.cast(self._weights(), self.x), [self._elements(), -1, 1])
         flat = op.sum(taken * weights, [0], keepdims=False)
@@ -130,9 +146,9 @@ class Samples(NamedTuple):
         return op.transpose(flat, [0, 2, 1])
 
     def image_gradient(self, g: Val) -> Val:
-        """The cotangent of the images, from that of the samples, [B, C, P].
+        """Return the cotangent of the images, given the cotangent `g` of the samples, [B, C, P].
 
-        It is added up element by element, a plane after the other: ScatterElements takes half the time of rows.
+        ScatterElements adds single elements plane by plane, which takes half as long as adding rows.
         """
         op, area = self.op, _area(self.op, self.x)
         planes = [op.size(self.x, 0), op.size(self.x, 1)]
@@ -143,7 +159,7 @@ class Samples(NamedTuple):
         return op.reshape_like(added(op, zeros, op.reshape(places, [-1]), op.reshape(values, [-1])), self.x)
 
     def position_gradient(self, g: Val) -> Val | None:
-        """The cotangent of the positions, [axes, B, P], from that of the samples, [B, C, P]."""
+        """Return the cotangent of the positions, [axes, B, P], given that of the samples, [B, C, P]."""
         op, slopes = self.op, self.taps.slopes
         if slopes is None:
             return None
@@ -157,31 +173,31 @@ class Samples(NamedTuple):
         return op.Concat(*parts, axis=0)
 
     def _taken(self) -> Val:
-        """The elements, [elements, B * P, C]."""
+        """Return the values of the elements at all positions, [elements, B * P, C]."""
         op = self.op
         first = op.unsqueeze(op.steps(op.size(self.x, 0)) * _area(op, self.x), [1])
         rows = self._places() + first
         return op.Gather(rows_of(op, self.x), op.reshape(rows, [self._elements(), -1]))
 
     def _weights(self) -> Val:
-        """Their weights, [elements, B, P]."""
+        """Return the weights of the elements, [elements, B, P]."""
         return self._combined(self._along(self.taps.weights), mul)
 
     def _places(self) -> Val:
-        """Their places among the elements of an image, [elements, B, P]."""
+        """Return the flat indices of the elements in an image, [elements, B, P]."""
         op, n = self.op, len(self.axes)
         strides = strides_of([op.size(self.x, axis) for axis in range(2, self.x.rank)])
         steps = op.reshape(op.vector([strides[axis - 2] for axis in self.axes]), [n, 1, 1])
         return self._combined(self._along(self.taps.places * steps), add)
 
     def _along(self, x: Val) -> list[Val]:
-        """The part of `x` of each axis, with its elements on an axis of their own."""
+        """Split `x` by axis. In each part, the elements get an axis of their own, so that the parts broadcast."""
         op, n = self.op, len(self.axes)
         parts = [op.squeeze(part, [1]) for part in op.split(x, [1] * n, 1)]
         return [op.unsqueeze(part, [j for j in range(n) if j != i]) for i, part in enumerate(parts)]
 
     def _combined(self, parts: Sequence[Val], how: Callable[[Val, Val], Val]) -> Val:
-        """One value for each combination of elements, [elements, B, P], from parts as `_along` makes them."""
+        """Combine the parts from `_along`, one per axis, by `how`: one value per element, [elements, B, P]."""
         whole = reduce(how, parts)
         return self.op.reshape(whole, [self._elements(), *(self.op.size(whole, axis) for axis in (-2, -1))])
 
@@ -190,25 +206,19 @@ class Samples(NamedTuple):
 
 
 def rows_of(op: Op, x: Val) -> Val:
-    """[B, C, *sizes] -> [B * sizes, C]."""
+    """Reshape [B, C, *sizes] to [B * sizes, C]."""
     batch, channels, area = op.size(x, 0), op.size(x, 1), _area(op, x)
     flat = x if x.rank == 3 else op.reshape(x, [batch, channels, area])
     return op.reshape(op.transpose(flat, [0, 2, 1]), [batch * area, channels])
 
 
 def _area(op: Op, x: Val) -> Any:
-    """How many elements lie on the spatial axes: an int where that is static, else an int64 vector of one element."""
+    """Return the number of elements of a plane: an int if static, otherwise an int64 vector of one element."""
     return reduce(mul, (op.size(x, axis) for axis in range(2, x.rank)))
 
 
-def images_of(op: Op, rows: Val, x: Val) -> Val:
-    """The inverse: rows in the shape of `x`."""
-    stacked = op.reshape(rows, [op.size(x, 0), -1, op.size(x, 1)])
-    return op.reshape_like(op.transpose(stacked, [0, 2, 1]), x)
-
-
 def _sizes(op: Op, x: Val, axes: Sequence[int]) -> Val:
-    """The sizes of some axes, [axes, 1, 1]."""
+    """Return the sizes of some axes, [axes, 1, 1]."""
     return op.reshape(op.vector([op.size(x, axis) for axis in axes]), [len(axes), 1, 1])
 
 
@@ -216,10 +226,10 @@ def _sizes(op: Op, x: Val, axes: Sequence[int]) -> Val:
     "GridSample",
     versions=(16, None),
     needs_opset=16,
-    kink="at an element the slope of the side where the grid grows; 0 at the ends with border and reflection",
+    kink="at an element, the slope on the side of increasing coordinates; 0 at the ends with border and reflection",
 )
 def grid_sample(op, g, y, x, grid, *, align_corners, mode, padding_mode):
-    """Source: the GridSample operator page; PyTorch's grid_sample, whose positions, ends and kinks are the same."""
+    """Positions, borders and kinks are treated as in PyTorch's grid_sample. Source: the GridSample operator page."""
     n = x.rank - 2
     axes = list(range(x.rank - 1, 1, -1))
     sizes = _sizes(op, x, axes)
@@ -231,10 +241,9 @@ def grid_sample(op, g, y, x, grid, *, align_corners, mode, padding_mode):
         reach = op.cast(sizes, grid01)
         at = (grid01 * reach - 1) / 2
     taps = _taps(op, at, sizes, mode.removeprefix("bi"), padding_mode, bool(align_corners))
-    samples, dx, dgrid = Samples(op, x, axes, taps), None, None
+    samples, dgrid = Samples(op, x, axes, taps), None
     g = op.reshape(g, [op.size(g, 0), op.size(g, 1), -1])
-    if op.wants(x):
-        dx = samples.image_gradient(g)
+    dx = samples.image_gradient(g) if op.wants(x) else None
     if op.wants(grid) and taps.slopes is not None:
         moved = op.transpose(samples.position_gradient(g) * (reach / 2), [1, 2, 0])
         dgrid = op.cast(op.reshape_like(moved, grid), grid)
@@ -243,10 +252,10 @@ def grid_sample(op, g, y, x, grid, *, align_corners, mode, padding_mode):
 
 @rule("AffineGrid", versions=(20, None), needs_opset=20)
 def affine_grid(op, g, y, theta, size, *, align_corners):
-    """Each position is theta times the same position on the grid of the identity and a one."""
+    """Each position is theta times the homogeneous coordinates of a point in the grid of the identity."""
     n = theta.shape[1] if isinstance(theta.shape[1], int) else g.rank - 2
     spatial = op.Slice(size, op.ints([1]), op.ints([n + 2]))
-    identity = op.wide(op.const(np.eye(n, n + 1)[None], theta))  # onnxruntime runs it in float16 alone, not twice
+    identity = op.wide(op.const(np.eye(n, n + 1)[None], theta))  # onnxruntime can't run two of them in float16
     base = op.AffineGrid(identity, op.Concat(op.ints([1]), spatial, axis=0), align_corners=align_corners)
     base = op.cast(base, theta)
     flat = op.reshape(g, [op.size(theta, 0), -1, n])
@@ -254,11 +263,16 @@ def affine_grid(op, g, y, theta, size, *, align_corners):
     return op.Concat(linear, op.swap_last(op.sum(flat, [1])), axis=2), None
 
 
-@rule("DeformConv", versions=(19, None), needs_opset=19, kink="at an element the slope of the side behind it")
+@rule(
+    "DeformConv",
+    versions=(19, None),
+    needs_opset=19,
+    kink="at an element, the slope on the side of increasing coordinates",
+)
 def deform_conv(
     op, g, y, x, w, offset, b, mask, *, dilations, group, kernel_shape, offset_group, pads, strides
 ):  # fmt: skip
-    """Y = W V for columns V of samples times their mask, [N, C, taps, outputs]; so dV = Wᵀ G, and dW = G Vᵀ.
+    """Y = W V, where V are the samples times the mask, [N, C, taps, outputs], so dV = Wᵀ G and dW = G Vᵀ.
 
     Source: J. Dai et al., Deformable Convolutional Networks, 2017; X. Zhu et al., Deformable ConvNets v2, 2018.
     """
@@ -272,8 +286,7 @@ def deform_conv(
     at = op.reshape(moves + _windows(op, win, offset, moves), [n, parts, -1])
     samples = Samples(op, images, win.axes, _taps(op, at, _sizes(op, x, win.axes), "linear", "zeros"))
 
-    per = op.size(w, 0)
-    per = per // group if isinstance(per, int) else per / group
+    per = windows.divided(op, w, 0, group)
     columns = [batch, group, op.size(w, 1) * taps, -1]
     w_rows, g_rows = op.reshape(w, [group, per, columns[2]]), op.reshape(g, [batch, group, per, -1])
     factor = None if mask is None else op.reshape(mask, [parts, 1, -1])
@@ -296,7 +309,7 @@ def deform_conv(
 
 
 def _windows(op, win, offset, like):
-    """The element that each tap of each window would take if it were not moved, [axes, 1, taps, outputs]."""
+    """Return the position that each tap of each window reads if its offset is 0, [axes, 1, taps, outputs]."""
     n = len(win.kernel)
     column = (n, 1, 1, 1)
     taps = np.indices(win.sizes).reshape(n, 1, -1, 1)
@@ -318,10 +331,10 @@ def roi_align(
     op, g, y, x, rois, batch_indices, *, coordinate_transformation_mode, mode, output_height,
     output_width, sampling_ratio, spatial_scale,
 ):  # fmt: skip
-    """An average over bins is a matrix along each axis, so that its gradient is two matrix products.
+    """In mode avg, each axis is averaged by a matrix product, so the gradient is two matrix products.
 
-    A maximum is taken over elements times their weights: so runtimes, and the published tests, read the operator.
-    Source: K. He et al., Mask R-CNN, 2017; the RoiAlign operator page (before opset 16 it shifts nothing).
+    In mode max, the maximum is taken over elements times their weights, as runtimes and the published tests do.
+    Source: K. He et al., Mask R-CNN, 2017; the RoiAlign operator page (before opset 16 there is no shift).
     """
     refused = op.no(*BOXES)
     if not op.wants(x):
@@ -339,13 +352,19 @@ def roi_align(
 
 
 def _bin_samples(op, start, length, bins, sampling_ratio, size):
-    """What the samples in each bin along an axis are made of: places, weights, and whether there is such a sample.
+    """Return the elements that are interpolated at the samples in each bin, along one axis.
 
     Args:
-        start, length: where the first bin of each box starts, and the length of each of its bins, [boxes, 1].
+        op: the emitter.
+        start: the start of the first bin of each box, [boxes, 1].
+        length: the length of each bin of a box, [boxes, 1].
+        bins: the number of bins.
+        sampling_ratio: the number of samples per bin. 0: the length of the bin, rounded up.
+        size: the size of the axis.
 
     Returns:
-        three tensors that broadcast to [boxes, bins, samples, 2].
+        The places of the elements, their weights, and booleans that are true for existing samples. All three broadcast
+        to [boxes, bins, samples, 2].
     """
     start, length = op.unsqueeze(start, [2]), op.unsqueeze(length, [2])
     counts = op.const(np.full((1, 1, 1), sampling_ratio), start) if sampling_ratio > 0 else op.Ceil(length)
@@ -361,13 +380,13 @@ def _bin_samples(op, start, length, bins, sampling_ratio, size):
 
 
 def _most(op, counts):
-    """The largest of some counts, at least 1, as an int64 vector of one element."""
+    """Return the largest of `counts`, at least 1, as an int64 vector of one element."""
     every = op.Concat(op.const(np.ones(1), counts), op.reshape(counts, [-1]), axis=0)
     return op.cast(op.max(every), TensorProto.INT64)
 
 
 def _averages(op, size, places, weights, present):
-    """The matrix of an average over each bin's samples, [boxes, bins, size]."""
+    """Return the matrix that averages the samples of each bin along one axis, [boxes, bins, size]."""
     samples = op.Max(op.sum(op.cast(present, weights), [2]), 1.0)
     boxes, bins = op.size(weights, 0), op.size(weights, 1)
     flat = [boxes, bins, op.size(weights, 2) * 2]
@@ -376,9 +395,9 @@ def _averages(op, size, places, weights, present):
 
 
 def _spread_boxes(op, g, x, batch_indices, rows, columns):
-    """dX[n] = Σ rowsᵀ G columns over the boxes of image n.
+    """Return dX[n] = Σ rowsᵀ G columns, summed over the boxes of image n.
 
-    Adding up every sample's elements would take as many scattered additions as all boxes have samples, times four.
+    Scattering would instead need four additions for each sample of each box.
     """
     n, c, h, w = (op.size(x, axis) for axis in range(4))
     boxes, _, bins, across = (op.size(g, axis) for axis in range(4))
@@ -391,9 +410,9 @@ def _spread_boxes(op, g, x, batch_indices, rows, columns):
     return op.state(op.transpose(spread, [0, 2, 1, 3]), x.shape)
 
 
-@rule("MaxRoiPool", kink="the first maximum of the bin in row-major order takes all", needs_opset=16)
+@rule("MaxRoiPool", kink="the first maximum of the bin in row-major order gets the whole gradient", needs_opset=16)
 def max_roi_pool(op, g, y, x, rois, *, pooled_shape, spatial_scale):
-    """Source: R. Girshick, Fast R-CNN, 2015; halves are rounded away from zero."""
+    """Bounds are rounded to integers, with halves away from zero. Source: R. Girshick, Fast R-CNN, 2015."""
     refused = op.no(*BOXES)
     if not op.wants(x):
         return None, refused
@@ -414,17 +433,22 @@ def max_roi_pool(op, g, y, x, rois, *, pooled_shape, spatial_scale):
 
 
 def _rounded(op, x):
-    """Half away from zero, as C's round."""
+    """Round to integers, with halves away from zero as in C's round."""
     size = op.Abs(x)
     whole = op.Floor(size)
     return op.Sign(x) * (whole + op.cast(size - whole >= 0.5, x))
 
 
 def _largest(op, g, x, images, rows, columns):
-    """The cotangent of each bin at its first largest candidate, times that one's weight.
+    """Return the cotangent of images if each bin is the maximum of its weighted elements (the candidates).
+
+    The largest candidate of a bin (the first one if there are several) gets the cotangent of the bin times its weight.
 
     Args:
-        images: the image of each box.
+        op: the emitter.
+        g: the cotangent of the bins.
+        x: the images.
+        images: the index of the image of each box.
         rows, columns: places, weights and presence of the candidates along each axis, [boxes, bins, candidates...].
     """
     rank = max(v.rank for v in rows)
@@ -445,4 +469,5 @@ def _largest(op, g, x, images, rows, columns):
     first = op.ArgMax(op.Where(op.unsqueeze(present, [2]), values, op.const(-np.inf, x)), axis=1, keepdims=0)
     taken = rows_of(op, g) * op.GatherElements(weights, first, axis=1)
     zeros = op.zeros([n * h * w, op.size(x, 1)], x)
-    return images_of(op, added(op, zeros, op.GatherElements(every, first, axis=1), taken), x)
+    dx = op.reshape(added(op, zeros, op.GatherElements(every, first, axis=1), taken), [n, -1, op.size(x, 1)])
+    return op.reshape_like(op.transpose(dx, [0, 2, 1]), x)

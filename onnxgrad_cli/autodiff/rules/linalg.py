@@ -1,7 +1,8 @@
-"""Matrix products (MatMul, Gemm, Einsum), the determinant and the inverse.
+"""Rules of matrix products (MatMul, Gemm, Einsum), the determinant and the inverse.
 
-The gradient of a product is a product with the other operand, so each rule stays within its own operator (and
-Transpose), which onnxruntime fuses. A weight shared by a batch gets one flat product instead of a sum of many.
+The gradient of a product is a product with the other operand. So each rule emits only its own operator and Transpose,
+which onnxruntime fuses with it. The gradient of a weight that all samples share is one product of flattened matrices,
+instead of a sum over the samples.
 """
 
 from __future__ import annotations
@@ -15,25 +16,20 @@ from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.einsum import parse_equation
 
 MINORS = 2**27
-"""Up to this many elements the minors of a determinant are laid out: one gigabyte in float64."""
+"""Largest total size of the minors of a determinant, in elements. In float64 they take one gigabyte."""
 
 
 @rule("MatMul")
 def matmul(op, g, y, a, b):
-    """dA = G Bᵀ, dB = Aᵀ G; a vector is a matrix of one row (left) or one column (right)."""
+    """dA = G Bᵀ, dB = Aᵀ G. A vector is a matrix with one row (left) or one column (right)."""
     if a.rank == 1 and b.rank == 1:
         return g * b, g * a
     if b.rank == 1:
-        column = op.unsqueeze(g, [-1])
-        return (
-            column @ op.unsqueeze(b, [0]) if op.wants(a) else None,
-            op.reshape(g, [-1]) @ _rows(op, a) if op.wants(b) else None,
-        )
+        da = op.unsqueeze(g, [-1]) @ op.unsqueeze(b, [0]) if op.wants(a) else None
+        return da, op.reshape(g, [-1]) @ _rows(op, a) if op.wants(b) else None
     if a.rank == 1:
-        return (
-            op.squeeze(op.unsqueeze(g, [-2]) @ op.swap_last(b), [-2]) if op.wants(a) else None,
-            op.unsqueeze(a, [-1]) @ op.unsqueeze(g, [-2]) if op.wants(b) else None,
-        )
+        da = op.squeeze(op.unsqueeze(g, [-2]) @ op.swap_last(b), [-2]) if op.wants(a) else None
+        return da, op.unsqueeze(a, [-1]) @ op.unsqueeze(g, [-2]) if op.wants(b) else None
     da = _matrices_like(op, g @ op.swap_last(b), a) if op.wants(a) else None
     if not op.wants(b):
         return da, None
@@ -43,12 +39,12 @@ def matmul(op, g, y, a, b):
 
 
 def _matrices_like(op, product, x):
-    """`product`, whose last two axes are those of `x`: only the axes before them can have been broadcast."""
+    """Return `product` with the last two sizes declared as those of `x`. Only other axes may have been broadcast."""
     return op.state(product, [*product.shape[:-2], *x.shape[-2:]])
 
 
 def _rows(op, x):
-    """`x` with every axis but the last made one: a batch of row vectors is one matrix."""
+    """Flatten `x` to a matrix: merge all axes except the last."""
     if x.rank <= 2:
         return x
     return op.reshape(x, [-1, x.shape[-1] if isinstance(x.shape[-1], int) else op.dim(x, -1)])
@@ -57,18 +53,14 @@ def _rows(op, x):
 @rule("Gemm")
 def gemm(op, g, y, a, b, c, *, alpha, beta, transA, transB):
     da = db = dc = None
-    if op.wants(a):
-        da = (
-            op.Gemm(b, g, alpha=alpha, transA=transB, transB=1, shape=a.known_shape)
-            if transA
-            else op.Gemm(g, b, alpha=alpha, transB=1 - transB, shape=a.known_shape)
-        )
-    if op.wants(b):
-        db = (
-            op.Gemm(g, a, alpha=alpha, transA=1, transB=transA, shape=b.known_shape)
-            if transB
-            else op.Gemm(a, g, alpha=alpha, transA=1 - transA, shape=b.known_shape)
-        )
+    if op.wants(a) and transA:
+        da = op.Gemm(b, g, alpha=alpha, transA=transB, transB=1, shape=a.known_shape)
+    elif op.wants(a):
+        da = op.Gemm(g, b, alpha=alpha, transB=1 - transB, shape=a.known_shape)
+    if op.wants(b) and transB:
+        db = op.Gemm(g, a, alpha=alpha, transA=1, transB=transA, shape=b.known_shape)
+    elif op.wants(b):
+        db = op.Gemm(a, g, alpha=alpha, transA=1 - transA, shape=b.known_shape)
     if op.wants(c):
         dc = g if beta == 1 else g * beta
     return da, db, dc
@@ -76,30 +68,26 @@ def gemm(op, g, y, a, b, c, *, alpha, beta, transA, transB):
 
 @rule("Einsum")
 def einsum(op, g, y, *xs, equation):
-    """Exchange an operand's labels with the output's: the same product with G in its place.
+    """The cotangent of an operand is an Einsum in which G replaces the operand, and the labels are swapped.
 
-    A label that stands in that operand alone was summed over: its cotangent is constant along it. A label that it
-    has twice stood for a diagonal: that is where its cotangent goes. What is emitted has neither ellipses, over which
-    onnxruntime can't sum, nor axes that broadcast, of which onnx infers a wrong size.
+    A label that occurs only in that operand was summed over, so the cotangent is constant along it. A label that occurs
+    twice in the operand selects a diagonal, so the cotangent is zero elsewhere. The emitted equations have no ellipses,
+    because onnxruntime can't sum over them, and no broadcast axes, because onnx infers a wrong size for them.
     """
     terms, output = parse_equation(equation, xs)
     wide = {label for label, size in _sizes(zip(terms, xs, strict=True)) if size != 1}
     if any(size == 1 and label in wide for label, size in _sizes([(output, y)])):
-        raise Unknown(f"'{y.name}' is wider than onnx infers")
-    thin = [
-        [axis for axis, (label, size) in enumerate(_sizes([pair])) if size == 1 and label in wide]
-        for pair in zip(terms, xs, strict=True)
-    ]
-    values = [op.squeeze(x, axes) for x, axes in zip(xs, thin, strict=True)]
-    terms = [
-        "".join(t[axis] for axis in range(len(t)) if axis not in axes) for t, axes in zip(terms, thin, strict=True)
-    ]
-    operands = list(zip(terms, values, strict=True))
+        raise Unknown(f"'{y.name}' has more axes or elements than onnx infers")
+    thin, operands = [], []
+    for term, x in zip(terms, xs, strict=True):
+        axes = [axis for axis, (label, size) in enumerate(_sizes([(term, x)])) if size == 1 and label in wide]
+        thin.append(axes)
+        operands.append(("".join(label for at, label in enumerate(term) if at not in axes), op.squeeze(x, axes)))
     return tuple(op.unsqueeze(_einsum_operand(op, (output, g), operands, i), axes) for i, axes in enumerate(thin))
 
 
 def _sizes(operands):
-    """(label, size) of every axis of the operands, which are (labels, value)."""
+    """Return (label, size) for every axis of the operands. Each operand is (its labels, its value)."""
     return [pair for term, x in operands for pair in zip(term, x.shape, strict=True)]
 
 
@@ -115,7 +103,7 @@ def _einsum_operand(op, seed, operands, i):
 
 
 def _contracted(op, factors, kept):
-    """The product of the factors, which are (labels, value), summed over all labels but `kept`."""
+    """Return the Einsum of factors, each (its labels, its value), summed over all labels except `kept`."""
     if len(factors) == 1 and factors[0][0] == kept:
         return factors[0][1]
     sizes = _sizes(factors)
@@ -126,7 +114,7 @@ def _contracted(op, factors, kept):
 
 
 def _on_the_diagonals(op, result, term, x):
-    """`result`, which has an axis for each label of `term`, where labels that repeat have equal indices; else 0."""
+    """Put `result`, which has one axis per distinct label, on the diagonals that repeated labels of `term` select."""
     for axis, label in enumerate(term):
         first = term.index(label)
         if first < axis:
@@ -137,21 +125,21 @@ def _on_the_diagonals(op, result, term, x):
 
 
 def _filled(op, result, x, axes):
-    """`result`, which may be narrower than `x` along `axes`, as wide as `x` there."""
+    """Expand `result` to the sizes of `x` along `axes`, where its size may be 1."""
     sizes = list(zip(result.shape, x.shape, strict=True))
     if all(sizes[axis][0] == sizes[axis][1] != "?" for axis in axes):
         return result
-    return (
-        op.expand_like(result, x) if all(have in (1, want) for have, want in sizes) else op.Expand(result, op.shape(x))
-    )
+    if all(have in (1, want) for have, want in sizes):
+        return op.expand_like(result, x)
+    return op.Expand(result, op.shape(x))
 
 
 @rule("Det")
 def det(op, g, y, x):
-    """The cofactors, each the determinant of what is left without a row and a column: d det(X) = Σ cof(X)_ij dX_ij.
+    """d det(X) = Σ cof(X)_ij dX_ij, where cof(X)_ij is ± the determinant of X without row i and column j.
 
-    There is no division in it, so it is exact for singular matrices of every rank, to any order; in float32 the error
-    is 4e-7 of the largest cofactor at size 16 (1 ms), 8e-7 at 32 (50 ms), 4e-6 at 64 (1 s).
+    The formula has no division, so derivatives of any order are exact for singular matrices of every rank. In float32,
+    the error relative to the largest cofactor is 4e-7 at size 16 (1 ms), 8e-7 at 32 (50 ms) and 4e-6 at 64 (1 s).
     Source: R. A. Horn and C. R. Johnson, Matrix Analysis, 2nd edition, 0.8.2 and 0.8.10 (Jacobi's formula).
     """
     size = op.size(x, -1)
@@ -160,9 +148,8 @@ def det(op, g, y, x):
     if isinstance(size, int):
         elements = math.prod(n for n in x.shape if isinstance(n, int)) * (size - 1) ** 2
         if elements > MINORS:
-            return op.no(
-                f"the minors of its operand are {elements:,} elements", "freeze the weights before it with `freeze`"
-            )
+            reason = f"the minors of its operand have {elements:,} elements, which is too many"
+            return op.no(reason, "freeze the weights before it with `freeze`")
     minors = x
     for axis in (x.rank - 2, x.rank):
         minors = op.Gather(minors, _others(op, size), axis=axis)
@@ -173,7 +160,7 @@ def det(op, g, y, x):
 
 
 def _others(op, size):
-    """Row i: the indices below `size` other than i."""
+    """Return a matrix whose row i has the indices below `size` other than i."""
     if isinstance(size, int):
         return op.const(np.array([[k for k in range(size) if k != i] for i in range(size)], np.int64))
     others = op.steps(size - 1, 1, 2)

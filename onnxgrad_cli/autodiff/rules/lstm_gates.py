@@ -1,7 +1,7 @@
-"""An LSTM that hands out its gates: the forward node as one Scan, for a layer whose products are dear.
+"""Replace the forward node of a large LSTM by a Scan that also returns the gates.
 
-The operator keeps gates and cell states to itself, so that a gradient must compute two of the forward pass's products
-again. A Scan does in the place of the node what the node does, in a little more time, and keeps them.
+The operator LSTM does not return its gates and cell states, so its gradient has to compute two matrix products of the
+forward pass again. A Scan computes the same as the LSTM in a little more time, and can return the gates.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.types import HALVES
 
 TYPICAL_BATCH = 16
-"""The samples that count for a batch whose size is unknown."""
+"""The assumed number of samples in a batch of unknown size."""
 
-DEAR = 250_000
-"""The multiplications of a step's recomputed products from which on it is faster to keep the gates."""
+MIN_PRODUCTS_TO_KEEP_GATES = 250_000
+"""The smallest number of multiplications per step in the two products for which keeping the gates is faster."""
 
 
 class Gates(NamedTuple):
-    """What one direction of an LSTM has computed, all of [T, B, H], a step beside its input in natural time.
+    """The inner values of one direction of an LSTM, each [T, B, H], with time steps in the order of the input.
 
     Attributes:
         i, o, f, cand: the input, output and forget gates, and the candidate.
-        c_before: the cell's state before each step.
-        hc: the activation of that after it.
-        zi, zo, zf, zg: what the gates and the candidate are activations of; None where it was not kept.
-        c: the cell's state after each step, likewise.
+        c_before: the cell state before each step.
+        hc: the activation of the cell state after each step.
+        zi, zo, zf, zg: the values before the activation of i, o, f and cand; None if they were not kept.
+        c: the cell state after each step; None if it was not kept.
     """
 
     i: Val
@@ -46,10 +46,11 @@ class Gates(NamedTuple):
 
 
 def keeps_gates(op: Op, inputs: Mapping[str, Val | None], hidden: int) -> bool:
-    """Whether the gates of a layer with the activations of the standard are to be kept.
+    """Return True if an LSTM with default activations should keep its gates, which replaces its forward node.
 
-    T = 50, B = 16, H = 128: forward and backward take 1.21 of PyTorch's time so, and 1.39 where gates are computed
-    again (two threads; one: 1.22 and 1.50). At B = 1, H = 32 it is the other way round: 0.61 and 0.47.
+    Times of forward and backward relative to PyTorch: for T = 50, B = 16, H = 128, they are 1.21 if gates are kept, and
+    1.39 if they are computed again (two threads; with one thread 1.22 and 1.50). For B = 1, H = 32, computing the gates
+    again is faster: 0.47 instead of 0.61.
     """
     x = inputs["x"]
     assert x is not None
@@ -60,46 +61,41 @@ def keeps_gates(op: Op, inputs: Mapping[str, Val | None], hidden: int) -> bool:
     batch, size = x.shape[1:]
     batch = batch if isinstance(batch, int) else TYPICAL_BATCH
     size = size if isinstance(size, int) else hidden
-    dear = batch * 4 * hidden * (size + hidden) >= DEAR
+    dear = batch * 4 * hidden * (size + hidden) >= MIN_PRODUCTS_TO_KEEP_GATES
     return op.variant("gates", ("kept", "recomputed"), "kept" if dear else "recomputed") == "kept"
 
 
 def keep_gates(op: Op, inputs: Mapping[str, Val | None], hidden: int, backwards: Sequence[bool]) -> list[Gates]:
-    """Put Scans in the place of the LSTM node that `op` differentiates; its outputs keep their names and types.
+    """Replace the LSTM node that is being differentiated by Scans. Its outputs keep their names and types.
 
     Args:
-        op: writes the gradient of the node.
-        inputs: those of the node.
+        op: the emitter of the node's gradient.
+        inputs: the inputs of the node.
         hidden: H.
-        backwards: of each direction, whether it runs from the end.
+        backwards: for each direction, True if it runs from the last time step to the first.
 
     Returns:
-        What each direction has computed.
+        The inner values of each direction.
     """
-    node, graph = op.node, op.graph
-    assert node is not None
-    forward = Op(graph)
-    forward.scope = forward.forward = node.name
+    assert op.node is not None
+    forward = op.in_place_of_node()
     given = {name: v and forward.val(v.name) for name, v in inputs.items()}
-    types = {name: graph.types[name] for name in node.output if name}
     found = [_direction(forward, given, hidden, d, len(backwards), reverse) for d, reverse in enumerate(backwards)]
     ys, hs, cs, gates = zip(*found, strict=True)
-    joined = zip(node.output, (ys, hs, cs), (1, 0, 0), strict=False)
-    forward.rename_all({name: stack(forward, values, axis) for name, values, axis in joined if name})
-    graph.types.update(types)
-    graph.set_nodes([each for other in graph.nodes for each in (forward.nodes if other is node else [other])])
+    joined = zip(op.node.output, (ys, hs, cs), (1, 0, 0), strict=False)
+    op.replace_node(forward, {name: stack(forward, values, axis) for name, values, axis in joined if name})
     return [Gates(*(op.val(v.name) for v in each)) for each in gates]
 
 
 def of_direction(op: Op, v: Val | None, d: int, directions: int, axis: int = 0) -> Val | None:
-    """What belongs to one direction of a value that has them along `axis`."""
+    """Return the part of `v` that belongs to direction `d`. The directions are along `axis`."""
     if v is None:
         return None
     return op.squeeze(v, [axis]) if directions == 1 else op.Gather(v, op.const(d), axis=axis)
 
 
 def stack(op: Op, values: Sequence[Val], axis: int = 0) -> Val:
-    """The values of all directions along an axis of their own."""
+    """Stack the values of all directions along a new axis."""
     parts = [op.unsqueeze(v, [axis]) for v in values]
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
 
@@ -107,7 +103,7 @@ def stack(op: Op, values: Sequence[Val], axis: int = 0) -> Val:
 def _direction(
     op: Op, inputs: Mapping[str, Val | None], hidden: int, d: int, directions: int, reverse: bool
 ) -> tuple[Val, Val, Val, list[Val]]:
-    """Y, Y_h and Y_c of a direction, and what `Gates` has."""
+    """Return Y, Y_h and Y_c of a direction, and the values for the fields of `Gates`, as far as they are kept."""
     x = inputs["x"]
     w, r, b, h, c = (of_direction(op, inputs[name], d, directions) for name in ("w", "r", "b", "h", "c"))
     assert x is not None and w is not None and r is not None

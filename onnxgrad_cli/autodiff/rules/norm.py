@@ -1,8 +1,8 @@
-"""Normalizations: their statistics depend on the input too, and leaving that out is the classical wrong gradient.
+"""Rules of normalizations. Their gradients include the dependence of mean and variance on the input.
 
-With xhat = (x - mean) r, r = 1 / sqrt(var + epsilon) over some axes, a cotangent u of xhat gives
-dx = r (u - mean(u) - xhat mean(u xhat)). The statistics are recomputed rather than asked of the forward node: its
-Mean and InvStdDev outputs come in float32 whatever its input is, and doing so costs a twentieth of the backward time.
+Let xhat = (x - mean) r with r = 1 / sqrt(var + epsilon) over some axes, and let u be the cotangent of xhat. Then dx = r
+(u - mean(u) - xhat mean(u xhat)). The rules recompute the statistics instead of reading them from the forward node,
+whose Mean and InvStdDev outputs are float32 for any input type. This costs a twentieth of the backward time.
 Source: S. Ioffe and C. Szegedy, Batch Normalization, 2015, section 3; J. Ba et al., Layer Normalization, 2016.
 """
 
@@ -14,37 +14,41 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxgrad_cli.autodiff.registry import rule
+from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 
 MOST_CHANNELS = 1 << 12
-"""Channels up to which LRN's sum over its window is a product with a matrix of each by each."""
+"""Largest number of channels for which the sum over windows of channels (LRN) is a product with a square matrix."""
 
 
 def _standardize(op: Op, x: Val, axes: Sequence[int], epsilon: float) -> tuple[Val, Val]:
-    """(xhat, r) of `x` over `axes`; the mean is taken away before squaring, so nothing cancels."""
+    """Return xhat and r of `x` over `axes`. The mean is subtracted before squaring, which avoids cancellation."""
     centred = x - op.mean(x, axes)
     r = 1 / op.Sqrt(op.mean(centred * centred, axes) + epsilon)
     return centred * r, r
 
 
 def _through(op: Op, u: Val, xhat: Val, r: Val, axes: Sequence[int]) -> Val:
-    """The cotangent of x, given `u`, that of xhat."""
+    """The cotangent of x, given the cotangent `u` of xhat."""
     return r * (u - op.mean(u, axes) - xhat * op.mean(u * xhat, axes))
 
 
 def _per_channel(op: Op, v: Val, x: Val) -> Val:
-    """A vector over the channels, axis 1 of `x`, in a shape that broadcasts to `x`."""
+    """Reshape a vector over the channels (axis 1 of `x`) so that it broadcasts to `x`."""
     return op.reshape(v, [-1, *[1] * (x.rank - 2)])
 
 
 def _channel_sum(op: Op, v: Val) -> Val:
-    """The sum over all axes but the channels, axis 1, as a vector; input of one axis counts as one channel."""
+    """Return the sum over all axes except the channels (axis 1), as a vector. A vector counts as one channel."""
     return op.sum(v, [axis for axis in range(v.rank) if axis != 1], keepdims=v.rank == 1)
 
 
 def _scaled_mean(op: Op, v: Val, scale: Val, axes: Sequence[int]) -> Val:
-    """mean(v scale) over the last `axes`, kept: over one static axis a matrix-vector product (0.93 of the time)."""
+    """Return the mean of v * scale over `axes`, the last axes, which are kept with size 1.
+
+    For one axis of known size, it is a matrix-vector product, which takes 0.93 of the time.
+    """
     size = v.shape[-1]
     if len(axes) == 1 and isinstance(size, int) and scale.known_shape == (size,):
         return v @ op.unsqueeze(scale * (1 / size), [1])
@@ -53,7 +57,7 @@ def _scaled_mean(op: Op, v: Val, scale: Val, axes: Sequence[int]) -> Val:
 
 @rule("LayerNormalization", needs_opset=17)
 def layer_normalization(op, gs, ys, x, scale, b, *, axis, epsilon, stash_type):
-    """y = xhat scale + b over the axes from `axis` on; outputs 1 and 2 are mean and r."""
+    """y = xhat scale + b, normalized over `axis` and all later axes. Outputs 1 and 2 are the mean and r."""
     dtypes, axes = (x, scale, b), list(range(axis % x.rank, x.rank))
     x, scale = op.wide(x), op.wide(scale)
     xhat, r = _standardize(op, x, axes, epsilon)
@@ -75,7 +79,7 @@ def layer_normalization(op, gs, ys, x, scale, b, *, axis, epsilon, stash_type):
 
 @rule("RMSNormalization")
 def rms_normalization(op, g, y, x, scale, *, axis, epsilon, stash_type):
-    """y = x r scale with r = 1 / sqrt(mean(x^2) + epsilon): as LayerNormalization without the mean.
+    """y = x r scale with r = 1 / sqrt(mean(x^2) + epsilon): LayerNormalization without the mean.
 
     Source: B. Zhang and R. Sennrich, Root Mean Square Layer Normalization, 2019.
     """
@@ -90,7 +94,7 @@ def rms_normalization(op, g, y, x, scale, *, axis, epsilon, stash_type):
 
 @rule("InstanceNormalization")
 def instance_normalization(op, g, y, x, scale, b, *, epsilon):
-    """Per sample and channel, over the axes from 2 on; scale and b per channel."""
+    """Normalize each sample and channel over the axes from 2 on. scale and b are per channel."""
     dtype, axes = x, list(range(2, x.rank))
     x, g = op.wide(x), op.wide(g)
     xhat, r = _standardize(op, x, axes, epsilon)
@@ -101,7 +105,7 @@ def instance_normalization(op, g, y, x, scale, b, *, epsilon):
 
 
 def _grouped(op: Op, x: Val, groups: int) -> Val:
-    """`x` as [batch, groups, everything else]."""
+    """Reshape `x` to [batch, groups, elements of a group]."""
     return op.Reshape(x, op.ints([0, groups, -1]), shape=(x.shape[0], groups, _rest(x, groups)))
 
 
@@ -113,7 +117,9 @@ def _rest(x: Val, groups: int) -> int | str:
 
 @rule("GroupNormalization", versions=(21, None))
 def group_normalization(op, g, y, x, scale, b, *, epsilon, num_groups, stash_type):
-    """Per sample and group of channels; scale and b per channel. (Version 18 is deprecated: no model checks with it.)
+    """Normalize each group of channels of each sample. scale and b are per channel.
+
+    Version 18 is deprecated: the ONNX checker accepts no model that uses it.
 
     Source: Y. Wu and K. He, Group Normalization, 2018.
     """
@@ -128,15 +134,11 @@ def group_normalization(op, g, y, x, scale, b, *, epsilon, num_groups, stash_typ
 
 @rule("BatchNormalization", versions=(9, None))
 def batch_normalization(op, g, ys, x, scale, b, mean, var, *, epsilon, momentum, training_mode):
-    """y = (x - mean) r scale + b per channel with given statistics, which have gradients of their own."""
+    """y = (x - mean) r scale + b per channel, with given statistics. mean and var get gradients too."""
     if training_mode or any(ys[1:]):
-        return tuple(
-            op.no(
-                "a BatchNormalization node in training mode: onnxruntime's kernel overwrites its own inputs",
-                "the pass of `mode` takes it apart; run the pipeline, or write the batch statistics as nodes",
-            )
-            for _ in range(5)
-        )
+        reason = "it is a BatchNormalization node in training mode, and onnxruntime's kernel overwrites its own inputs"
+        hint = "set `mode`, or write the batch statistics as separate nodes"
+        return (op.no(reason, hint),) * 5
     dtypes = (x, scale, b, mean, var)
     x, scale, _, mean, var = (op.cast(v, op.wide(x)) for v in dtypes)
     g = op.cast(g, x)
@@ -154,20 +156,64 @@ def batch_normalization(op, g, ys, x, scale, b, mean, var, *, epsilon, momentum,
 
 
 def through_batch_statistics(op, g, x, scale, b, centred, deviation, factor):
-    """The cotangents of x, scale and b where y = centred factor + b, with the statistics of the batch.
+    """The cotangents of x, scale and b for y = centred factor + b, with the statistics of the batch.
 
-    dx = factor (g - mean(g) - centred mean(g centred) / deviation^2): seven passes over memory, two of them sums,
-    where the rules of the nodes that compute y take nine.
+    dx = factor (g - mean(g) - centred mean(g centred) / deviation^2). This takes seven passes over memory, two of them
+    for sums. The separate rules of the nodes that compute y would take nine.
     """
     axes = [axis for axis in range(x.rank) if axis != 1]
     g, dx = op.cast(g, centred), None
     total, product = op.sum(g, axes), op.sum(g * centred, axes)
     if op.wants(x):
-        count = op.count(centred, axes)  # x is not kept for its sizes
+        count = op.count(centred, axes)  # the sizes of centred, so that x need not be kept
         slope = product / (deviation * deviation * count)
         dx = op.cast(op.scaled(g - (centred * slope + total / count), factor), x)
     dscale = op.cast(op.reshape_like(product / deviation, scale), scale)
     return dx, dscale, op.cast(op.reshape_like(total, b), b)
+
+
+def through_convolved_statistics(
+    op: Op, g: Val, x: Val, w: Val, scale: Val, b: Val, _: Val, deviation: Val, factor: Val
+) -> tuple[Val | None, Val | None, Val, Val]:
+    """Cotangents of x, w, scale and b for y = centred factor + b, where centred = w (x - mean(x)) is a 1x1 convolution.
+
+    The rule is for a convolution whose result has more channels than x and is then normalized. A 1x1 convolution is a
+    product with the matrix w. So sums over the large result can be computed from sums over the smaller x: its products
+    with the result from products with x, and sums of squares of the result from products of x with itself.
+
+    Let u = x - mean(x), met = g u^T and s = sum(w met) / (deviation^2 count). Then the cotangent of the convolution's
+    result is factor (g - centred s - mean(g)). It follows that
+
+    - dw = factor (met - s w u u^T)
+    - dx = (w factor)^T (g - mean(g)) - (w factor)^T (w s) u
+
+    The rule reads images of the size of g three times and does not need centred. `through_batch_statistics` and the
+    convolution's rule together would read such images ten times and write them three times.
+    """
+    inner, outer = op.size(w, 1), op.size(w, 0)
+    axes = [axis for axis in range(g.rank) if axis != 1]
+    centred = x - op.mean(x, axes)
+    u, rows = windows.flat(op, centred), windows.flat(op, g)
+    matrix = op.reshape(w, [outer, inner])
+    deviation, factor = (op.reshape(v, [outer, 1]) for v in (deviation, factor))
+    total = op.sum(g, axes)
+    met = op.sum(rows @ op.swap_last(u), [0], keepdims=False)
+    product = op.sum(matrix * met, [1])
+    count = op.count(x, axes, x.dtype)
+    slopes = matrix * (product / (deviation * deviation * count))
+    dx = dw = None
+    scaled = op.swap_last(matrix * factor)
+    if op.wants(x):
+        shift = scaled @ op.reshape(total / -count, [outer, 1])
+        pixel = [1] * (x.rank - 2)
+        through = op.Conv(
+            g, op.reshape(scaled, [inner, outer, *pixel]), op.reshape(shift, [inner]), shape=x.known_shape
+        )
+        dx = through - op.Conv(centred, op.reshape(scaled @ slopes, [inner, inner, *pixel]), shape=x.known_shape)
+    if op.wants(w):
+        squares = op.sum(u @ op.swap_last(u), [0], keepdims=False)
+        dw = op.reshape_like((met - slopes @ squares) * factor, w)
+    return dx, dw, op.reshape_like(product / deviation, scale), op.reshape_like(total, b)
 
 
 @rule("LpNormalization", kink="0 where the norm is 0; sign(0) = 0 for p = 1")
@@ -180,9 +226,9 @@ def lp_normalization(op, g, y, x, *, axis, p):
     return r * (g - (op.Sign(x) if p == 1 else y) * op.sum(g * y, [axis]))
 
 
-@rule("MeanVarianceNormalization", kink="0 through the deviation where it is 0")
+@rule("MeanVarianceNormalization", kink="0 with respect to the deviation if it is 0")
 def mean_variance_normalization(op, g, y, x, *, axes):
-    """y = (x - mean) / (deviation + 1e-9), as the operator's function body has it."""
+    """y = (x - mean) / (deviation + 1e-9), as in the operator's function body."""
     axes = [axis % x.rank for axis in (axes or [0, 2, 3])]
     centred = x - op.mean(x, axes)
     square = op.mean(centred * centred, axes)
@@ -197,13 +243,16 @@ def mean_variance_normalization(op, g, y, x, *, axes):
 def lrn(op, g, y, x, *, size, alpha, beta, bias):
     """y = x D^-beta, D = bias + alpha / size (sum of x^2 over a window of channels).
 
-    The window sum is a product with a band matrix, and its adjoint one with the transposed matrix; the window of
-    an even size is not symmetric. Source: A. Krizhevsky et al., ImageNet Classification, 2012, section 3.3.
+    The window sum is a product with a band matrix. Its adjoint is a product with the transposed matrix, because a
+    window of even size is not symmetric. Source: A. Krizhevsky et al., ImageNet Classification, 2012, section 3.3.
     """
     low, high = -((size - 1) // 2), size // 2
     channels = x.shape[1]
     if isinstance(channels, int) and channels > MOST_CHANNELS:
-        return op.no(f"its {channels:,} channels are too many for a matrix of each by each", "normalize fewer channels")
+        return op.no(
+            f"its number of channels, {channels:,}, is too large for a matrix of channels x channels",
+            "normalize fewer channels",
+        )
     if isinstance(channels, int):
         offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]
         band = op.const(((offset >= low) & (offset <= high)).astype(np.float64), x)

@@ -1,7 +1,7 @@
-"""Pooling over windows and over all positions.
+"""Rules of pooling over windows and over all positions.
 
-A maximum hands its cotangent to the element it took; an average is a linear map, one matrix an axis, and its
-gradient is that map's transpose.
+The maximum of a window gets the cotangent of the window. An average is a linear map, given by one matrix per axis, and
+its gradient is the transposed map.
 """
 
 from __future__ import annotations
@@ -14,47 +14,49 @@ from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.autodiff.rules.index import last_of
 from onnxgrad_cli.autodiff.rules.scatter_add import added
-from onnxgrad_cli.emission.shapes import LONGEST
+from onnxgrad_cli.emission.shapes import MAX_COUNTING_LENGTH
 
 DENSE = 1 << 18
-"""Entries of the band matrix of one axis up to which an average is spread by matrix products."""
+"""Largest size of the matrix that averages along one axis, in entries, for which averages use matrix products."""
 
 MOST_TAPS = 1 << 12
-"""Elements of a window up to which they are compared with the maximum one by one: each is some nodes."""
+"""Largest window, in elements, whose elements are compared with the maximum one by one. Each needs several nodes."""
 
 BEYOND = (
-    "ceil_mode with windows that start beyond the image: its shape was inferred wrongly before opset 22",
+    "it has ceil_mode and windows that start outside the image, and its shape was inferred wrongly before opset 22",
     "export the model at opset 22, or without ceil_mode",
 )
 
 
 PADDED = (
-    "auto_pad SAME with dilations, or with strides beyond the kernel, for which onnxruntime pads as nobody else does",
-    "write its pads out",
+    "it has auto_pad SAME with dilations or with strides larger than the kernel, which onnxruntime pads "
+    "unlike other runtimes",
+    "replace auto_pad by explicit pads",
 )
 
 SHORT = (
-    "its window is longer than the padded image, of which runtimes make one window or none",
-    "fix the model's shapes to larger ones, or export it with a window that fits",
+    "its window is longer than the padded image; runtimes disagree whether the output has one window or none",
+    "set larger input shapes, or export the model with a window that fits",
 )
 
 
-@rule("MaxPool", kink="the first maximum of the window in row-major order takes all", needs_opset=16)
+@rule("MaxPool", kink="the first maximum of the window in row-major order gets the whole gradient", needs_opset=16)
 def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
-    """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time), which has no kernel for float64; otherwise
-    cotangents are added up (3.2).
+    """Give the cotangent of each window to its maximum.
 
-    A window in which no element lies has the lowest number there is, and hands its cotangent to none.
+    If windows don't overlap, MaxUnpool is used, which takes 0.9 to 1.7 times PyTorch's time and has no float64 kernel.
+    Otherwise the cotangents are added up at the indices of the maxima, in 3.2 times PyTorch's time.
 
-    For runtimes that have neither indices nor MaxUnpool, x is compared with the maxima instead (1-1.5 times that).
+    The result of a window without elements is the lowest number of the type, and its cotangent is dropped.
+
+    For runtimes without indices and MaxUnpool, x is compared with the maxima instead (1 to 1.5 times as long).
     """
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
     if why := _unlike(win, x, g, ceil_mode, auto_pad):
         return op.no(*why)
     if any(_may_miss(win, i, x, g) for i in range(len(win.kernel))):
-        lowest = float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(x.dtype)).min)
-        g = op.Where(ys[0] > lowest, g, op.const(0.0, g))
+        g = op.Where(ys[0] > _lowest(x), g, op.const(0.0, g))
     attributes = {
         "auto_pad": auto_pad,
         "ceil_mode": ceil_mode,
@@ -66,8 +68,8 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
     if op.variant("gradient", ("indices", "compared"), "indices") == "compared":
         y, wide = op.comparable(ys[0], lambda x: op.MaxPool(x, **attributes), x)
         if np.prod(win.sizes) > MOST_TAPS:
-            why = f"its windows of {' x '.join(map(str, win.sizes))} are too large to be compared tap by tap"
-            return op.no(why, "choose a target that has the indices of MaxPool")
+            why = f"its windows of {' x '.join(map(str, win.sizes))} are too large to be compared element by element"
+            return op.no(why, "choose a target with the indices of MaxPool")
         return op.cast(_compared(op, op.wide(g), y, wide, win, late, ceil_mode), x)
     indices = ys[1] if len(ys) > 1 and not storage_order else None
     if indices is None:
@@ -75,30 +77,32 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
     apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.sizes, win.dilations, strict=True))
     if apart and not late and x.dtype != TensorProto.DOUBLE and windows.remainder(win, x, g) == [0] * len(win.kernel):
         pads = [*win.begins, *win.ends]
-        return op.MaxUnpool(
-            g, indices, kernel_shape=kernel_shape, strides=list(win.strides), pads=pads, shape=x.known_shape
-        )
+        layout = {"kernel_shape": kernel_shape, "strides": list(win.strides), "pads": pads}
+        return op.MaxUnpool(g, indices, **layout, shape=x.known_shape)
     return _scatter(op, g, indices, x)
 
 
 def _may_miss(win, i, x, g):
-    """Whether a window may lie in the pads alone along one axis: its taps are further apart than the image is long."""
+    """Return True if, along one axis, there may be a window that reads only padding.
+
+    This happens if the dilation is larger than the image.
+    """
     size, outputs = x.shape[2 + i], g.shape[2 + i]
     if win.dilations[i] == 1 or not (win.begins[i] or win.ends[i]):
         return False
-    if not isinstance(size, int) or not isinstance(outputs, int) or outputs > LONGEST:
+    if not isinstance(size, int) or not isinstance(outputs, int) or outputs > MAX_COUNTING_LENGTH:
         return True
     return bool(np.any(_taps_inside(win, i, np.arange(outputs), size, False) == 0))
 
 
 def _compared(op, g, y, x, win, late, ceil_mode):
-    """`g` to the first element of each window that equals its maximum, found a tap of the window at a time.
+    """Pass `g` to the first element of each window that equals the window's maximum, by comparing tap after tap.
 
-    What a tap takes is gone for those after it; the last takes what is left, for one of them is the maximum.
+    The first tap that equals the maximum takes the cotangent of the window. The last tap takes all remaining
+    cotangents, because some tap must be the maximum.
     """
-    begins, ends = late or (win.begins, _reach(win, x, g, ceil_mode))
-    lowest = float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(x.dtype)).min)
-    padded = windows.pad(op, x, begins, ends, lowest)
+    begins, ends = late or (win.begins, [end + _overhang(win, i, x, g, ceil_mode) for i, end in enumerate(win.ends)])
+    padded = windows.pad(op, x, begins, ends, _lowest(x))
     axes, strides = op.ints(win.axes), op.ints(win.strides)
     sizes = op.vector([op.size(g, axis) for axis in win.axes])
     zero, rest, taken = op.const(0.0, g), g, []
@@ -113,16 +117,17 @@ def _compared(op, g, y, x, win, late, ceil_mode):
     return _spread(op, [*taken, rest], each, win, x, late, exact=not ceil_mode)
 
 
-def _reach(win, x, g, ceil_mode):
-    """The pads behind an image with which no window hangs over."""
-    return [end + _overhang(win, i, x, g, ceil_mode) for i, end in enumerate(win.ends)]
+def _lowest(x):
+    """Return the lowest finite number in the type of `x`."""
+    return float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(x.dtype)).min)
 
 
 def _overhang(win, i, x, g, ceil_mode):
-    """How far a window may hang over the pads behind an image, along one axis.
+    """Return by how many positions the last window may reach beyond the end of the padded image, along one axis.
 
-    Without ceil_mode none does but the one of an image shorter than it: onnxruntime, and onnx's type inference, count
-    windows as (size - extent) / stride + 1, and round towards 0 where the text of ONNX says floor.
+    Without ceil_mode, a window does so only if the padded image is shorter than the window. In this case there is one
+    window, because onnxruntime and onnx's shape inference compute the number of windows as (size - extent) / stride + 1
+    and round the quotient towards 0, while the text of the standard says floor.
     """
     rest = windows.remainder(win, x, g)[i]
     if rest is not None:
@@ -132,20 +137,22 @@ def _overhang(win, i, x, g, ceil_mode):
 
 
 def _scatter(op, g, indices, x):
-    """Zeros in the shape of `x`, to which each entry of `g` is added at its flat index."""
+    """Return zeros in the shape of `x`, with each element of `g` added at its flat index."""
     zeros = op.fill(0.0, op.reshape(x, [-1]))
     return op.reshape_like(added(op, zeros, op.reshape(indices, [-1]), op.reshape(g, [-1])), x)
 
 
 @rule("MaxUnpool")
 def max_unpool(op, g, y, x, indices, output_shape, *, kernel_shape, pads, strides):
-    """Each entry went to one place, so its cotangent stands there. Of entries sent to one place the last stays, and
-    takes it; indices of a MaxPool whose windows don't overlap are distinct.
+    """dX gathers from G: each element of X gets the cotangent at the position to which it was written.
+
+    If several elements are written to one position, only the last one stays, and it gets the cotangent. This can't
+    happen if the indices come from a MaxPool whose windows don't overlap.
     """
     win = windows.window(kernel_shape, strides, None, pads)
     if output_shape is not None and (output_shape.const is None or tuple(output_shape.const) != _unpooled(win, x)):
-        hint = "leave output_shape away, or fix the model's shapes so that it is seen to be the default"
-        return op.no("indices count in output_shape, or in the default: runtimes disagree", hint)
+        hint = "remove output_shape, or make the input shapes static, so that output_shape is known to be the default"
+        return op.no("runtimes disagree whether its indices refer to output_shape or to the default shape", hint)
     maker, flat = op.maker(indices), op.reshape(indices, [-1])
     taken = op.Gather(op.reshape(g, [-1]), flat)
     apart = all(s >= k for s, k in zip(win.strides, win.sizes, strict=True))
@@ -155,7 +162,7 @@ def max_unpool(op, g, y, x, indices, output_shape, *, kernel_shape, pads, stride
 
 
 def _unpooled(win, x):
-    """The shape that MaxUnpool gives its result by itself; None where it is unknown."""
+    """Return the default shape of the result of MaxUnpool, or None if it is unknown."""
     sizes = x.shape[2:]
     if not all(isinstance(size, int) for size in sizes):
         return None
@@ -165,10 +172,10 @@ def _unpooled(win, x):
 
 @rule("AveragePool")
 def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides):
-    """Spread each cotangent, divided by how many elements its window had, over its window.
+    """Each element of a window gets the cotangent of the window divided by the number of its elements.
 
-    One product with a constant band matrix an axis (0.17-0.5 of PyTorch's time) where sizes are static, else one
-    transposed convolution with ones (0.6-1.4).
+    If sizes are static, this is one product with a constant band matrix per axis (0.17 to 0.5 times PyTorch's time).
+    Otherwise, it is one transposed convolution with a kernel of ones (0.6 to 1.4 times PyTorch's time).
     """
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
@@ -185,9 +192,16 @@ def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilatio
 
 
 def _spread(op, gs, shares, win, x, late, exact=True):
-    """Each of `gs` added up over the windows that hold each element of `x`, by the share of the tap, a plane at a time.
+    """Return for each element of `x` the weighted sum of the cotangents of all windows that contain it.
 
-    `shares` is [cotangents, 1, taps of each axis...].
+    Args:
+        op: the emitter.
+        gs: one or more tensors with a cotangent for each window. The results for all of them are added.
+        shares: for each tensor in `gs`, the weight of each tap of a window, [len(gs), 1, taps of each axis...].
+        win: the windows.
+        x: the operand of the pooling.
+        late: the pads if they are known only at run time, or None.
+        exact: True if no window reaches beyond the padded image (no ceil_mode).
     """
     image = windows.pad(op, x, *late) if late else x
     *planes, flat = (op.reshape(v, [-1, 1, *(op.size(v, axis) for axis in win.axes)]) for v in (*gs, image))
@@ -197,7 +211,7 @@ def _spread(op, gs, shares, win, x, late, exact=True):
 
 
 def _unlike(win, x, g, ceil_mode, auto_pad):
-    """Why (reason, hint) the windows that run are not those that were inferred; None where they are."""
+    """Return (reason, hint) if the windows at run time may differ from those that onnx inferred, otherwise None."""
     if ceil_mode and not _outputs_known(win, x, g):
         return BEYOND
     short = any(rest is not None and rest < 0 for rest in windows.remainder(win, x, g))
@@ -210,7 +224,7 @@ def _unlike(win, x, g, ceil_mode, auto_pad):
 
 
 def _outputs_known(win, x, g):
-    """Whether no window that was inferred starts beyond the image and its leading pads."""
+    """Return True if each inferred window begins before the end of the image. Begin pads count as image."""
     return all(
         not isinstance(out, int) or not isinstance(size, int) or (out - 1) * stride < size + begin
         for out, size, stride, begin in zip(g.shape[2:], x.shape[2:], win.strides, win.begins, strict=True)
@@ -218,7 +232,7 @@ def _outputs_known(win, x, g):
 
 
 def _band(win, i, size, outputs, count_include_pad):
-    """The map of an average along one axis, [outputs, size]; None where sizes are unknown or it is too large."""
+    """Return the matrix that averages along one axis, [outputs, size]; None if a size is unknown or it is too large."""
     if not isinstance(size, int) or not isinstance(outputs, int) or size * outputs > DENSE:
         return None
     reads = np.arange(size) - (np.arange(outputs)[:, None] * win.strides[i] - win.begins[i])
@@ -227,20 +241,27 @@ def _band(win, i, size, outputs, count_include_pad):
 
 
 def _taps_inside(win, i, outputs, size, count_include_pad):
-    """How many elements the windows number `outputs` average along one axis; numpy arrays or int64 values."""
+    """Return how many elements each window averages along one axis.
+
+    `outputs` has the numbers of the windows, 0, 1, ..., as a numpy array or an int64 value.
+    """
     low, high = (-win.begins[i], size + win.ends[i]) if count_include_pad else (0, size)
     return windows.taps_below(win, i, outputs, high) - windows.taps_below(win, i, outputs, low)
 
 
 def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
-    """The same for all windows, as a factor of g's type that broadcasts to it: a number where all are equal."""
+    """Return how many elements each window averages along one axis, in the general case.
+
+    The result is a float if it is the same for all windows, otherwise a value in the type of `g` that broadcasts to
+    `g`.
+    """
     whole = count_include_pad or not (late or win.begins[i] or win.ends[i])
     over = 0 if late else _overhang(win, i, x, g, ceil_mode)
     if whole and not over:
         return float(win.kernel[i])
     axis = 2 + i
     if whole and not ceil_mode:
-        if count_include_pad and op.opset < 19:  # by the whole kernel, in an image shorter than it too
+        if count_include_pad and op.opset < 19:  # always divides by the whole kernel
             return float(win.kernel[i])
         return op.cast(_first_holds(op, win, i, x), g)
     outputs = op.steps(op.dim(g, axis))
@@ -254,7 +275,10 @@ def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
 
 
 def _first_holds(op, win, i, x):
-    """How many elements, with pads, the first window averages along one axis: fewer than others in a short image."""
+    """Return how many elements the first window averages along one axis, including padding.
+
+    It is smaller than the kernel if the padded image is shorter than the kernel.
+    """
     more = win.begins[i] + win.ends[i] + win.dilations[i] - 1
     reach = op.dim(x, 2 + i) + more if more else op.dim(x, 2 + i)
     taps = reach / win.dilations[i] if win.dilations[i] > 1 else reach
@@ -266,7 +290,7 @@ def global_average_pool(op, g, y, x):
     return op.expand_like(op.per(g, x, range(2, x.rank)), x)
 
 
-@rule("GlobalMaxPool", kink="the first maximum in row-major order takes all")
+@rule("GlobalMaxPool", kink="the first maximum in row-major order gets the whole gradient")
 def global_max_pool(op, g, y, x):
     flat = windows.flat(op, x)
     places = op.steps(op.dim(flat, 2))
@@ -276,7 +300,7 @@ def global_max_pool(op, g, y, x):
 
 @rule("LpPool", kink="0 where all elements of the window are 0")
 def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pads, strides):
-    """d (Σ|x|ᵖ)^(1/p) / dx = sign(x) |x|^(p-1) y^(1-p), summed over the windows that hold x."""
+    """d (Σ|x|ᵖ)^(1/p) / dx = sign(x) |x|^(p-1) y^(1-p), summed over the windows that contain x."""
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
     if why := _unlike(win, x, g, ceil_mode, auto_pad):
@@ -288,10 +312,10 @@ def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pad
 
 @rule("GlobalLpPool", kink="0 where all elements are 0")
 def global_lp_pool(op, g, y, x, *, p):
-    """As LpPool, with one window over all spatial axes; powers are taken of |x| / y, so that none is too small."""
+    """As LpPool with one window over all spatial axes. Powers of |x| / y are used, so that no power underflows."""
     return g * _signed_power(op, x / op.Where(y > 0.0, y, op.const(1.0, y)), p)
 
 
 def _signed_power(op, x, p):
-    """sign(x) |x|^(p-1)."""
+    """Return sign(x) |x|^(p-1)."""
     return op.Sign(x) * op.Abs(x) ** float(p - 1) if p > 1 else op.Sign(x)

@@ -1,8 +1,9 @@
-"""Quantization: an integer has no derivative, its scale has, and rounding is the identity to whoever asks for that.
+"""Rules of quantization. Scales have a derivative; on request, rounding has the gradient of the identity.
 
-The integers between QuantizeLinear and DequantizeLinear carry a float32 cotangent, per step: DequantizeLinear gives it
-to them, and the straight-through estimator takes it on to what was quantized. With one scale for both, the sum is the
-gradient of learned step sizes, as in PyTorch's fake quantization.
+The integers between QuantizeLinear and DequantizeLinear have a float32 cotangent: the derivative with respect to the
+integer, as if it were a float. The rule of DequantizeLinear computes it. The straight-through estimator of
+QuantizeLinear passes it on to the float that was quantized. If both nodes read the same scale, the two cotangents of
+the scale add up to the gradient of learned step size quantization (LSQ), as in PyTorch's fake quantization.
 """
 
 from __future__ import annotations
@@ -13,21 +14,16 @@ from onnx import TensorProto, helper
 from onnxgrad_cli.autodiff.registry import refuse, rule
 
 RANGES: dict[int, tuple[int, int]] = {
-    TensorProto.UINT2: (0, 3),
-    TensorProto.INT2: (-2, 1),
-    TensorProto.UINT4: (0, 15),
-    TensorProto.INT4: (-8, 7),
-    TensorProto.UINT8: (0, 255),
-    TensorProto.INT8: (-128, 127),
-    TensorProto.UINT16: (0, 65535),
+    TensorProto.UINT2: (0, 3), TensorProto.INT2: (-2, 1), TensorProto.UINT4: (0, 15), TensorProto.INT4: (-8, 7),
+    TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127), TensorProto.UINT16: (0, 65535),
     TensorProto.INT16: (-32768, 32767),
-}
-"""The least and the greatest value of each integer type, where QuantizeLinear saturates."""
+}  # fmt: skip
+"""Map from an integer type to its smallest and largest value, at which QuantizeLinear saturates."""
 
 
 @rule("DequantizeLinear", integers=True)
 def dequantize_linear(op, g, y, x, scale, zero, *, axis, block_size, output_dtype):
-    """y = (x - zero) scale, with one scale in all, for each index along `axis` or for each block of it."""
+    """y = (x - zero) scale, with a single scale, one per index along `axis`, or one per block of indices."""
     g, form = op.cast(g, TensorProto.FLOAT), {"axis": axis, "block_size": block_size}
     gx = g * _spread(op, scale, x, **form) if op.wants(x) else None
     if not op.wants(scale):
@@ -39,18 +35,17 @@ def dequantize_linear(op, g, y, x, scale, zero, *, axis, block_size, output_dtyp
 @rule(
     "QuantizeLinear",
     integers=True,
-    kink="with --quantization ste or lsq the identity within the quantized range, and constant beyond it",
+    kink="with --quantization ste or lsq, identity within the quantized range and constant outside",
 )
 def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, output_dtype, precision):
-    """y = saturate(round(x / scale) + zero), as if it were x / scale + zero where nothing is saturated.
+    """y = saturate(round(x / scale) + zero), with the gradient of x / scale + zero for values that don't saturate.
 
     Source: Y. Bengio et al., Estimating or Propagating Gradients Through Stochastic Neurons, 2013; for the scale,
     S. Esser et al., Learned Step Size Quantization, 2020.
     """
     if not op.training.straight_through:
-        no = op.no(
-            "rounding to integers has no derivative", "pass `quantization='ste'` to use the straight-through estimator"
-        )
+        hint = "pass `quantization='ste'` to use the straight-through estimator"
+        no = op.no("rounding to integers has no derivative", hint)
         return no, no, None
     if y.dtype not in RANGES:
         no = op.no(f"no straight-through estimator is proven for {TensorProto.DataType.Name(y.dtype).lower()}")
@@ -69,14 +64,15 @@ def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, out
 
 
 @rule(
-    "DynamicQuantizeLinear", integers=True, kink="of the scale: equal extremes share evenly, and one that is 0 has none"
+    "DynamicQuantizeLinear",
+    integers=True,
+    kink="with respect to the scale: equal extremes share evenly, and an extreme that is 0 gets none",
 )
 def dynamic_quantize_linear(op, gs, ys, x):
-    """scale = (max(x, 0) - min(x, 0)) / 255; what is quantized with it is refused."""
+    """scale = (max(x, 0) - min(x, 0)) / 255. The gradient through the integers is refused."""
     if gs[0] is not None:
-        return op.no(
-            "its scale and zero point follow the data, and rounding to integers has no derivative", STRAIGHT_THROUGH
-        )
+        reason = "its scale and zero point are computed from the data, and rounding to integers has no derivative"
+        return op.no(reason, STRAIGHT_THROUGH)
 
     def share(kind, beyond):
         extreme = op.reduce(kind, x, keepdims=False)
@@ -88,7 +84,7 @@ def dynamic_quantize_linear(op, gs, ys, x):
 
 
 def _spread(op, scale, x, axis, block_size):
-    """A scale, or zero point, in float32, so that it broadcasts with `x`."""
+    """Return a scale or zero point in float32, in a shape that broadcasts to `x`."""
     if block_size:
         ones = op.ConstantOfShape(op.shape(x), value=helper.make_tensor("one", TensorProto.INT8, [1], [1]))
         return op.DequantizeLinear(ones, op.cast(scale, TensorProto.FLOAT), None, axis=axis, block_size=block_size)
@@ -97,7 +93,7 @@ def _spread(op, scale, x, axis, block_size):
 
 
 def _gathered(op, values, scale, axis, block_size):
-    """The sum of what shares a scale, in the shape of the scale."""
+    """Sum the values that share a scale. Return the sums in the shape of `scale`."""
     if _is_single(scale):
         return op.reshape_like(op.sum(values, keepdims=False), scale)
     axis %= values.rank
@@ -112,15 +108,11 @@ def _gathered(op, values, scale, axis, block_size):
 
 
 def _is_single(scale):
-    """Whether there is one scale in all: a scalar, or as onnxruntime allows a vector of one."""
+    """Return True if there is a single scale: a scalar, or a vector of one element, which onnxruntime allows."""
     return int(np.prod([size if isinstance(size, int) else 2 for size in scale.shape])) == 1
 
 
-refuse(
-    "BitCast",
-    "the bits of a number have no derivative",
-    "freeze the weights before it with `freeze`",
-)
+refuse("BitCast", "the bits of a number have no derivative", "freeze the weights before it with `freeze`")
 WITH_INTEGERS = "it computes with integers, which have no derivative"
 STRAIGHT_THROUGH = "pass `quantization='ste'` to use the straight-through estimator, or start from the float model"
 FROM_FLOATS = (
@@ -137,7 +129,7 @@ refuse(
 )
 refuse(
     "MatMulInteger16 NhwcMaxPool QLinearReduceMean",
-    f"{WITH_INTEGERS}, in a form that onnxruntime does not run on the CPU, or that has no scale",
+    f"{WITH_INTEGERS}; onnxruntime does not run this variant on the CPU, or the node has no scale",
     FROM_FLOATS,
     domain="com.microsoft",
 )

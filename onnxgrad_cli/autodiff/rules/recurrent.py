@@ -1,11 +1,13 @@
 """Recurrent layers: LSTM, GRU and RNN, differentiated through time by one Scan per direction.
 
-What the forward node does not hand out (gate values, cell states) is recomputed for all time steps at once by matrix
-products from its output Y, or kept (`lstm_gates`, for an LSTM whose products are dear). Then everything that does not
-depend on the cotangents is folded into factors, so that a step of the backward Scan is a handful of nodes: 1.21 of
-PyTorch's time for forward and backward of an LSTM, 0.5 to 0.7 for GRU and RNN (T = 50, B = 16, H = 128, one and two
-threads), where a graph unrolled in time takes 15 to 40 times the nodes. Both directions are computed in natural time,
-and steps beyond a sequence's length let the state through.
+The forward node does not return its gate values and cell states. The rules recompute them from its output Y by matrix
+products, for all time steps at once. For an LSTM with expensive products, `lstm_gates` keeps the gates instead. All
+factors that do not depend on cotangents are computed before the backward Scan, so a step of the Scan has only a few
+nodes. Forward and backward of an LSTM take 1.21 times as long as in PyTorch, those of GRU and RNN 0.5 to 0.7 times. The
+times are for T = 50, B = 16, H = 128 and for one and two threads. A graph unrolled in time has 15 to 40 times as many
+nodes. In both directions, time steps are in the order of the input. Steps beyond the length of a sequence leave the
+state unchanged.
+
 Source: S. Hochreiter and J. Schmidhuber, 1997; K. Cho et al., 2014; equations as on the ONNX operator pages.
 """
 
@@ -23,11 +25,10 @@ from onnxgrad_cli.autodiff.rules.lstm_gates import Gates, keep_gates, keeps_gate
 from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import No, Val
-from onnxgrad_cli.errors import Unknown
 
 
 def _affine(op: Op, g: Val, y: Val, x: Val, *, alpha: float, beta: float) -> Val:
-    """y = alpha x + beta; its slope has the shape of x, whatever that of g."""
+    """y = alpha x + beta. The derivative is expanded to the shape of x, whatever the shape of g."""
     return g * op.fill(alpha, x)
 
 
@@ -49,14 +50,19 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Val], dict[str, float | None]]] = {
     "Affine": (_affine, {"alpha": None, "beta": None}),
     "ScaledTanh": (_scaled_tanh, {"alpha": None, "beta": None}),
 }
-"""The derivative of each activation, and its parameters with the values they have by default.
+"""Map from an activation to a pair: its gradient rule, and a map from its parameters to their defaults.
 
-None where it must be given: there onnxruntime takes 0, and the operator pages another value or none.
+A default of None means that the node must state the parameter. If it is missing, onnxruntime uses 0, but the operator
+pages give another default or none.
 """
 
 
+DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+"""Map from the attribute `direction` to one bool per direction: True if it runs from the last step to the first."""
+
+
 class Activation(NamedTuple):
-    """One activation function of a cell, whose input is clipped to [-clip, clip] first (None: not at all)."""
+    """One activation function of a cell. Its input is first clipped to [-clip, clip], unless clip is None."""
 
     op: Op
     name: str
@@ -64,7 +70,7 @@ class Activation(NamedTuple):
     clip: float | None = None
 
     def __call__(self, x: Val, op: Op | None = None) -> Val:
-        """Its value."""
+        """Return the value of the activation at `x`."""
         op, given = op or self.op, self.parameters
         x = self._clipped(op, x)
         if self.name == "Affine":
@@ -74,23 +80,37 @@ class Activation(NamedTuple):
         return getattr(op, self.name)(x, **given)
 
     def pull(self, g: Val, y: Val, x: Val | None) -> Val:
-        """`g` times its derivative at `x`, where it is `y`; without `x`, from `y` alone."""
+        """Return `g` times the derivative of the activation.
+
+        Args:
+            g: the cotangent of the activation's value.
+            y: the value of the activation.
+            x: its input. If it is missing, the derivative is computed from `y` alone.
+        """
         inside = x and self._clipped(self.op, x)
         g = ACTIVATIONS[self.name][0](self.op, g, y, inside, **self.parameters)
         if self.clip is None:
             return g
-        assert x is not None  # what is clipped is always computed again
+        assert x is not None  # callers with clip always recompute the input
         return g * self.op.cast(self.op.Abs(x) <= self.clip, g)
 
     def _clipped(self, op: Op, x: Val) -> Val:
         return x if self.clip is None else op.Clip(x, -self.clip, self.clip)
 
 
-class Run(NamedTuple):
-    """One direction of a layer, batch second: what its cell needs, and the cotangents that reach it.
+class LayerDirection(NamedTuple):
+    """One direction of a layer: the operands of its cell, and the cotangents of its outputs.
 
-    Shapes: T steps, B samples, I inputs, H units, n gates. x [T, B, I]; y, h_before, gy [T, B, H]; w [nH, I];
-    r [nH, H]; b [2, nH] or None; p [3H] or None; h, c, gh, gc [B, H]; active, passing [T, B, 1] or None.
+    Fields of the cotangents begin with g. Shapes, with T steps, B samples, I inputs, H units and n gates:
+
+    - x: [T, B, I]
+    - y, h_before, gy: [T, B, H]
+    - w: [nH, I]
+    - r: [nH, H]
+    - b: [2, nH] or None
+    - p: [3H] or None
+    - h, c, gh, gc: [B, H]
+    - active, passing: [T, B, 1] or None
     """
 
     op: Op
@@ -113,24 +133,24 @@ class Run(NamedTuple):
     gates: Gates | None = None
 
     def split(self, v: Val, *gates: int, axis: int = -1) -> tuple[Val, ...]:
-        """`v` cut along an axis into pieces of so many gates each."""
+        """Split `v` along an axis. `gates` gives the size of each part as a number of gates."""
         sizes = self.op.ints([n * self.hidden for n in gates])
         return self.op.Split(v, sizes, axis=axis, outputs=len(gates))
 
     def join(self, *parts: Val, axis: int = -1) -> Val:
-        """The gates side by side."""
+        """Concatenate the gates along an axis."""
         return self.op.Concat(*parts, axis=axis)
 
     def only_active(self, v: Val) -> Val:
-        """`v` at the steps that belong to a sequence, 0 beyond."""
+        """Return `v` with 0 for steps beyond the end of a sequence."""
         return v if self.active is None else v * self.active
 
     def or_pass(self, v: Val) -> Val:
-        """`v` at the steps that belong to a sequence, 1 beyond."""
+        """Return `v` with 1 for steps beyond the end of a sequence."""
         return v if self.active is None else v * self.active + self.passing
 
     def product(self, a: Val, b: Val) -> Val:
-        """The sum over all steps and samples of the outer products of `a` and `b`."""
+        """Return the sum over all steps and samples of the outer products of `a` and `b`."""
         return self.op.transpose(self._rows(a), [1, 0]) @ self._rows(b)
 
     def _rows(self, v: Val) -> Val:
@@ -138,13 +158,19 @@ class Run(NamedTuple):
         return self.op.reshape(v, [-1, last if isinstance(last, int) else self.op.dim(v, -1)])
 
     def total(self, v: Val) -> Val:
-        """The sum over all steps and samples."""
+        """Return the sum over all steps and samples."""
         return self.op.sum(v, [0, 1], keepdims=False)
+
+    def gradients(self, dz: Val, dh: Val) -> Grads:
+        """Return the cotangents of x, w, r, b and h, given the cotangents dz (inputs of the gates) and dh (of h)."""
+        total = self.total(dz)
+        grads = {"x": dz @ self.w, "w": self.product(dz, self.x), "r": self.product(dz, self.h_before), "h": dh}
+        return {**grads, "b": self.join(total, total)}
 
     def back(
         self, body: Callable[..., Any], states: Sequence[Val], steps: Sequence[Val]
     ) -> tuple[list[Val], list[Val]]:
-        """The Scan against the direction of the layer; Y's cotangent joins the first state, h's, at each step."""
+        """Emit a Scan in the opposite direction. Each step first adds the cotangent of Y to the first state, dh."""
         gy = [] if self.gy is None else [self.only_active(self.gy)]
 
         def with_gy(op: Op, states: Sequence[Val], steps: Sequence[Val]) -> Any:
@@ -154,16 +180,16 @@ class Run(NamedTuple):
         return scan(self.op, with_gy, states, [*gy, *steps], reverse=not self.backwards)
 
     def let_pass(self, op: Op, dh_before: Val, dh: Val, passing: Sequence[Val]) -> Val:
-        """The cotangent of the state before a step: beyond a sequence's end, that after it."""
+        """Return the cotangent of the state before a step. Beyond the end of a sequence it is `dh`, unchanged."""
         return dh_before + dh * passing[0] if passing else dh_before
 
 
 Grads = dict[str, Val]
 
 
-def _lstm(run: Run, coupled: bool) -> Grads:
+def _lstm(run: LayerDirection, coupled: bool) -> Grads:
     op, f, g, h = run.op, *run.acts
-    h = h._replace(clip=None)  # as onnxruntime has it, though the operator page clips the inputs of all activations
+    h = h._replace(clip=None)  # as in onnxruntime; the operator page clips the inputs of all activations
     s = run.gates or _gates(run, coupled)
     by_i, by_o = f.pull(s.cand - s.c_before if coupled else s.cand, s.i, s.zi), f.pull(s.hc, s.o, s.zo)
     by_f = op.fill(0.0, s.i) if coupled else f.pull(s.c_before, s.f, s.zf)
@@ -182,9 +208,7 @@ def _lstm(run: Run, coupled: bool) -> Grads:
     steps = [factors, run.only_active(by_c), run.or_pass(through), *([] if run.passing is None else [run.passing])]
     assert run.gc is not None
     (dh, dc), (dz,) = run.back(body, [run.gh, run.gc], steps)
-    total = run.total(dz)
-    grads = {"x": dz @ run.w, "w": run.product(dz, run.x), "r": run.product(dz, run.h_before), "h": dh, "c": dc}
-    grads["b"] = run.join(total, total)
+    grads = {**run.gradients(dz, dh), "c": dc}
     if run.p is not None:
         assert s.c is not None
         di, do, df, _ = run.split(dz, 1, 1, 1, 1)
@@ -192,8 +216,8 @@ def _lstm(run: Run, coupled: bool) -> Grads:
     return grads
 
 
-def _gates(run: Run, coupled: bool) -> Gates:
-    """What an LSTM does not hand out, computed again."""
+def _gates(run: LayerDirection, coupled: bool) -> Gates:
+    """Recompute the gates of an LSTM, which the operator does not return."""
     op, f, g, h = run.op, *run.acts
     h = h._replace(clip=None)
     z = run.x @ op.swap_last(run.w) + run.h_before @ op.swap_last(run.r)
@@ -232,7 +256,7 @@ def _gates(run: Run, coupled: bool) -> Gates:
     return Gates(i, o, forget, cand, c_before, h(c), zi, zo, zf, zg, c)
 
 
-def _gru(run: Run, linear_before_reset: bool) -> Grads:
+def _gru(run: LayerDirection, linear_before_reset: bool) -> Grads:
     op, f, g = run.op, *run.acts
     rb = None
     zx = run.x @ op.swap_last(run.w)
@@ -278,16 +302,11 @@ def _gru(run: Run, linear_before_reset: bool) -> Grads:
         dz_r = dz_w
         d_zr, da = run.split(dz_w, 2, 1)
         dr = run.join(run.product(d_zr, run.h_before), run.product(da, seen), axis=0)
-    return {
-        "x": dz_w @ run.w,
-        "w": run.product(dz_w, run.x),
-        "r": dr,
-        "b": run.join(run.total(dz_w), run.total(dz_r)),
-        "h": dh,
-    }
+    grads = {"x": dz_w @ run.w, "w": run.product(dz_w, run.x), "r": dr, "h": dh}
+    return {**grads, "b": run.join(run.total(dz_w), run.total(dz_r))}
 
 
-def _rnn(run: Run) -> Grads:
+def _rnn(run: LayerDirection) -> Grads:
     op, (f,) = run.op, run.acts
     z = run.x @ op.swap_last(run.w) + run.h_before @ op.swap_last(run.r)
     if run.b is not None:
@@ -301,85 +320,63 @@ def _rnn(run: Run) -> Grads:
         return [run.let_pass(op, dz @ run.r, dh, passing)], [dz]
 
     (dh,), (dz,) = run.back(body, [run.gh], [slope, *([] if run.passing is None else [run.passing])])
-    total = run.total(dz)
-    return {
-        "x": dz @ run.w,
-        "w": run.product(dz, run.x),
-        "r": run.product(dz, run.h_before),
-        "b": run.join(total, total),
-        "h": dh,
-    }
+    return run.gradients(dz, dh)
 
 
 def _layer(
-    op: Op,
-    gs: Sequence[Val | None],
-    ys: Sequence[Val | None],
-    cell: Callable[[Run], Grads],
-    inputs: dict[str, Val | None],
-    defaults: Sequence[str],
-    attributes: dict[str, Any],
-    may_keep: bool = False,
-) -> dict[str, Val | None] | No:
-    """Cut a layer into its directions, run `cell` on each, and put the cotangents of the inputs together."""
-    both = attributes["direction"] == "bidirectional"
-    backwards = [False, True] if both else [attributes["direction"] == "reverse"]
+    op: Op, gs: Sequence[Val | None], ys: Sequence[Val | None], cell: Callable[[LayerDirection], Grads],
+    inputs: dict[str, Val | None], defaults: Sequence[str], attributes: dict[str, Any], may_keep: bool = False,
+) -> list[Val | None] | list[No]:  # fmt: skip
+    """Split a layer into its directions, call `cell` for each, and return the cotangents of the layer's inputs.
+
+    Raises:
+        Unknown: neither the node nor its recurrent weights give the size of the state.
+    """
+    backwards = DIRECTIONS.get(attributes["direction"], (False,))
     acts = _activations(op, list(defaults) * len(backwards), attributes)
-    if isinstance(acts, No):
-        return acts
     if attributes.get("layout"):
-        return op.no("its attribute layout=1, which onnxruntime refuses", "transpose its inputs and outputs instead")
+        acts = op.no(
+            "it has the attribute layout=1, which onnxruntime does not support",
+            "remove the attribute, and transpose the inputs and outputs instead",
+        )
+    if isinstance(acts, No):
+        return [acts] * len(inputs)
     wide = {name: v and op.wide(v) for name, v in inputs.items()}
     gs = [g and op.wide(g) for g in gs]
-    hidden = _hidden_size(wide["r"], attributes)
+    hidden = attributes["hidden_size"] or wide["r"].known_size(-1, "the hidden size")  # type: ignore[union-attr]
     y = op.wide(ys[0] or _hand_out(op))
     plain = may_keep and [(a.name, a.clip) for a in acts] == [(name, None) for name in defaults] * len(backwards)
-    gates = _kept(op, plain, inputs, hidden, backwards)
+    gates: Sequence[Gates | None] = [None] * len(backwards)
+    if plain and keeps_gates(op, inputs, hidden):
+        gates = keep_gates(op, inputs, hidden, backwards)
     wide["x"], steps = _within_length(op, wide["x"], wide["sequence_lens"])  # type: ignore[arg-type]
     each = len(defaults)
     found = [
         cell(_direction(op, d, backwards, hidden, acts[d * each : (d + 1) * each], wide, y, gs, steps, gates[d]))
         for d in range(len(backwards))
     ]
-    return {name: g and op.cast(g, inputs[name]) for name, g in _joined(op, found, wide).items()}  # type: ignore[arg-type]
+    return _joined(op, found, inputs)
 
 
-def _hidden_size(r: Val | None, attributes: dict[str, Any]) -> int:
-    """The size of the state: as the node says, else that of the recurrent weights.
+def _joined(op: Op, found: Sequence[Grads], inputs: dict[str, Val | None]) -> list[Val | None]:
+    """Combine the cotangents of the directions to the cotangents of the layer's inputs.
 
-    Raises:
-        Unknown: neither says it.
+    All directions read the same x, so its cotangents are added. The cotangents of the other inputs are stacked.
     """
-    hidden = attributes["hidden_size"] or r.shape[-1]  # type: ignore[union-attr]
-    if not isinstance(hidden, int):
-        raise Unknown("the hidden size is unknown")
-    return hidden
-
-
-def _kept(
-    op: Op, plain: bool, inputs: dict[str, Val | None], hidden: int, backwards: Sequence[bool]
-) -> Sequence[Gates | None]:
-    """The gates of each direction, where the forward part is to keep them: with `plain` activations alone."""
-    if plain and keeps_gates(op, inputs, hidden):
-        return keep_gates(op, inputs, hidden, backwards)
-    return [None] * len(backwards)
-
-
-def _joined(op: Op, found: Sequence[Grads], inputs: dict[str, Val | None]) -> dict[str, Val | None]:
-    """The cotangents of a layer's inputs from those of its directions: all read x, each has its own of the others."""
     result: dict[str, Val | None] = {"x": found[0]["x"] if len(found) == 1 else found[0]["x"] + found[1]["x"]}
     for name in ("w", "r", "b", "h", "c", "p"):
         result[name] = None if inputs.get(name) is None else stack(op, [grads[name] for grads in found])
-    return result
+    return [(g := result.get(name)) and op.cast(g, x) for name, x in inputs.items()]  # type: ignore[arg-type]
 
 
 class _Steps(NamedTuple):
-    """What sequences of different lengths say of each time step; all None where every sequence is whole.
+    """The position of each time step in its sequence. All fields are None if no sequence lengths are given.
 
     Attributes:
-        left: [time, batch, 1], the steps left of the sequence, this one included; 0 or less beyond its end.
-        active, passing: [time, batch, 1], 1 within the sequence and 1 beyond its end, and else 0.
-        some: [batch, 1], 1 where the sequence has steps at all.
+        left: [time, batch, 1], the number of steps left in the sequence, including this one; 0 or less beyond its end.
+        active: [time, batch, 1], 1 within the sequence and 0 beyond its end.
+        passing: [time, batch, 1], 0 within the sequence and 1 beyond its end.
+        some: [batch, 1], 1 if the sequence has any steps and 0 if it is empty.
     """
 
     left: Val | None = None
@@ -389,7 +386,7 @@ class _Steps(NamedTuple):
 
 
 def _within_length(op: Op, x: Val, lengths: Val | None) -> tuple[Val, _Steps]:
-    """The input with 0 for whatever stands beyond the end of a sequence, nan too, and what is known of its steps."""
+    """Return `x` with 0 beyond the end of each sequence (even where it is nan), and the positions of the steps."""
     if lengths is None:
         return x, _Steps()
     left = op.unsqueeze(op.cast(lengths, TensorProto.INT64), [0, 2]) - op.steps(op.size(x, 0), 0, 3)
@@ -399,24 +396,16 @@ def _within_length(op: Op, x: Val, lengths: Val | None) -> tuple[Val, _Steps]:
 
 
 def _direction(
-    op: Op,
-    d: int,
-    backwards: Sequence[bool],
-    hidden: int,
-    acts: list[Activation],
-    inputs: dict[str, Val | None],
-    y: Val,
-    gs: Sequence[Val | None],
-    steps: _Steps,
-    gates: Gates | None,
-) -> Run:
-    """Direction `d` of a layer, from the inputs of all directions, the output Y and the outputs' cotangents."""
+    op: Op, d: int, backwards: Sequence[bool], hidden: int, acts: list[Activation], inputs: dict[str, Val | None],
+    y: Val, gs: Sequence[Val | None], steps: _Steps, gates: Gates | None,
+) -> LayerDirection:  # fmt: skip
+    """Return direction `d` of a layer, given inputs of all directions, the output Y, and the outputs' cotangents."""
 
     def of(v: Val | None, axis: int = 0) -> Val | None:
         return of_direction(op, v, d, len(backwards), axis)
 
     def end(position: int) -> Val | None:
-        """The cotangent of a last state, which is 0 and nothing else where a sequence is empty."""
+        """Return the cotangent of a direction's last state, set to 0 for empty sequences."""
         g = of(gs[position] if position < len(gs) else None)
         return g if g is None or steps.some is None else g * steps.some
 
@@ -424,7 +413,7 @@ def _direction(
     assert own is not None and inputs["x"] is not None
     zero = op.fill(0.0, op.Gather(own, op.const(0), axis=0))
     h, b = of(inputs["h"]), of(inputs["b"])
-    return Run(
+    return LayerDirection(
         op, backwards[d], hidden, acts,
         inputs["x"], own, _before(op, own, h, zero, backwards[d], steps.left),
         of(inputs["w"]), of(inputs["r"]),  # type: ignore[arg-type]
@@ -436,7 +425,7 @@ def _direction(
 
 
 def _hand_out(op: Op) -> Val:
-    """The output Y of the forward node, which nobody has asked for so far."""
+    """Give the forward node an output Y, which it does not have yet, and return it."""
     assert op.node is not None
     name = op.node.output[0] = op.graph.fresh(f"{op.node.name}/Y")
     op.graph.types[name] = op.infer(op.node)[name]
@@ -444,7 +433,7 @@ def _hand_out(op: Op) -> Val:
 
 
 def _before(op: Op, y: Val, h: Val | None, zero: Val, backwards: bool, left: Val | None) -> Val:
-    """The state before each step: Y one step earlier, the initial state at the first one of a sequence."""
+    """Return the state before each step: Y of the preceding step, or the initial state at a sequence's first step."""
     first = op.unsqueeze(zero if h is None else h, [0])
     if not backwards:
         return op.Concat(first, op.Slice(y, op.ints([0]), op.ints([-1]), op.ints([0])), axis=0, shape=y.known_shape)
@@ -456,58 +445,57 @@ def _before(op: Op, y: Val, h: Val | None, zero: Val, backwards: bool, left: Val
 
 
 def _activations(op: Op, defaults: Sequence[str], attributes: dict[str, Any]) -> list[Activation] | No:
-    """The activations of all directions, each with its parameters: they are handed out to those that have some."""
+    """Return the activations of all directions, with their parameters.
+
+    The attributes activation_alpha and activation_beta have one entry for each activation that has the parameter, in
+    the order of the activations.
+    """
     clip, known = attributes["clip"], {name.lower(): name for name in ACTIVATIONS}
     if clip is not None and clip <= 0:
-        return op.no(f"its attribute clip={clip:g}, which onnxruntime refuses", "leave clip out")
+        return op.no(
+            f"it has the attribute clip={clip:g}, which onnxruntime does not support", "remove the attribute clip"
+        )
     names = [name.decode() if isinstance(name, bytes) else name for name in attributes["activations"] or defaults]
     if len(names) < len(defaults):
-        return op.no(f"it names {len(names)} activations and has {len(defaults)}", "name all, or none")
+        return op.no(f"it names {len(names)} activations, but needs {len(defaults)}", "name all activations, or none")
     left = {key: iter(attributes[f"activation_{key}"] or ()) for key in ("alpha", "beta")}
     found = []
     for name in names[: len(defaults)]:
         if name.lower() not in known:
-            return op.no(f"its activation {name} is none of the standard's", f"choose from {', '.join(ACTIVATIONS)}")
+            return op.no(f"its activation {name} is not a standard activation", f"choose from {', '.join(ACTIVATIONS)}")
         name = known[name.lower()]
         parameters: dict[str, Any] = {key: next(left[key], default) for key, default in ACTIVATIONS[name][1].items()}
         if missing := [f"activation_{key}" for key, value in parameters.items() if value is None]:
-            why = f"its activation {name} without {' and '.join(missing)}, which onnxruntime takes for 0"
-            return op.no(why, "give the node the values that are meant")
+            why = f"its activation {name} has no {' and '.join(missing)}, and onnxruntime uses 0 then"
+            return op.no(why, "set these attributes of the node")
         found.append(Activation(op, name, parameters, clip))
     return found
 
 
-KINK = "1 at the bounds of clip; each activation as the operator of its name"
-
-
-def _answer(grads: dict[str, Val | None] | No, names: Sequence[str]) -> tuple[Val | No | None, ...]:
-    return tuple(grads if isinstance(grads, No) else grads.get(name) for name in names)
+KINK = "1 at the bounds of clip; each activation as the operator of the same name"
 
 
 @rule("LSTM", versions=(7, None), kink=KINK)
 def lstm(op, gs, ys, x, w, r, b, sequence_lens, initial_h, initial_c, p, **attributes):
-    """Gates i, o, f and candidate c; peepholes p on i, o, f; `input_forget` couples f = 1 - i. See the module for how.
+    """Gates i, o, f and candidate c, with peepholes p for i, o and f. With `input_forget`, f = 1 - i.
 
-    `clip` bounds the inputs of the gates' activations f and g, peepholes and biases included.
+    `clip` bounds the inputs of the gates' activations f and g, including peepholes and biases.
     """
     inputs = {"x": x, "w": w, "r": r, "b": b, "sequence_lens": sequence_lens, "h": initial_h, "c": initial_c, "p": p}
     cell = partial(_lstm, coupled=bool(attributes["input_forget"]))
-    grads = _layer(op, gs, ys, cell, inputs, ("Sigmoid", "Tanh", "Tanh"), attributes, not attributes["input_forget"])
-    return _answer(grads, ("x", "w", "r", "b", "", "h", "c", "p"))
+    return _layer(op, gs, ys, cell, inputs, ("Sigmoid", "Tanh", "Tanh"), attributes, not attributes["input_forget"])
 
 
 @rule("GRU", versions=(7, None), kink=KINK)
 def gru(op, gs, ys, x, w, r, b, sequence_lens, initial_h, *, linear_before_reset, **attributes):
-    """Gates z, r and candidate h, whose reset applies before or after its matrix product."""
+    """Gates z, r and candidate h. The reset gate applies before or after the candidate's matrix product."""
     inputs = {"x": x, "w": w, "r": r, "b": b, "sequence_lens": sequence_lens, "h": initial_h}
     cell = partial(_gru, linear_before_reset=bool(linear_before_reset))
-    grads = _layer(op, gs, ys, cell, inputs, ("Sigmoid", "Tanh"), attributes)
-    return _answer(grads, ("x", "w", "r", "b", "", "h"))
+    return _layer(op, gs, ys, cell, inputs, ("Sigmoid", "Tanh"), attributes)
 
 
 @rule("RNN", versions=(7, None), kink=KINK)
 def rnn(op, gs, ys, x, w, r, b, sequence_lens, initial_h, **attributes):
     """h = f(W x + R h + b)."""
     inputs = {"x": x, "w": w, "r": r, "b": b, "sequence_lens": sequence_lens, "h": initial_h}
-    grads = _layer(op, gs, ys, _rnn, inputs, ("Tanh",), attributes)
-    return _answer(grads, ("x", "w", "r", "b", "", "h"))
+    return _layer(op, gs, ys, _rnn, inputs, ("Tanh",), attributes)

@@ -1,8 +1,10 @@
-"""Reductions: the cotangent goes back along the reduced axes, weighted by each element's share in the result.
+"""Rules of reductions and running products.
 
-The axes are an attribute before opset 18 (13 for ReduceSum) and an input after it, may be absent (all, or none),
-and may be known only at run time; `Reduced` hides the difference, so that each rule is its formula. Products, running
-ones too, are differentiated without a division, so that zeros in them are nothing special.
+The cotangent is broadcast along the reduced axes and multiplied by the derivative of the result with respect to each
+element. The axes are an attribute before opset 18 (13 for ReduceSum) and an input from then on. They may be absent,
+which means all axes or none, and they may be known only at run time. `Reduced` hides these differences, so that each
+rule is only its formula. Products and cumulative products are differentiated without division, so zeros need no special
+case.
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ no_gradient("ArgMax ArgMin")
 
 
 class Reduced:
-    """One reduction of `x`: `g` and `y`, its cotangent and value, with the reduced axes kept at size one.
+    """A reduction of `x`, for the formulas of the rules.
 
-    `axes` is a list, or None for all of them; where they are known only at run time, `late` is their value.
+    Attributes:
+        g: the cotangent of the result, with the reduced axes kept at size one.
+        y: the result, with the reduced axes kept at size one.
+        axes: the reduced axes as a list, or None for all.
+        late: the axes as a value if they are known only at run time; otherwise None.
     """
 
     def __init__(self, op, kind, g, y, x, axes_input, axes, keepdims, noop_with_empty_axes):
@@ -39,17 +45,17 @@ class Reduced:
         return self.op.emit(kind, x, self.late, keepdims=1, noop_with_empty_axes=self.noop)
 
     def again(self, x):
-        """The same reduction of `x`."""
+        """Return the same reduction of another `x`."""
         return self.op.reduce(self.kind, x, self.axes) if self.late is None else self._again(self.kind, x)
 
     def sum(self, x):
-        """The sum of `x` along the same axes, which are kept."""
+        """Return the sum of `x` along the same axes, which are kept."""
         if self.late is None:
             return self.op.sum(x, self.axes)
         return self.op.cast(self._again("ReduceSum", self.op.wide(x)), x)
 
     def count(self, dtype):
-        """How many elements go into one result."""
+        """Return the number of elements that are reduced to one result."""
         op = self.op
         if self.late is None:
             return op.count(self.x, self.axes, dtype)
@@ -57,7 +63,10 @@ class Reduced:
 
 
 def reduction(kinds, kink=""):
-    """Register a formula (op, reduced) -> cotangent, of a shape that broadcasts to x, as the rule of `kinds`."""
+    """Register a formula, which maps (op, `Reduced`) to the cotangent, as the rule of `kinds`.
+
+    The cotangent is broadcast to x.
+    """
 
     def register(formula):
         for kind in kinds.split():
@@ -83,7 +92,7 @@ def reduce_sum(op, r):
 
 @reduction("ReduceMean")
 def reduce_mean(op, r):
-    """The count overflows in float16 and is inexact in bfloat16, so both divide in float32."""
+    """Divide `g` by the count: in float32 for float16, where it may overflow, and bfloat16, where it is inexact."""
     if r.x.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
         return op.cast(op.cast(r.g, TensorProto.FLOAT) / r.count(TensorProto.FLOAT), r.x)
     return r.g / r.count(r.x.dtype)
@@ -107,7 +116,7 @@ def reduce_l1(op, r):
 
 @reduction("ReduceL2", kink="0 where the norm is 0")
 def reduce_l2(op, r):
-    """Where the norm is 0, so is every x."""
+    """dx = g x / norm. If the norm is 0, all x are 0, so it is replaced by 1 to avoid 0 / 0."""
     return r.x * (r.g / op.Where(op.Equal(r.y, 0), op.const(1.0, r.y), r.y))
 
 
@@ -123,9 +132,10 @@ def reduce_log_sum_exp(op, r):
 
 @reduction("ReduceProd")
 def reduce_prod(op, r):
-    """Without division, so that it is exact at zeros, to any order; one axis after the other.
+    """Reduce one axis after the other, without division, so that derivatives of any order are exact at zeros.
 
-    Where the axes are known only at run time each axis is taken, and left as it is if it is none of them.
+    If the axes are known only at run time, nodes are written for every axis, and a Where skips those that are not
+    reduced.
     """
     rank = r.x.rank
     late = [None if r.late is None else _is_reduced(op, r, axis) for axis in range(rank)]
@@ -144,14 +154,18 @@ def reduce_prod(op, r):
 
 
 def _is_reduced(op, r, axis):
-    """Whether `axis` is one of the axes known at run time, or all are because there are none."""
+    """Return a value that is true if `axis` is reduced at run time. An empty list of axes may mean all axes."""
     found = op.Equal(op.Mod(r.late, op.const(r.x.rank)), op.const(axis))
     among = op.ReduceSum(op.Cast(found, to=TensorProto.INT64), keepdims=0) > op.const(0)
     return among if r.noop else op.Or(among, op.Equal(op.Size(r.late), op.const(0)))
 
 
 def _through_tree(op, g, x, axis):
-    """Halves are multiplied pair by pair up to one; on the way down each takes the other's product."""
+    """Return the cotangent of a product along an axis of known size, by a tree of products.
+
+    The first half of the axis is multiplied by the second half, again and again, until one element is left. Then, in
+    the opposite order, the cotangent of each half is the cotangent of their product times the values of the other half.
+    """
     pairs = []
     while (size := x.shape[axis]) > 1:
         half = size // 2
@@ -168,9 +182,11 @@ def _through_tree(op, g, x, axis):
 
 
 def _through_others(op, g, x, axis, late):
-    """Each element's factor is the product of the others, laid out as a square whose diagonal is one.
+    """Multiply the cotangent by the product of all other elements along the axis.
 
-    Where `late`, if there is one, is false the axis is not reduced, and every factor is one.
+    The products are computed along the rows of a square matrix: each row holds all elements, and the diagonal is
+    replaced by 1. If `late` is not None, it is true at run time if the axis is reduced. If it is not, every factor is
+    1.
     """
     across, down = (op.steps(op.size(x, axis), i, x.rank + 1) for i in (axis, axis + 1))
     left_out = op.Equal(across, down)
@@ -185,7 +201,7 @@ def _through_others(op, g, x, axis, late):
 
 @rule("CumProd")
 def cumprod(op, g, y, x, axis, *, exclusive, reverse):
-    """dX_j = Π_{k before j} x_k · r_j, where r_j = g_j + x_{j+1} r_{j+1} collects what comes after."""
+    """dX_j = Π_{k before j} x_k · r_j, where r_j = g_j + x_{j+1} r_{j+1} is the contribution of later elements."""
     if axis.const is None:
         flat, seed = (op.reshape(v, around(op, x, axis, x.rank)) for v in (x, g))
         return op.reshape_like(_through_products(op, seed, flat, 1, exclusive, reverse), x), None
@@ -195,13 +211,13 @@ def cumprod(op, g, y, x, axis, *, exclusive, reverse):
 
 
 def _through_doubling(op, g, x, axis, exclusive, reverse):
-    """The recurrence in log2(size) rounds, each of which reaches twice as far.
+    """Compute the recurrence of `cumprod` in log2(size) rounds. Each round doubles the number of elements covered.
 
     Source: W. D. Hillis and G. L. Steele, Data parallel algorithms, CACM 29 (1986).
     """
 
     def ahead(v, count):
-        """What stands `count` places further on, and zeros beyond the end."""
+        """Return the elements `count` positions ahead, with zeros beyond the end."""
         begins, ends = ([sign * count if i == axis else 0 for i in range(x.rank)] for sign in (-1, 1))
         return op.Pad(v, op.ints([*ends, *begins] if reverse else [*begins, *ends]), shape=x.shape)
 
@@ -216,7 +232,7 @@ def _through_doubling(op, g, x, axis, exclusive, reverse):
 
 
 def _through_products(op, g, x, axis, exclusive, reverse):
-    """The products between any two places, laid out as a square, weighted by the cotangent of the second."""
+    """Compute the cotangent from a square matrix of the products of the elements between any two positions."""
     size = op.size(x, axis)
     start, end = (op.steps(size, i, x.rank + 1) for i in (axis, axis + 1))
     later, follows = (end < start, end <= start) if reverse else (end > start, end >= start)
@@ -228,7 +244,7 @@ def _through_products(op, g, x, axis, exclusive, reverse):
 
 
 def around(op, x, axis, rank):
-    """How many elements the first `rank` axes of `x` have before, along and after `axis`, a scalar of run time."""
+    """Return the sizes of `x` with its first `rank` axes merged to three: before, at and after `axis`."""
     shape = op.Slice(op.Shape(x), op.ints([0]), op.ints([rank]))
     axis = op.Mod(op.reshape(op.cast(axis, TensorProto.INT64), [1]), op.const(x.rank))
     every = op.steps(rank)

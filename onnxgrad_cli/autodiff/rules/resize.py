@@ -1,8 +1,12 @@
-"""Resize is a linear map of each axis by itself: its gradient is the transposed map, one matrix product an axis."""
+"""The gradient of Resize.
+
+Resize is a linear map along each axis, so its gradient is the transposed map: one matrix product per axis.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,16 +18,22 @@ from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 
-LARGEST = 1 << 24
-"""Entries of an interpolation matrix beyond which a Resize is refused."""
+MAX_MATRIX_ELEMENTS = 1 << 24
+"""Largest number of elements of an interpolation matrix; a Resize that needs a larger one is refused."""
 
 TIE = 1e-6
-"""How near to the middle between two elements onnxruntime sees a tie; before 1.27 it saw only exact ones."""
+"""Positions at most this far from the middle between two elements are ties for onnxruntime's rounding modes.
+
+Before version 1.27, only the exact middle was a tie.
+"""
 
 CROP = "tf_crop_and_resize"
 
 OF_TENSORFLOW = "tf_half_pixel_for_nn"
-"""How TensorFlow's nearest neighbours are exported; the standard has it at opsets 11 and 12, onnxruntime at all."""
+"""The coordinate transformation mode for nearest neighbours in models exported from TensorFlow.
+
+The standard has this mode only at opsets 11 and 12; onnxruntime supports it at all opsets.
+"""
 
 COORDINATES = frozenset(
     {"align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", CROP, OF_TENSORFLOW}
@@ -31,8 +41,8 @@ COORDINATES = frozenset(
 """The coordinate transformation modes that `_Axis` has formulas for."""
 
 
-class Setting(NamedTuple):
-    """The attributes of a Resize; those that came with opset 18 have their defaults."""
+class ResizeAttributes(NamedTuple):
+    """The attributes of a Resize. Those added in opset 18 have defaults."""
 
     coordinate_transformation_mode: str
     cubic_coeff_a: float
@@ -47,23 +57,29 @@ class Setting(NamedTuple):
 
 @rule("Resize", versions=(13, None))
 def resize(op, g, y, x, roi, scales, sizes, **attributes):
-    """Apply the transpose of each axis' interpolation matrix; a matrix of unknown size is made at run time.
+    """Apply the transpose of each axis' interpolation matrix. A matrix of unknown size is computed at run time.
 
     Source: the ONNX Resize operator page; R. Keys, Cubic convolution interpolation, 1981 (cubic).
     """
-    how = Setting(**attributes)
+    how = ResizeAttributes(**attributes)
     if how.coordinate_transformation_mode not in COORDINATES:
         return op.no(f"coordinate_transformation_mode '{how.coordinate_transformation_mode}' is unknown")
-    moves = op.no("where it samples depends on it, which is not covered by the rule", "make it a constant")
+    moves = op.no("the sampled positions depend on it, which the rule does not cover", "make it a constant")
     dx = _input_gradient(op, g, y, x, roi, scales, sizes, how) if op.wants(x) else None
     return dx, moves if how.coordinate_transformation_mode == CROP else None, moves, None
 
 
 def _input_gradient(op, g, y, x, roi, scales, sizes, how):
     if how.exclude_outside and how.mode != "cubic" and not how.antialias:
-        return op.no(f"exclude_outside in mode {how.mode}, which onnxruntime does not run", "use it with mode cubic")
+        return op.no(
+            f"it has exclude_outside in mode {how.mode}, which onnxruntime does not run",
+            "use exclude_outside only in mode cubic",
+        )
     if how.keep_aspect_ratio_policy != "stretch" and min(how.axes or [0]) < 0:
-        return op.no("negative axes, for which onnxruntime does not keep the aspect ratio", "count them from the front")
+        return op.no(
+            "it has negative axes, for which onnxruntime does not keep the aspect ratio",
+            "write the axes as positive numbers",
+        )
     which = [axis % x.rank for axis in how.axes] if how.axes else list(range(x.rank))
     if 0 in y.shape:
         return None
@@ -76,8 +92,8 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
     result = g
     for i, axis in enumerate(which):
         size, new, factor = x.shape[axis], y.shape[axis], factors[axis]
-        if isinstance(size, int) and isinstance(new, int) and size * new > LARGEST:
-            return op.no(f"axis {axis} is too long for a matrix ({new} x {size})", "resize in steps")
+        if isinstance(size, int) and isinstance(new, int) and size * new > MAX_MATRIX_ELEMENTS:
+            return op.no(f"axis {axis} is too long for a matrix ({new} x {size})", "resize in several steps")
         region = _region(op, roi, i, len(which)) if how.coordinate_transformation_mode == CROP else None
         if _is_one(factor) or (factor is None and size == new != "?"):
             _refuse_cut_axis(region, axis)
@@ -88,7 +104,10 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
 
 
 def _factors(op, x, y, scales, sizes, which, how):
-    """The scale of each axis: a number; a value, or where new sizes are given None, if it is known at run time only."""
+    """Return a map from each axis to its scale, which is a float if it is known at build time.
+
+    A scale that is known only at run time is a value, or None if the node gives sizes instead of scales.
+    """
     factors: dict[int, float | Val | None] = dict.fromkeys(range(x.rank), 1.0)
     by_sizes = scales is None or scales.known_shape == (0,)
     if by_sizes and how.keep_aspect_ratio_policy in ("not_larger", "not_smaller"):
@@ -100,14 +119,17 @@ def _factors(op, x, y, scales, sizes, which, how):
         elif not by_sizes:
             factors[axis] = float(scales.const[i])
             if isinstance(size, int) and new != np.floor(np.float32(size) * scales.const[i]):
-                raise Unknown(f"{size} times the scale {scales.const[i]} is rounded to {new}, elsewhere otherwise")
+                raise Unknown(
+                    f"{size} times the scale {scales.const[i]} is rounded to {new}, but other runtimes round "
+                    "differently"
+                )
         else:
             factors[axis] = new / size if isinstance(size, int) and isinstance(new, int) else None
     return factors
 
 
 def _common_factor(op, x, sizes, which, how):
-    """The one scale that keeps the aspect ratio: the smallest or the largest of those that the sizes ask for."""
+    """Return the one scale that keeps the aspect ratio: the smallest or largest scale that `sizes` requires."""
     smallest = how.keep_aspect_ratio_policy == "not_larger"
     now = [x.shape[axis] for axis in which]
     if sizes.const is not None and all(isinstance(size, int) for size in now):
@@ -122,7 +144,7 @@ def _is_one(factor):
 
 
 def _region(op, roi, i, count):
-    """Where the part of the i-th resized axis that is cut out starts and ends, in shares of the axis."""
+    """Return start and end of the region cropped from the i-th resized axis, as fractions of the axis."""
     if roi is None or roi.known_shape == (0,):
         raise Unknown(f"a Resize in mode {CROP} has no roi")
     if roi.const is not None:
@@ -131,29 +153,50 @@ def _region(op, roi, i, count):
 
 
 def _refuse_cut_axis(region, axis):
-    """onnxruntime reads no region where the scale is 1; onnx.reference does. Nobody cuts out a part of the batch."""
+    """Raise Unknown if a region crops an axis of scale 1: onnx.reference crops it, but onnxruntime does not.
+
+    A region that is known only at run time is accepted on the first two axes, because models don't crop batch or
+    channels.
+    """
     if region is None or region == (0, 1) or (axis < 2 and isinstance(region[0], Val)):
         return
-    raise Unknown(f"the scale of axis {axis} is 1, where runtimes disagree whether roi is read")
+    raise Unknown(f"the scale of axis {axis} is 1, and runtimes disagree whether roi is used then")
 
 
 def _refuse_broken_sizes(x, factors):
-    """Between corners, onnxruntime counts the elements that there are, onnx.reference the unrounded product."""
+    """Raise Unknown if an output size, size * scale, is not a whole number.
+
+    To align corners, onnxruntime uses the actual output size and onnx.reference the unrounded product.
+    """
     for size, factor in zip(x.shape, factors.values(), strict=True):
         if isinstance(factor, Val):
-            raise Unknown("a scale known at run time only may give a broken size, which runtimes align otherwise")
+            raise Unknown(
+                "a scale that is known only at run time may give a fractional size, which runtimes align differently"
+            )
         if factor is not None and factor != int(factor):
             if not isinstance(size, int):
-                raise Unknown(f"an unknown size times the scale {factor} may be broken, which runtimes align otherwise")
+                raise Unknown(
+                    f"an unknown size times the scale {factor} may be fractional, and runtimes align such sizes "
+                    "differently"
+                )
             if abs(size * factor - round(size * factor)) > 1e-6 * size:
-                raise Unknown(f"{size} times the scale {factor} is broken, which runtimes align in different ways")
+                raise Unknown(
+                    f"{size} times the scale {factor} is fractional, and runtimes align such sizes differently"
+                )
 
 
 def _copied(op, x, y, factors, by_axis):
-    """Whether onnxruntime copies an axis though its scale is not 1: axis -> int64, where a run alone can tell.
+    """Find axes that onnxruntime may copy without interpolation although their scale is not 1.
 
-    It does where the result is as large, for of a size of 2 the scale 1.3 makes 2 again: of the whole input where all
-    of its axes are, and with antialias of each by itself.
+    It copies if the output is as large as the input. For example, scale 1.3 turns a size of 2 into 2. Without
+    antialias, it copies only if all axes keep their size. With antialias, it copies each axis that keeps its size.
+
+    Returns:
+        A map with each axis of which it is known only at run time whether it is copied. Its value is an int64 value of
+        the graph: 1 if the axis is copied, 0 otherwise.
+
+    Raises:
+        Unknown: it is known at build time that an axis is copied.
     """
     kept = [_keeps(x.shape[axis], y.shape[axis], factor) for axis, factor in factors.items()]
     same = None
@@ -163,7 +206,9 @@ def _copied(op, x, y, factors, by_axis):
         if factor is None or _is_one(factor) or False in told:
             continue
         if None not in told:
-            raise Unknown("its result is as large as its input, which onnxruntime copies then, whatever the scales say")
+            raise Unknown(
+                "its result has the size of its input, so onnxruntime copies the input and ignores the scales"
+            )
         if same is None:
             same = op.cast(op.Equal(op.shape(x), op.shape(y)), TensorProto.INT64)
         copied[axis] = op.Gather(same, op.const(axis)) if by_axis else op.reduce("ReduceMin", same, keepdims=False)
@@ -171,53 +216,43 @@ def _copied(op, x, y, factors, by_axis):
 
 
 def _keeps(size, new, factor):
-    """Whether an axis is as long as before; None where that is known at run time only."""
+    """Return True or False for an axis that keeps or changes its size, and None if only a run can tell."""
     if isinstance(size, int) and isinstance(new, int):
         return size == new
     return None if not isinstance(factor, float) or 0.5 < factor < 2 else False
 
 
 def _repeats(factors, rank, how):
-    """Whether every element is repeated a whole number of times: nearest, by integers, on spatial axes."""
-    coordinates, nearest = how.coordinate_transformation_mode, how.nearest_mode
-    return (
-        how.mode == "nearest"
-        and 3 <= rank <= 5
-        and all(isinstance(f, float) and f == int(f) and f >= 1 for f in factors.values())
-        and factors[0] == factors[1] == 1
-        and (
-            (coordinates == "asymmetric" and nearest == "floor")
-            or (coordinates in ("half_pixel", "pytorch_half_pixel") and nearest.startswith("round_prefer"))
-        )
-    )
+    """Return True if the resize only repeats elements along spatial axes: mode "nearest" with integer scales."""
+    if how.mode != "nearest" or not 3 <= rank <= 5 or not factors[0] == factors[1] == 1:
+        return False
+    whole = all(isinstance(f, float) and f == int(f) and f >= 1 for f in factors.values())
+    if how.coordinate_transformation_mode == "asymmetric":
+        return whole and how.nearest_mode == "floor"
+    half = how.coordinate_transformation_mode in ("half_pixel", "pytorch_half_pixel")
+    return whole and half and how.nearest_mode.startswith("round_prefer")
 
 
 def _summed(op, g, x, factors):
-    """The sum over each block of repeats: an average times how many they are, which has a fast kernel."""
+    """Sum `g` over each block of repeated elements: AveragePool, which has a fast kernel, times the block's size."""
     block = [int(factors[axis]) for axis in range(2, x.rank)]
     if all(n == 1 for n in block):
         return g
     return op.AveragePool(g, kernel_shape=block, strides=block, shape=x.known_shape) * float(np.prod(block))
 
 
-class _Numpy:
-    """The operators that the formulas below use, evaluated now; `Op` writes them into the graph."""
-
-    Abs, Ceil, Clip, Equal, Floor, Max, Min, Where = (
-        np.abs,
-        np.ceil,
-        np.clip,
-        np.equal,
-        np.floor,
-        np.maximum,
-        np.minimum,
-        np.where,
-    )
+_NUMPY = SimpleNamespace(
+    Abs=np.abs, Ceil=np.ceil, Clip=np.clip, Equal=np.equal, Floor=np.floor, Max=np.maximum, Min=np.minimum,
+    Where=np.where,
+)  # fmt: skip
+"""numpy functions with the names of ONNX operators. They evaluate the formulas of `_Axis` at build time."""
 
 
 class _Axis:
-    """The interpolation of one axis. Its formulas are evaluated now where both sizes are known, else at run time,
-    in the precision that onnxruntime computes positions in: single, and double for doubles.
+    """The interpolation of one axis.
+
+    Its formulas are evaluated at build time if both sizes are known, and at run time otherwise. They use the precision
+    in which onnxruntime computes positions: float32, or float64 for float64 inputs.
     """
 
     def __init__(self, op, x, y, axis, factor, region):
@@ -226,7 +261,7 @@ class _Axis:
         size, new = x.shape[axis], y.shape[axis]
         self.static = isinstance(size, int) and isinstance(new, int)
         self.static &= not any(isinstance(v, Val) for v in (factor, *(region or ())))
-        self.xp = _Numpy if self.static else op
+        self.xp = _NUMPY if self.static else op
         self.is_given = factor is not None
         if self.static:
             self.size, self.new, self.factor = self._number(size), self._number(new), self._number(factor)
@@ -240,15 +275,17 @@ class _Axis:
         self.last = self.size - 1
 
     def matrix(self, how, copied=None):
-        """What each output, a row, takes of each input, a column.
+        """Return the interpolation matrix: the weight of each input element (column) in each output element (row).
 
         Args:
-            copied: int64, 1 where onnxruntime copies the axis and else 0, if that is known at run time only.
+            how: the attributes of the Resize.
+            copied: an int64 value that is 1 if onnxruntime copies the axis and 0 otherwise. None if it surely does not.
         """
         positions = self._positions(how.coordinate_transformation_mode)
         matrix = self._nearest(positions, how.nearest_mode) if how.mode == "nearest" else self._weighted(positions, how)
         if self.region is not None:
-            matrix = matrix * self._equal(self._inside(positions), positions)  # else it is extrapolation_value
+            # Outside the input, the output is extrapolation_value.
+            matrix = matrix * self._equal(self._inside(positions), positions)
         if copied is None:
             return matrix
         copied, same = self._number(copied), self._equal(self.outputs, self.inputs)
@@ -257,11 +294,11 @@ class _Axis:
         return copied * same + (1 - copied) * matrix
 
     def transposed(self, matrix):
-        """[size, new], as `windows.along` takes it."""
+        """Return the transposed matrix, [size, new], as `windows.along` expects it."""
         return matrix.T if isinstance(matrix, np.ndarray) else self.op.cast(self.op.swap_last(matrix), self.x)
 
     def _positions(self, coordinates):
-        """Where in the input each output lies."""
+        """Return the position in the input of each output element."""
         outputs, factor = self.outputs, self.factor
         if coordinates == "asymmetric":
             return outputs / factor
@@ -275,10 +312,10 @@ class _Axis:
             positions = several * spread + (1 - several) * ((start + end) * 0.5 * self.last)
             if self.is_given:
                 return positions
-            same = self._equal(self.size, self.new)  # as in `_refuse_cut_axis`, but known at run time only
+            same = self._equal(self.size, self.new)  # the case of `_refuse_cut_axis`, known only at run time
             return same * outputs + (1 - same) * positions
         if coordinates == OF_TENSORFLOW:
-            same = self._equal(factor, self._number(1))  # then onnxruntime takes the elements as they are
+            same = self._equal(factor, self._number(1))  # then onnxruntime copies the elements
             return (outputs + (1 - same) * 0.5) / factor
         if coordinates == "half_pixel_symmetric":  # onnxruntime rounds this sum once, at its end
             offset = self.size / 2 * (1 - self.new / (self.size * factor))
@@ -288,7 +325,7 @@ class _Axis:
         return half * several if coordinates == "pytorch_half_pixel" else half
 
     def _nearest(self, positions, how):
-        """One 1 in each row, at the nearest element."""
+        """Return the matrix with a 1 in each row at the nearest input element, and 0 elsewhere."""
         below = self.xp.Floor(positions)
         index = {
             "floor": lambda: below,
@@ -299,14 +336,17 @@ class _Axis:
         return self._equal(self._inside(index), self.inputs)
 
     def _weighted(self, positions, how):
-        """The elements around each position, weighted by their distance; outside lie copies of the outermost ones,
-        or nothing. To smooth where the output is smaller, distances shrink as it does.
+        """Return the matrix of the weights, which depend on the distance between input element and position.
+
+        Elements beyond the ends are copies of the outermost elements; with exclude_outside they have no weight. With
+        antialias, distances are multiplied by a scale below 1, which smooths the output.
         """
         shrunk = self.xp.Min(self.factor, self._number(1)) if how.antialias else self._number(1)
 
         def weights(places):
             distance = self.xp.Abs(positions - places) * shrunk
-            return self._keys(distance, how.cubic_coeff_a) if how.mode == "cubic" else self._tent(distance)
+            cubic = how.mode == "cubic"
+            return self._keys(distance, how.cubic_coeff_a) if cubic else self.xp.Max(1 - distance, self._number(0))
 
         matrix = weights(self.inputs)
         if not how.exclude_outside:
@@ -316,9 +356,6 @@ class _Axis:
             first, last = (self._equal(self.inputs, at) for at in (self._number(0), self.last))
             matrix = matrix + before * first + after * last
         return matrix / self._total(matrix) if how.antialias or how.exclude_outside else matrix
-
-    def _tent(self, d):
-        return self.xp.Max(1 - d, self._number(0))
 
     def _keys(self, d, a):
         near = ((a + 2) * d - (a + 3)) * d * d + 1
@@ -332,7 +369,7 @@ class _Axis:
         return self._ones(self.xp.Equal(a, b))
 
     def _ones(self, where):
-        """1 where it is true, else 0."""
+        """Return 1 where the condition is true, and 0 elsewhere."""
         return self._cast(where, self.dtype)
 
     def _cast(self, value, dtype):
@@ -349,7 +386,7 @@ class _Axis:
         return kind(value) if self.static else self.op.const(float(value), self.dtype)
 
     def _count(self, length, axis):
-        """0, 1, ... along a row (0) or a column (1)."""
+        """Return 0, 1, ..., length - 1, as a row (axis 0) or a column (axis 1)."""
         if self.static:
             kind = onnx.helper.tensor_dtype_to_np_dtype(self.dtype).type
             return np.expand_dims(np.arange(length, dtype=kind), axis)

@@ -1,10 +1,10 @@
-"""Rows added up at places that may repeat: the cotangent of every selection, and what a graph network computes.
+"""Add rows to a table at places that may repeat, as in the gradient of every selection and in graph networks.
 
-onnxruntime has no operator that does this both rightly and fast. Its ScatterND(add) loses updates with two threads, its
-ScatterElements(add) takes one element at a time on one thread. A matrix product takes all, so rows are sorted by
-their places, cut into blocks, and each block is multiplied with a small matrix of zeros and ones that adds up the
-rows of one place. Rows that were themselves gathered, as a graph network sends them along its edges, are gathered again
-in the order of their places, and are never made.
+onnxruntime has no operator for this that is both correct and fast. Its ScatterND(add) loses updates with two threads.
+Its ScatterElements(add) adds one element at a time on one thread. A matrix product uses all threads. The rows are
+therefore sorted by their places and split into blocks. Each block is multiplied by a small matrix of zeros and ones,
+which adds up the rows of each place. A graph network gathers rows along its edges and then adds them up. For this case,
+a faster way gathers the rows in the order of their places, so that the gathered rows need not be stored.
 """
 
 from __future__ import annotations
@@ -20,47 +20,75 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.types import HALVES
 
 ONE_HOT = 64
-"""Up to this many places the sum is a product with the one-hot matrix of all: against sorted blocks, 8,192 rows of 768
-take 0.6 of the time at 32 places, the same at 64, 1.6 times as much at 128 (one thread)."""
+"""Up to this number of places, the sum is computed as one product with a one-hot matrix.
 
-WIDE, LARGE = 64, 2**16
-"""Rows of WIDE numbers and more are sorted, if rows and places together have LARGE numbers. Against the faster of the
-forms of ScatterElements, one thread: 0.25 for 8,192 rows of 768 into 30,522, 0.35 for 1,024 of 768 into 30,522, 0.37
-for 256 of 768 into 50,257, 0.4 for 4,096 of 768 into 1,000, 0.3 for 4,096 of 128 into 30,522, 0.7 for 2,048 of 64
-into 1,000, 1.1 for 32,768 of 64 into 4,096 (0.85 where two sums share the sorted places); but 1.15 for 32 of 64 into
-1,000, 1.5 for 65,536 of 32 into 4,096, 2 for 1,024 of 16 into 50,000."""
+For 8,192 rows of 768, this takes 0.6 times as long as sorted blocks at 32 places, equally long at 64, and 1.6 times as
+long at 128 (one thread).
+"""
+
+MIN_SORTED_ROW, MIN_SORTED_ELEMENTS = 64, 2**16
+"""Rows are sorted if they have at least WIDE elements, and rows and table together have at least LARGE elements.
+
+Times of sorted blocks relative to the faster way to use ScatterElements, with one thread:
+
+- 8,192 rows of 768 into 30,522: 0.25
+- 1,024 rows of 768 into 30,522: 0.35
+- 256 rows of 768 into 50,257: 0.37
+- 4,096 rows of 768 into 1,000: 0.4
+- 4,096 rows of 128 into 30,522: 0.3
+- 2,048 rows of 64 into 1,000: 0.7
+- 32,768 rows of 64 into 4,096: 1.1, or 0.85 if two sums share the sorted places
+
+Outside of the limits, sorted blocks are slower:
+
+- 32 rows of 64 into 1,000: 1.15
+- 65,536 rows of 32 into 4,096: 1.5
+- 1,024 rows of 16 into 50,000: 2
+"""
 
 BLOCK = 23
-"""Rows in a block: 15 to 35 take about the same time. The products have one row more, a multiple of what processors
-take at a time."""
+"""Number of rows in a sorted block. Numbers from 15 to 35 take about the same time.
 
-FEW, TYPICAL = 4, 1024
-"""A table of up to FEW times as many rows as are added to it is laid flat for ScatterElements: 0.25 of the time for
-16,384 rows of 64 into 1,000, 0.93 for 131,072 of 32 into 32,768; but 1.7 for 1,024 of 64 into 100,000 (two threads).
-An unknown number counts as TYPICAL."""
+The product of a block has one row more (24), a multiple of the number of elements that a processor handles at a time.
+"""
+
+MAX_ROW_RATIO, TYPICAL = 4, 1024
+"""If a table has at most FEW times as many rows as are added to it, both are flattened for ScatterElements.
+
+Times relative to ScatterElements without flattening, with two threads: 0.25 for 16,384 rows of 64 into 1,000, and 0.93
+for 131,072 rows of 32 into 32,768. For 1,024 rows of 64 into 100,000 it would be 1.7. An unknown number of rows counts
+as TYPICAL.
+"""
 
 LAST, FAR = 2**63 - 1, 2**62
 
 
 def added(op: Op, zeros: Val, places: Val, g: Val, axis: int = 0) -> Val:
-    """`g` added to `zeros` by ScatterElements, in float32 for the half types: its CPU kernel fails on them."""
+    """Add `g` to `zeros` by ScatterElements. 16-bit floats are added in float32, because their CPU kernel fails."""
     return op.cast(op.ScatterElements(op.wide(zeros), places, op.wide(g), axis=axis, reduction="add"), zeros)
 
 
 def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = False) -> Val:
-    """`zeros` with the i-th slice of `g` along `axis` added at rows[i]; negative rows count from the end.
+    """Return `zeros` with the i-th slice of `g` along `axis` added at rows[i].
 
-    Right with repeated rows at any number of threads. Before opset 16, where ScatterElements does not sum, always a
-    one-hot product.
+    The result is correct for repeated indices and any number of threads. Before opset 16, ScatterElements can't add, so
+    a product with a one-hot matrix is used.
 
     Args:
-        shared: whether the result is to be added to another: of few rows, ScatterElements makes both sums at once.
+        op: the emitter.
+        zeros: the table of zeros.
+        g: the slices to add.
+        rows: the index in the table to which each slice is added; negative ones count from the end.
+        axis: the axis of the places.
+        shared: True if the result will be added to another tensor. For few rows, one ScatterElements then computes both
+            sums.
     """
     size = op.size(zeros, axis)
     count = rows.shape[0]
     if count == 0:
         return zeros
-    safe = isinstance(count, int) or not 0 < axis < g.rank - 1  # of no rows onnxruntime makes garbage of a batch
+    # for a batch of products over no rows onnxruntime returns garbage
+    safe = isinstance(count, int) or not 0 < axis < g.rank - 1
     if op.opset < 16 or (isinstance(size, int) and size <= ONE_HOT and safe):
         return _one_hot_product(op, zeros, g, rows, size, axis)
     gathered = op.gathered(g) if axis == 0 else None
@@ -77,19 +105,23 @@ def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = Fa
 
 
 def _form(op: Op, table: Val, count: int | str, shared: bool, gathered: tuple[Val, Val] | None) -> str:
-    """How `count` rows are added to a table: as those that they were gathered from, as a product of sorted ones, or by
-    ScatterElements, flat or expanded."""
+    """Return the name of the fastest way to add `count` rows to a table.
+
+    Returns:
+        "gathered" (gather the rows again), "sorted" (products of sorted blocks), "flat" (ScatterElements on flat
+        tensors) or "expanded" (ScatterElements with indices expanded to the shape of the rows).
+    """
     form, width = "flat" if suits_flat(table, count) else "expanded", _row_width(table)
     if gathered and suits_gathered(table, gathered[0], count):
         return op.variant("row sums", ("gathered", "sorted", form), "gathered")
-    if width < WIDE or 0 in table.shape or (shared and form == "expanded"):
+    if width < MIN_SORTED_ROW or 0 in table.shape or (shared and form == "expanded"):
         return form
-    large = (_number(count) + _number(table.shape[0])) * width >= LARGE
+    large = (_number(count) + _number(table.shape[0])) * width >= MIN_SORTED_ELEMENTS
     return op.variant("row sums", ("sorted", form), "sorted" if large else form)
 
 
 def _row_width(table: Val) -> int:
-    """How many numbers a row of `table` has; 0 where that is unknown."""
+    """Return the number of elements of a row of `table`, or 0 if it is unknown."""
     sizes = table.shape[1:]
     return reduce(mul, (size if isinstance(size, int) else 0 for size in sizes), 1)
 
@@ -99,12 +131,12 @@ def _number(size: int | str) -> int:
 
 
 def suits_flat(table: Val, count: int | str) -> bool:
-    """Whether `add_flat` is the faster form of ScatterElements to add `count` rows to a table."""
-    return table.rank > 1 and _number(table.shape[0]) <= FEW * _number(count)
+    """Return True if ScatterElements adds `count` rows to a table faster on flat tensors (`add_flat`)."""
+    return table.rank > 1 and _number(table.shape[0]) <= MAX_ROW_RATIO * _number(count)
 
 
 def add_flat(op: Op, table: Val, g: Val, rows: Val) -> Val:
-    """ScatterElements(add) of flat tensors: the rows of `g` added to those of `table`, number by number in order."""
+    """Add the rows of `g` to rows of `table` by ScatterElements(add) on flat tensors, in the order of the rows."""
     sizes = [op.size(table, axis) for axis in range(table.rank)]
     width = reduce(mul, sizes[1:])
     places = op.unsqueeze(op.cast(rows, TensorProto.INT64) * width, [1]) + op.steps(width)
@@ -113,31 +145,34 @@ def add_flat(op: Op, table: Val, g: Val, rows: Val) -> Val:
 
 
 def suits_gathered(table: Val, source: Val, count: int | str) -> bool:
-    """Whether `sum_gathered` is the fastest form to add `count` rows, gathered from `source`, to a table.
+    """Return True if `sum_gathered` is the fastest form for adding `count` rows from `source` to a table.
 
-    Against the other forms, forward and backward, one thread: 0.4 for 32,768 rows of 128 into 4,096, 0.7 of 64, 1 for
-    2,048 of 64 into 512; but 1.2 for 512 of 64 into 128, 1.4 for 32,768 of 32 into 4,096.
+    Relative times of forward and backward with one thread: 0.4 for 32,768 rows of 128 into 4,096, 0.7 for rows of 64,
+    and 1 for 2,048 rows of 64 into 512. It would be 1.2 for 512 rows of 64 into 128, and 1.4 for 32,768 rows of 32 into
+    4,096.
     """
     width = _row_width(table)
-    large = (_number(count) + _number(table.shape[0])) * width >= LARGE
+    large = (_number(count) + _number(table.shape[0])) * width >= MIN_SORTED_ELEMENTS
     matrices = table.rank == source.rank == 2 and table.shape[1] == source.shape[1]
-    return matrices and width >= WIDE and large and suits_flat(source, count) and suits_flat(table, count)
+    return matrices and width >= MIN_SORTED_ROW and large and suits_flat(source, count) and suits_flat(table, count)
 
 
 def sum_gathered(op: Op, table: Val, source: Val, picks: Val, rows: Val) -> Val:
-    """Sums of gathered rows: place `rows[i]` gets row `picks[i]` of `source`. A sparse matrix of ones times `source`.
+    """For each i, add row `picks[i]` of `source` to row `rows[i]` of the result, which starts at zero.
 
-    The pairs are sorted by their places and cut into chunks, each of one place and up to as long as a place has rows on
-    average. A chunk's rows are gathered, behind them as many zeros as it is short of, and summed. A place takes the sum
-    of its first chunk, to which those of its others are added.
+    This is the product of a sparse matrix of ones with `source`. The pairs (pick, row) are sorted by row and split into
+    chunks. All pairs of a chunk have the same row, and there are at most as many as a row has on average. The picked
+    rows of a chunk are gathered, padded with zeros and summed. If a row has several chunks, their sums are added to the
+    sum of its first chunk.
 
     Args:
-        table: of as many rows as there are places, [P, width].
-        source: what the rows are of, [S, width].
-        picks, rows: int64 or int32 vectors of one length; negative ones count from the end.
+        op: the emitter.
+        table: a tensor in the shape of the result, [P, width].
+        source: the tensor whose rows are added, [S, width].
+        picks, rows: int64 or int32 vectors of equal length; negative entries count from the end.
 
     Returns:
-        [P, width], in float32 for the half types.
+        [P, width], in float32 for 16-bit floats.
     """
     size, count, width = _size(op, table), op.vector([op.size(rows, 0)]), _row_width(table)
     rows, picks = _from_begin(op, rows, size), _from_begin(op, picks, op.size(source, 0))
@@ -145,7 +180,7 @@ def sum_gathered(op: Op, table: Val, source: Val, picks: Val, rows: Val) -> Val:
     within = op.Range(op.const(0), op.squeeze(longest, [0]), op.const(1))
     members = op.unsqueeze(begins, [1]) + within
     ends = op.unsqueeze(op.Concat(_window(op, begins, 1, LAST), count, axis=0), [1])
-    picks = op.Concat(op.Gather(picks + 1, order), op.Expand(op.ints([0]), longest), axis=0)  # row 0 is one of zeros
+    picks = op.Concat(op.Gather(picks + 1, order), op.Expand(op.ints([0]), longest), axis=0)  # row 0 is zero
     taken = op.Where(members < ends, op.Gather(picks, members), op.const(0))
     source = op.Concat(op.zeros([1, width], op.wide(source)), op.wide(source), axis=0)
     sums = op.Concat(op.zeros([1, width], source), op.sum(op.Gather(source, taken), [1], keepdims=False), axis=0)
@@ -159,15 +194,22 @@ def sum_gathered(op: Op, table: Val, source: Val, picks: Val, rows: Val) -> Val:
 
 
 def _from_begin(op: Op, indices: Val, size: int | Val) -> Val:
-    """Indices that count from the begin; what lies before it is far behind the end, so that a kernel refuses it."""
+    """Return indices counted from the start. Invalid negative ones become so large that kernels raise an error."""
     indices = op.cast(indices, TensorProto.INT64)
     indices = op.Where(indices < 0, indices + size, indices)
     return op.Where(indices < 0, op.const(FAR), indices)
 
 
 def _chunks(op: Op, places: Val, count: Val) -> tuple[Val, Val, Val, Val, Val]:
-    """The places in ascending order, which ones those are, the number of each among equal ones, where chunks begin, and
-    the length of the longest, a vector of one element."""
+    """Sort the places, and split the sorted places into chunks of equal places.
+
+    Returns:
+        1. The places in ascending order.
+        2. The position of each place before sorting.
+        3. The number of each sorted place among equal places, from 0.
+        4. The begins of the chunks.
+        5. The length of the longest chunk, as a vector of one element.
+    """
     places, order = op.TopK(places, count, axis=0, largest=0, outputs=2)
     new = op.Not(op.Equal(places, op.Concat(op.ints([-1]), _window(op, places, 0, -1), axis=0)))
     starts = op.squeeze(op.NonZero(new), [0])
@@ -181,7 +223,7 @@ def _chunks(op: Op, places: Val, count: Val) -> tuple[Val, Val, Val, Val, Val]:
 
 def _one_hot_product(op: Op, zeros: Val, g: Val, rows: Val, size: int | Val, axis: int) -> Val:
     rows, every = op.Mod(rows, size), op.steps(size)
-    if axis == g.rank - 1:  # a vector on the left: of one on the right without elements onnxruntime makes no zeros
+    if axis == g.rank - 1:  # g on the left: onnxruntime returns no zeros if g is on the right and has no elements
         hot = op.cast(op.Equal(op.unsqueeze(rows, [1]), every), g)
         return op.state(op.MatMul(g, hot), zeros.shape)
     hot = op.cast(op.Equal(op.unsqueeze(every, [1]), rows), g)
@@ -193,11 +235,12 @@ def _one_hot_product(op: Op, zeros: Val, g: Val, rows: Val, size: int | Val, axi
 
 
 def _sorted_product(op: Op, zeros: Val, g: Val, rows: Val, width: int) -> Val:
-    """Sums of rows within blocks of the sorted rows; each place takes its first one, to which the others are added.
+    """Sort the rows by place, add up the rows of each place within a block, then add these sums over the blocks.
 
-    A block's sums are numbered from 1, so that its row 0 is zero: the first of all is what a place without rows
-    takes. A block's first sum goes on with the last of the block before where no new place begins there. As in every
-    product with zeros, a number that is not finite makes others of its block NaN.
+    The product of a block has one row per place: rows from 1 on hold the sums, and row 0 is zero. A place without any
+    rows takes row 0 of the first block as its sum. If the rows of a place continue from an earlier block, the first sum
+    of the later block is added to the sum in the earlier one. If a number is not finite, other numbers of its block
+    become NaN, because it is multiplied by zeros.
     """
     size = _size(op, zeros)
     g, places, order = _in_blocks(op, op.reshape(op.wide(g), [-1, width]), rows, size)
@@ -222,7 +265,11 @@ def _sorted_product(op: Op, zeros: Val, g: Val, rows: Val, width: int) -> Val:
 
 
 def _size(op: Op, table: Val) -> int | Val:
-    """How many rows a table has: of a graph's input, where one has its symbol, so that sums share the sorted places."""
+    """Return the number of rows of a table.
+
+    If an input of the graph has an axis with the same symbol, the size is read from that input. Several sums then read
+    the same value, and can share the sorted places.
+    """
     symbol = table.shape[0]
     for name in op.graph.input_names if isinstance(symbol, str) and symbol != "?" else ():
         given = op.val(name)
@@ -232,15 +279,19 @@ def _size(op: Op, table: Val) -> int | Val:
 
 
 def _in_blocks(op: Op, g: Val, rows: Val, size: int | Val) -> tuple[Val, Val, Val]:
-    """The rows of `g`, their places in ascending order, and which rows those are: as many as fill blocks.
+    """Sort rows by their places, and append entries so that the last block is full.
 
-    What fills the last block has the place behind the last one. Where the number of rows is known only at run time
-    there may be none, so a row of zeros is appended to be taken instead.
+    The appended entries have the place `size`, after the last one, and repeat a row of `g`. If the number of rows is
+    known only at run time, there may be no row to repeat. Then a row of zeros is appended to `g`, and the entries use
+    it.
+
+    Returns:
+        The rows, their places in ascending order, and the position of each sorted row in `g`.
     """
     count = op.size(rows, 0)
     spare: int | Val
     left: int | Val
-    places = op.Where(rows < 0, rows + size, rows)  # Mod fails where there are no rows
+    places = op.Where(rows < 0, rows + size, rows)  # instead of Mod, which fails on zero rows
     places, order = op.TopK(places, op.vector([count]), axis=0, largest=0, outputs=2)
     if isinstance(count, int):
         spare, left = 0, -count % BLOCK

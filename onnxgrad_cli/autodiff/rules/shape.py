@@ -1,4 +1,4 @@
-"""Views: operators that move elements about without changing them. Each derivative is the opposite move."""
+"""Rules of operators that move elements without changing them. The gradient moves cotangents back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def identity(op, g, y, x):
 
 @rule("Cast")
 def cast(op, g, y, x, *, to, saturate, round_mode):
-    """Rounding counts as the identity; from integers nothing flows."""
+    """The rounding of a Cast has the gradient of the identity. Integers get no gradient."""
     return op.cast(g, x) if is_float(x.type) else None
 
 
@@ -59,7 +59,7 @@ def expand(op, g, y, x, shape):
 
 @rule("Tile")
 def tile(op, g, y, x, repeats):
-    """Along each axis the result is (copy, element), row-major: summed over the copies."""
+    """Each axis of y is a sequence of copies of the axis of x. The cotangent is summed over the copies."""
     if repeats.const is None:
         pairs = op.Concat(op.unsqueeze(repeats, [1]), op.unsqueeze(op.shape(x), [1]), axis=1)
         dims = op.Reshape(pairs, op.ints([-1]))
@@ -93,7 +93,7 @@ def concat(op, g, y, *xs, axis):
 
 @rule("Split")
 def split(op, gs, ys, x, split, *, axis, num_outputs):
-    """Where a piece has no cotangent, it is zeros."""
+    """The cotangent is the concatenation of the outputs' cotangents, with zeros for an output that has none."""
     axis %= x.rank
     present = [i for i, g in enumerate(gs) if g is not None]
     sizes = _sizes(op, ys, x, split, axis)
@@ -113,7 +113,7 @@ def split(op, gs, ys, x, split, *, axis, num_outputs):
 
 
 def _sizes(op, ys, x, split, axis):
-    """The sizes of the pieces: ints, or one-element vectors."""
+    """Return the sizes of the outputs along `axis`, each as an int or a one-element vector."""
     if split is not None and split.const is not None:
         return split.const.tolist()
     size, count = x.shape[axis], len(ys)
@@ -141,7 +141,7 @@ def depth_to_space(op, g, y, x, *, blocksize, mode):
 
 @rule("SpaceToDepth")
 def space_to_depth(op, g, y, x, *, blocksize, mode="DCR"):
-    """Before opset 28 there was no mode but DCR, the default of DepthToSpace."""
+    """Before opset 28, the only mode is DCR, which is also the default of DepthToSpace."""
     return op.DepthToSpace(g, blocksize=blocksize, **({} if mode == "DCR" else {"mode": mode}))
 
 
@@ -152,7 +152,7 @@ def trilu(op, g, y, x, k, *, upper):
 
 @rule("Range")
 def range_(op, g, y, start, limit, delta, *, stash_type):
-    """y[i] = start + i delta; the limit only says how many."""
+    """y[i] = start + i delta. `limit` only determines the number of elements, so it has no derivative."""
     g = op.wide(g)
     steps = op.Range(op.const(0), op.Size(g), op.const(1))
     total, weighted = op.sum(g, keepdims=False), op.sum(g * op.cast(steps, g), keepdims=False)
@@ -161,6 +161,6 @@ def range_(op, g, y, start, limit, delta, *, stash_type):
 
 @rule("CenterCropPad")
 def center_crop_pad(op, g, y, x, shape, *, axes):
-    """Cropped where it was padded, padded where it was cropped, by the same rounded half."""
+    """CenterCropPad of `g` to the shape of x: it crops what was padded and pads what was cropped, rounded alike."""
     sizes = op.shape(x) if axes is None else op.vector([op.size(x, axis) for axis in axes])
     return op.state(op.CenterCropPad(g, sizes, axes=axes), x.known_shape), None

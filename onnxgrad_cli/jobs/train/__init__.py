@@ -1,10 +1,10 @@
-"""From an inference model and data to a trained inference model.
+"""Train an inference model on data.
 
-`run_train` asks `prepare` for a `PreparedRun`, takes its steps, and writes the model and the report.
+`run_train` gets a `PreparedRun` from `prepare`, runs its steps, and writes the model and the report.
 """
 
-from onnxgrad_cli.jobs.train.course import Course
+from onnxgrad_cli.jobs.train.prepared_run import Trained
 from onnxgrad_cli.jobs.train.train import run_train
-from onnxgrad_cli.jobs.train.trained import Trained
+from onnxgrad_cli.options.train import Course
 
 __all__ = ["Course", "Trained", "run_train"]

@@ -1,4 +1,4 @@
-"""Make a run of training from a model, data and options: what does not fit together is told before the first step."""
+"""Prepare a training run from a model, data and options. Errors in them are reported before the first step."""
 
 from __future__ import annotations
 
@@ -11,30 +11,14 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
+from onnxgrad_cli.adapters.branches import check_branches
+from onnxgrad_cli.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.checkpoints.integers import stored_as
+from onnxgrad_cli.checkpoints.stored_weights import check_stored
+from onnxgrad_cli.checkpoints.validate_checkpoint import check_ema
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import UnsupportedError, UsageError
-from onnxgrad_cli.execution.endless import check_ends
-from onnxgrad_cli.execution.session import CPU, find_provider
-from onnxgrad_cli.files import ModelSource, check_target, own_model
-from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.modes import is_batch_normalization, uses_batch
-from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.onnx_inference import infer_shapes
-from onnxgrad_cli.ir.skeleton import skeleton
-from onnxgrad_cli.ir.types import Arrays, shape_of
-from onnxgrad_cli.jobs.memory_plan import Plan, planned
-from onnxgrad_cli.jobs.train.course import Course
-from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
-from onnxgrad_cli.metadata import Adapter, check_is_original
-from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.parameters.select import TIE
-from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
-from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_batch, fixed_batch
-from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
-from onnxgrad_cli.training.adapters.branches import check_branches
-from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
-from onnxgrad_cli.training.data import (
+from onnxgrad_cli.data import (
     Batches,
     Data,
     Preprocessing,
@@ -46,23 +30,36 @@ from onnxgrad_cli.training.data import (
     prepared,
     ranges_of,
 )
-from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
-from onnxgrad_cli.training.data.states import Recurrent, has_batch_behind, recurrent_values
+from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.data.states import Recurrent, has_batch_behind, recurrent_values
+from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.session import CPU, find_provider
+from onnxgrad_cli.files import ModelSource, check_target, own_model
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import is_batch_normalization, uses_batch
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
+from onnxgrad_cli.ir.types import Arrays, shape_of
+from onnxgrad_cli.ir.weightless_copy import skeleton
+from onnxgrad_cli.jobs.memory_plan import StepPlan, planned
+from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
+from onnxgrad_cli.metadata import Adapter, check_is_original
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course
+from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_batch, fixed_batch
+from onnxgrad_cli.report.glance import first_warnings
+from onnxgrad_cli.report.model import WARNINGS
 from onnxgrad_cli.training.distributed.communicator import Communicator
-from onnxgrad_cli.training.eval_model import EvalSession
-from onnxgrad_cli.training.evaluate import Evaluator
+from onnxgrad_cli.training.evaluate import EvalSession, Evaluator, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
-from onnxgrad_cli.training.run.ema_weights import check_ema
-from onnxgrad_cli.training.run.export import check_stored
-from onnxgrad_cli.training.run.integers import stored_as
-from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator
+from onnxgrad_cli.training.schedules import cycles_momentum
 from onnxgrad_cli.training.steps.base import TrainerBase
-from onnxgrad_cli.training.steps.init_adapters import as_asked, begin_from
-from onnxgrad_cli.training.steps.init_weights import init_weights
+from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from, init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
-from onnxgrad_cli.verification.freed_batch import FreedModel, freed
+from onnxgrad_cli.verification.checks.freed_batch import FreedModel, freed
 
 
 def prepare(
@@ -73,15 +70,20 @@ def prepare(
     """Build the training model and open the data.
 
     Args:
-        target: the trained model.
-        resumed: the folder of the run that continues; None: a run begins.
+        target: the file of the trained model.
+        resumed: the folder of the run to continue; None for a new run.
     """
-    options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
+    options = replace(
+        options,
+        optimizer=options.optimizer or DEFAULT_OPTIMIZER,
+        embed_state=False,  # the trainer creates the initial state
+        cycle_momentum=cycles_momentum(course.schedule),
+    )
     if link.world > 1:
-        alike = replace(course, threads=None, provider="")  # which may differ from machine to machine
+        alike = replace(course, threads=None, provider="")  # these may differ between machines
         agree(link, {"options": np.array(re.sub(" at 0x[0-9a-f]+", "", f"{options} {alike}"))}, "options")
     if adapter is not None and not options.lora and adapter_from is None:
-        raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
+        raise UsageError("`adapter`: no adapters are trained", "train adapters with `lora=RANK`")
     original, path = own_model(model)
     check_is_original(original)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
@@ -91,7 +93,7 @@ def prepare(
     asked = course
     built, options, course, free = _built(original, path, options, course, data, begun, link, tell)
     if link.world > 1 and _takes_statistics(original, options):
-        tell("caution: BatchNormalization takes the statistics of the part of a batch that each process has", 0)
+        tell("caution: each process computes the statistics of BatchNormalization on its own part of the batch", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
@@ -106,34 +108,39 @@ def prepare(
     if free is not None:
         feeds = samples.batch(np.arange(free.samples) % len(samples))
         caution = free.compare(feeds)
-        tell(f"{caution}; the trained model keeps its batch of {free.batch.size}", 0)
+        tell(f"{caution}; the trained model keeps its batch size of {free.batch.size}", 0)
         built.training.cautions.append(caution)
     evaluator = None
     if validation is not None:
         run = original if free is None else free.model
         evaluator = _evaluator(run, path, options, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
-    weights = balance(samples, trainer.roles.losses[0].label, tell) if course.samples.balance else None
+    term = trainer.roles.losses[0]
+    weights = balance(samples, term.label, term.ignore_index, tell) if course.samples.balance else None
     batches = Batches(
         samples, course.batch_size, course.seed, shuffle=course.shuffle, rank=link.rank, world=link.world,
         weights=weights, tell=tell,
         drop_last=_drops_single(original, options, len(samples), course.batch_size, link, tell),
     )  # fmt: skip
     if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
-        tell(f"the last {rest} samples of an epoch are of one step with the first ones of the next", 0)
+        tell(f"the last {rest} samples of an epoch share a step with the first samples of the next epoch", 0)
     if options.accumulate > len(batches):
         raise UsageError(
-            f"`accumulate={options.accumulate}`: an epoch has {len(batches)} batches, so it would take no step",
-            "choose a smaller one, or a smaller `batch_size`",
+            f"`accumulate={options.accumulate}`: an epoch has only {len(batches)} batches, so no step would be taken",
+            "choose a smaller number, or a smaller `batch_size`",
         )
+    runs = course.epochs * len(batches)
+    runs = runs if course.max_steps is None else min(runs, course.max_steps)
+    if left := runs % options.accumulate:
+        tell(f"the last {left} of {runs} batches have no effect, because a step takes {options.accumulate} batches", 0)
     ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema)
-    if adapter is not None:  # the form has a place for all that there will be
+    if adapter is not None:  # compute its content once now, so that an unsupported adapter format is reported early
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
     return ready
 
 
 def _known(original: ModelProto, course: Course, resumed: Path | None) -> Preprocessing:
-    """Return the preprocessing of a resumed run, or the preprocessing that a trained model stores."""
+    """Return the preprocessing of the run to resume. For a new run, return the one that the model stores."""
     begun = None if resumed is None else Preprocessing.of_run(resumed)
     if begun is not None:
         return begun
@@ -145,10 +152,13 @@ def _built(
     original: ModelProto, path: Path | None, options: Options, course: Course, data: str | Path,
     begun: tuple[Sequence[Adapter], Arrays] | None, link: Communicator, tell: Tell,
 ) -> tuple[TrainingModel, Options, Course, FreedModel | None]:  # fmt: skip
-    """The training model, and options and course with what follows from `begun`, adapters that it begins with, from the
-    data, from the memory that there is, and from a batch that the model has fixed.
+    """Build the training model, and complete the options and the course.
 
-    The original gets the head that is asked for. If its batch was freed for the training, that comes last.
+    The options and the course are completed from `begun` (the adapters to start from), the data, the memory limit, and
+    the model's batch size if it is fixed. If the course has `classes`, the last layer of `original` is replaced.
+
+    Returns:
+        The training model; the options; the course; and the model whose batch size was made dynamic, or None.
     """
     if begun is not None:
         options = as_asked(options, begun[0])
@@ -167,23 +177,28 @@ def _built(
         built, options = plan.built, plan.options
         course = _in_runs(course, plan.runs)
     check_ends(built.graph)
-    for caution in built.training.cautions:
-        if caution.subject in (MODE, TIE):
-            tell(f"caution: {caution}", 0)
-        elif caution.kind == UNTRAINED:
-            tell(f"warning: {caution}", 0)
+    _warn(built, tell)
     return built, options, course, free
+
+
+def _warn(built: TrainingModel, tell: Tell) -> None:
+    """Print the cautions of the training model that a build prints in full."""
+    texts = list(dict.fromkeys(str(caution) for caution in built.training.cautions if caution.kind in WARNINGS))
+    for text in first_warnings(texts, "the report in the folder of the run"):
+        tell(f"warning: {text}", 0)
 
 
 def _free_batch(
     original: ModelProto, path: Path | None, options: Options, course: Course, link: Communicator, tell: Tell
 ) -> tuple[FreedModel | None, int]:  # fmt: skip
-    """The model with a free batch, where its own is fixed to another size than that of a step; else None, and the
-    number of runs of the original that a step takes.
+    """Make the batch size of a model dynamic, if it is fixed and is not the batch size of a step.
+
+    Returns:
+        The model with a dynamic batch size, or None; and the number of runs per step of the original model.
 
     Raises:
-        UsageError: neither is possible.
-        UnsupportedError: `shapes` asks to free the batch, and that is not possible.
+        UsageError: the batch size can't be made dynamic, and several runs per step are not possible either.
+        UnsupportedError: `shapes` requests a dynamic batch size, and the model can't have one.
     """
     asked = asked_batch(original, options)
     if asked is not None:
@@ -195,11 +210,11 @@ def _free_batch(
     try:
         return freed(original, path, fixed), 1
     except SamplesMixError as error:
-        why, apart = str(error.refusals[0]), "a batch is not one sample after the other"
+        why, apart = str(error.refusals[0]), "the samples of a batch depend on each other"
     except UnsupportedError as error:
         why = str(error.refusals[0]) if error.refusals else error.message
         apart = _not_in_runs(original, options, course, link, fixed.size)
-    text = f"the model takes batches of {fixed.size}, and its batch can't be freed: {why}"
+    text = f"the model has a fixed batch size of {fixed.size}, which can't be made dynamic: {why}"
     if not apart:
         tell(f"caution: {text}", 0)
         as_if = f"`batch_size={fixed.size}` and `accumulate={runs * options.accumulate}`"
@@ -209,23 +224,23 @@ def _free_batch(
     if not _takes_statistics(original, options):
         alone = f"`batch_size={fixed.size * link.world}`"
         alone += f" and `accumulate={runs // link.world}`" if runs > link.world else ""
-        hint += f"; or set {alone}: batches of {fixed.size} then run on their own"
-    raise UsageError(f"{text}; {apart}", hint)
+        hint += f"; or run batches of {fixed.size} with {alone}"
+    raise UsageError(f"{text}. A step can't take several runs either: {apart}", hint)
 
 
 def _not_in_runs(original: ModelProto, options: Options, course: Course, link: Communicator, size: int) -> str:
-    """Why a step can't take several runs of a model of one batch size; "" where it can."""
+    """Return the reason why a step can't consist of several runs of a model with a fixed batch size; "" if it can."""
     if _takes_statistics(original, options):
-        return "BatchNormalization in training mode takes the statistics of a whole batch"
+        return "BatchNormalization in training mode requires the statistics of the whole batch"
     if course.batch_size % size:
-        return f"{course.batch_size} samples are no whole number of such batches"
+        return f"the batch size {course.batch_size} is not a multiple of {size}"
     if course.schedule != "constant":
-        return f"the schedule '{course.schedule}' counts runs, so that a step is one run"
+        return f"the schedule '{course.schedule}' counts each run as a step"
     return "several processes share a batch" if link.world > 1 else ""
 
 
 def _takes_statistics(original: ModelProto, options: Options) -> bool:
-    """Return True if a BatchNormalization is trained with the statistics of its batch."""
+    """Return True if, in training, a BatchNormalization uses the statistics of the batch."""
     graph = Graph(skeleton(original))
     found = [node for node in with_bodies(graph.nodes) if is_batch_normalization(node)]
     own = [uses_batch(node, graph.opset() or 1) for node in found]
@@ -235,12 +250,15 @@ def _takes_statistics(original: ModelProto, options: Options) -> bool:
 def _drops_single(
     original: ModelProto, options: Options, samples: int, size: int, link: Communicator, tell: Tell
 ) -> bool:
-    """Return True if the last batch of an epoch is one sample, of which BatchNormalization has no variance.
+    """Return True if the last batch of an epoch must be left out, because a process would get a single sample of it.
+
+    BatchNormalization can't compute the variance of a single sample.
 
     Raises:
-        UsageError: every batch is one sample.
+        UsageError: every batch is that small.
     """
-    if link.world > 1 or 1 not in (size, samples % size) or not _takes_statistics(original, options):
+    rest, least = samples % size, 2 * link.world  # the parts of a batch differ by at most one sample
+    if not (size < least or 0 < rest < least) or not _takes_statistics(original, options):
         return False
     inferred = infer_shapes(skeleton(original)).graph
     types = {value.name: value.type for value in (*inferred.input, *inferred.value_info)}
@@ -248,21 +266,23 @@ def _drops_single(
     inputs = [node.input[0] for node in layers if set((shape_of(types.get(node.input[0])) or (0, 0, 0))[2:]) <= {1}]
     if not inputs:
         return False
-    text = f"BatchNormalization of '{inputs[0]}' in training mode has no variance of a batch of one sample"
-    if size == 1:
-        raise UsageError(text, "choose a larger `batch_size`, or `mode='eval'`")
-    tell(f"caution: {text}: the last sample of each epoch is left out; another `batch_size` keeps all", 0)
+    text = f"BatchNormalization of '{inputs[0]}' in training mode can't compute the variance of a batch of one sample"
+    if size < least:
+        per_process = "" if link.world == 1 else f" of at least {least} for {link.world} processes"
+        raise UsageError(text, f"choose a larger `batch_size`{per_process}, or `mode='eval'`")
+    left = "the last sample of each epoch is" if rest == 1 else f"the last {rest} samples of each epoch are"
+    tell(f"caution: {text}: {left} left out; to use all samples, choose another `batch_size`", 0)
     return True
 
 
 def _within(
     limit: int, original: ModelProto, path: Path | None, options: Options, course: Course, link: Communicator,
     tell: Tell,
-) -> Plan:  # fmt: skip
-    """A way to take a step within a limit of memory."""
+) -> StepPlan:  # fmt: skip
+    """Return the fastest plan for a step that stays within a memory limit."""
     if link.world > 1 or find_provider(course.provider) != CPU:
-        raise UsageError("`memory` is foretold of one process on the processor", "leave it out")
-    whole = "" if course.schedule == "constant" else "the schedule counts runs"
+        raise UsageError("`memory` is only available for a single process on the CPU", "leave it out")
+    whole = "" if course.schedule == "constant" else "the schedule counts each run as a step"
     return planned(
         lambda asked: build(original, asked, path=path),
         options, limit, course.batch_size, course.threads, whole, tell,
@@ -270,7 +290,7 @@ def _within(
 
 
 def _in_runs(course: Course, runs: int) -> Course:
-    """The course with as many runs for a step: what is counted in steps is so many more runs."""
+    """Return the course for several runs per step: with a smaller batch size, and with runs counted as steps."""
     return replace(
         course,
         batch_size=course.batch_size // runs,
@@ -281,14 +301,14 @@ def _in_runs(course: Course, runs: int) -> Course:
 
 
 def _also_trained(options: Options, names: Sequence[str]) -> Options:
-    """The options with some weights chosen too, where not all are trained."""
+    """Return the options, changed so that further weights are trained. If all weights are trained, nothing changes."""
     if not (options.train or options.preset or options.train_last or options.lora):
         return options
     return replace(options, train=(*options.train, *map(glob.escape, names)))
 
 
 def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
-    """What a training changes of the model's own tensors: weights, those with adapters, running statistics."""
+    """Return the tensors of the original model that training changes: weights, adapted weights, running statistics."""
     roles, adapters = trainer.roles, trainer.roles.adapters
     factors = {name for adapter in adapters for name in adapter.names}
     kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
@@ -312,7 +332,7 @@ def _data(
     recurrent: Recurrent,
     tell: Tell,
 ) -> tuple[Data, Data | None]:
-    """The training data, and the validation data."""
+    """Open the training data and the validation data."""
     inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
 
     def opened(
@@ -334,7 +354,7 @@ def _data(
         validation = opened(str(val), course.val_prefix, known, [""] if twice else [])
     elif share is not None:
         if course.val_prefix:
-            raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
+            raise UsageError("`val_prefix` requires `val=DATA`, not a fraction of `data`", "leave it out")
         samples, validation = held_out(samples, share, course.seed)
         tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
     return prepared(samples, validation, inputs, trainer.roles, course.samples, known, course.seed, tell)
@@ -348,13 +368,11 @@ def _evaluator(
     model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, data: Data,
     link: Communicator, ema: Mapping[str, str], tell: Tell,
 ) -> Evaluator:  # fmt: skip
-    session = EvalSession(
-        model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads,
-        keep_mode=course.keep_mode,
-    )  # fmt: skip
+    found = make_eval_model(model, options, trainer.buffers, path, keep_mode=course.keep_mode, counted=True)
+    session = EvalSession(found, path, find_provider(course.provider), course.threads)
     metrics = metrics_of(course.metrics, trainer.roles.losses)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
-    evaluator = RankZeroEvaluator(session, data, batches, metrics, ema, link)
+    evaluator = Evaluator(session, data, batches, metrics, ema, link)
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator

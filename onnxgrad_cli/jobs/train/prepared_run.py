@@ -1,4 +1,4 @@
-"""All that a run of training takes, made before its first step."""
+"""A training run that is ready for its first step, and the result of a run."""
 
 from __future__ import annotations
 
@@ -9,47 +9,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
+from onnxgrad_cli.adapters.formats import AdapterTarget
+from onnxgrad_cli.adapters.merge import merge
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.checkpoints.base_model_digest import untrained_digest
+from onnxgrad_cli.checkpoints.model_values import untrained_digests
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.data import Batches, Data, Preprocessing
+from onnxgrad_cli.data.classes import names_for
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import Switch, check_target, stage_model
-from onnxgrad_cli.ir.types import Arrays, dtype_of
-from onnxgrad_cli.jobs.train.course import Course
-from onnxgrad_cli.metadata import tool_version
-from onnxgrad_cli.training.adapters.formats import AdapterTarget
-from onnxgrad_cli.training.adapters.merge import merge
-from onnxgrad_cli.training.class_names import names_for
-from onnxgrad_cli.training.data import (
-    Batches,
-    Data,
-    Preprocessing,
-)
+from onnxgrad_cli.files import AtomicWriteGroup, check_target, stage_model
+from onnxgrad_cli.files.external_data import data_checksum
+from onnxgrad_cli.ir.types import Arrays, dtype_of, is_external
+from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.inference import matrix_of
-from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.run.base import untrained_digest
+from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import RunFolder
-from onnxgrad_cli.training.run.model_values import untrained_digests
 from onnxgrad_cli.training.run.watch import Watch
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import TrainerBase
+from onnxgrad_cli.verification.checks.finiteness import origin_of
 from onnxgrad_cli.verification.feeds import DescribedModel
-from onnxgrad_cli.verification.finiteness import origin_of
 from onnxgrad_cli.verification.written import check_opens
 
 MOST_CLASSES = 30
-"""Of more classes a confusion matrix is no table for the eye; `onnxgrad evaluate` has it as JSON."""
+"""Largest number of classes for which a confusion matrix is printed. `onnxgrad evaluate --json` shows larger ones."""
 
 
 @dataclass
 class PreparedRun:
-    """All that a run takes. It is made before the first step: what does not fit together is told by then.
+    """All parts of a run. They are created before the first step, so that errors are reported early.
 
     Attributes:
         original, path: the inference model and the file it was read from.
-        ema: weight -> the state with its moving average, which is evaluated and written in place of the weight.
+        ema: weight -> the name of the state with its moving average. The average is evaluated and written instead.
     """
 
     original: ModelProto
@@ -64,14 +61,14 @@ class PreparedRun:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What was done to the data, which the trained model keeps."""
+        """The preprocessing of the data, which the trained model stores."""
         return self.samples.preprocessing(self.trainer.roles.losses)
 
     def loop(
         self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm],
         settings: Mapping[str, str],
-    ) -> Loop:  # fmt: skip
-        """The steps to take."""
+    ) -> TrainingLoop:  # fmt: skip
+        """Return the training loop."""
         course, evaluator = self.course, self.evaluator
         whole = course.epochs * len(self.batches)
         steps = whole if course.max_steps is None else min(whole, course.max_steps)
@@ -81,17 +78,21 @@ class PreparedRun:
         if evaluator is None and (
             course.patience is not None or schedule.watches or course.metrics or course.eval_every
         ):
-            words = "early stopping, metrics, `eval_every` and the schedule plateau go by a validation"
-            raise UsageError(words, "add `val=DATA`")
+            asked = {
+                "`patience`": course.patience is not None, "`metrics`": bool(course.metrics),
+                "`eval_every`": bool(course.eval_every), f"`schedule='{course.schedule}'`": schedule.watches,
+            }  # fmt: skip
+            name = next(name for name, is_set in asked.items() if is_set)
+            raise UsageError(f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data")
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
-        return Loop(
+        return TrainingLoop(
             self.trainer, self.samples, self.batches, schedule, evaluator,
             watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
             eval_every=course.eval_every, logs=logs, settings=settings, origin_of=self._origin_of,
-            model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
+            model=_fingerprint(self.built, self.trainer, self.samples.prepared_by(course.samples)),
             rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
             + (f" over {steps} steps" if course.schedule != "constant" else ""),
             base=untrained_digest(self.original, trained),
@@ -100,7 +101,7 @@ class PreparedRun:
         )  # fmt: skip
 
     def _origin_of(self, batch: Mapping[str, np.ndarray], loss: float) -> tuple[str, str]:
-        """Return the first value that is not finite with the weights of now, and the operator that made it."""
+        """Return the first value that is not finite with the current weights, and the operator that computes it."""
         roles = self.trainer.roles
         rates = {
             value.name: np.zeros((), helper.tensor_dtype_to_np_dtype(dtype_of(value.type)))
@@ -113,15 +114,15 @@ class PreparedRun:
         return "", ""
 
     def confusion(self) -> dict[str, tuple[Sequence[str], list[list[int]]]]:
-        """How the weights of now take classes for each other on the validation data, by output.
+        """Return a map: output -> class names, and the confusion matrix of the current weights on the validation data.
 
-        It takes an evaluation more. All processes have the same weights: the first one, which alone asks, answers.
+        This takes one more evaluation. All processes have the same weights, and only the first one calls this.
         """
         if self.evaluator is None:
             return {}
         taken = confusions(self.trainer.roles.losses, MOST_CLASSES)
         if taken:
-            Evaluator.measure(self.evaluator, self.trainer.buffers, taken, metrics=False)
+            self.evaluator.measure(self.trainer.buffers, taken, metrics=False)
         matrices, names = (
             {term.output: matrix_of(self.original, term, each) for term, each in taken},
             self.preprocessing,
@@ -132,12 +133,12 @@ class PreparedRun:
         }
 
     def adapter_values(self, weights: Arrays, state: Arrays) -> Arrays:
-        """What a file of adapters holds: their factors, weights that are trained in full, running statistics."""
+        """Return the content of an adapter file: factors, weights trained in full, and running statistics."""
         statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
         return {**weights, **statistics}
 
-    def stage(self, switch: Switch, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
-        """Write the model with the weights of now, and the adapters alone if asked for; they take their names together.
+    def stage(self, switch: AtomicWriteGroup, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
+        """Stage the model with the current weights, and if requested a file with its adapters.
 
         Returns:
             The files.
@@ -156,13 +157,47 @@ class PreparedRun:
         return files
 
 
-def _fingerprint(built: TrainingModel, prepared: str) -> str:
-    """Eight digits that tell training models apart by nodes, constants and frozen weights, and versions of onnxgrad.
+@dataclass(frozen=True)
+class Trained:
+    """The result of a run.
 
-    What is done to data before a model sees them, in words, counts as a part of it.
+    Attributes:
+        reason: the reason why the run ended; see `TrainingLoop.run`. After 'stopped', only the checkpoint was written.
+        epochs: the results of each epoch: 'loss', and with validation data 'val_loss' and 'val_<metric>'.
+        best: the epoch whose weights were kept, counted from 1.
+        by: the name in `epochs` that decides which epoch is best, or "" if the last epoch is kept.
+        steps: the total number of steps.
+        seconds: the duration of this call of `run_train`.
+        files: the files written: the model, and the folder of the run, which also holds the report. Empty if the run
+            was interrupted, or if a finished run was resumed.
+    """
+
+    reason: str
+    epochs: list[dict[str, float]]
+    best: int
+    by: str
+    steps: int
+    seconds: float
+    files: list[Path]
+
+
+def _fingerprint(built: TrainingModel, trainer: TrainerBase, prepared: str) -> str:
+    """Return a digest of all that determines a step: nodes, constants, initial weights, preparation of data, version.
+
+    Args:
+        built: the training model.
+        trainer: holds the weights and the state before the first step.
+        prepared: a description of how the data are prepared.
     """
     graph, check = built.model.graph, zlib.crc32((tool_version() + prepared).encode())
-    stored = (tensor for tensor in graph.initializer if tensor.name not in built.training.state)
-    for message in (*graph.node, *stored):
-        check = zlib.crc32(message.SerializeToString(deterministic=True), check)
+    stored = (tensor for tensor in graph.initializer if tensor.name not in trainer.buffers)
+    for node in graph.node:
+        check = zlib.crc32(node.SerializeToString(deterministic=True), check)
+    for tensor in stored:  # the location of a tensor's values does not belong to the model
+        outside = is_external(tensor)
+        head = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type) if outside else tensor
+        check = zlib.crc32(head.SerializeToString(deterministic=True), check)
+        check = data_checksum(tensor, built.graph.path, check) if outside else check
+    for name, buffer in trainer.buffers.items():
+        check = zlib.crc32(np.ascontiguousarray(buffer.read()).view(np.uint8).data, zlib.crc32(name.encode(), check))
     return f"{check:08x}"

@@ -1,4 +1,7 @@
-"""Write the settings of a run as text. A checkpoint stores them, so that a refused resume lists the changes."""
+"""Convert the settings of a run to text.
+
+A checkpoint stores them, so that an error about a resumed run lists changes.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,28 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from onnxgrad_cli.jobs.train.course import Course
+from onnxgrad_cli.common.version import tool_version
 from onnxgrad_cli.losses.spec import LossSpec
-from onnxgrad_cli.metadata import tool_version
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course
 
 CHANGEABLE = frozenset(
     "epochs max_steps learning_rate schedule patience eval_every save_every provider threads".split()
 )
-"""Settings with which a run may continue although it began with other ones."""
+"""Settings that may change when a run is resumed, and are therefore not stored."""
 
 
 def settings_of(options: Options, course: Course, **others: object) -> dict[str, str]:
-    """Return the settings that a run must keep, by the names of the arguments, and the version of onnxgrad.
+    """Return a map: name of a setting that a resumed run must keep -> its value as text.
+
+    The map includes onnxgrad's version.
 
     Args:
         options: options of the build.
         course: options of the training.
         others: further arguments of the run.
     """
-    options = replace(options, optimizer=options.optimizer or "adam")
+    options = replace(options, optimizer=options.optimizer or DEFAULT_OPTIMIZER)
     parts = (options, course, course.sequences, course.samples)
     values = {field.name: getattr(part, field.name) for part in parts for field in fields(part)} | others
     for name in ("loss_options", "optimizer_options"):
@@ -36,13 +41,13 @@ def settings_of(options: Options, course: Course, **others: object) -> dict[str,
 
 
 def _hyphenated(setting: str) -> str:
-    """Return a setting with hyphens. The name of an output or label before a colon stays."""
+    """Replace underscores by hyphens in the name of a setting. Keep the name of an output or label before a colon."""
     owner, colon, name = setting.rpartition(":")
     return owner + colon + name.replace("_", "-")
 
 
 def as_text(value: Any) -> str:
-    """Return the value of a setting as it would be typed; "" if it is not set."""
+    """Return the value of a setting as a user would type it, or "" if it is not set."""
     if value is None or (not isinstance(value, (bool, int, float)) and not value):
         return ""
     if isinstance(value, bool):

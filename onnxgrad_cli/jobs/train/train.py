@@ -1,4 +1,4 @@
-"""From an inference model and data to a trained inference model, in one call."""
+"""Train an inference model on data, and write the trained inference model."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxgrad_cli.adapters.formats import AdapterTarget, files_of
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import LogForm, Resume
 from onnxgrad_cli.common.full_disk import check_space
-from onnxgrad_cli.common.inputs import keep
+from onnxgrad_cli.common.inputs import protect_inputs
+from onnxgrad_cli.common.launchers import launches
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import load_package
-from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_apart, check_target
-from onnxgrad_cli.jobs.build_attempt import page_for
-from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.jobs.train.course import Course
+from onnxgrad_cli.common.wording import job
+from onnxgrad_cli.data.dataset import check_there
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.execution.attribute_failures import attribute_failures
+from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apart, check_exists, check_target
+from onnxgrad_cli.jobs.output_plan import page_for, target_of
 from onnxgrad_cli.jobs.train.prepare import prepare
+from onnxgrad_cli.jobs.train.prepared_run import Trained
 from onnxgrad_cli.jobs.train.report import REPORTS, files_in, files_of_runs, stage_report
 from onnxgrad_cli.jobs.train.settings import settings_of
-from onnxgrad_cli.jobs.train.trained import Trained
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.adapters.formats import AdapterTarget, files_of
+from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
-from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.run.folder import check_replaceable, holds_checkpoint
+from onnxgrad_cli.training.loop import TrainingLoop
+from onnxgrad_cli.training.run.folder import check_replaceable, holds_checkpoint, run_folder
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
-from onnxgrad_cli.training.run.rank_zero import rank_zero_folder
 from onnxgrad_cli.training.run.watch import Watch, unwatched
 from onnxgrad_cli.training.steps.base import drawing
 from onnxgrad_cli.training.steps.parallel import agree
 
 
-@judged
+@attribute_failures
+@job
 def run_train(
     model: ModelSource,
     data: str | Path,
@@ -59,67 +61,73 @@ def run_train(
     picture: str | Path | None = None,
     communicator: Communicator | None = None,
 ) -> Trained:
-    """Train the model in a file on data in others, and write it with the weights that were found.
+    """Train a model on data, and write the model with the trained weights.
 
-    With validation data these are the weights of the best epoch, else the last ones.
+    With validation data, the weights of the best epoch are written, otherwise the last ones.
 
     Args:
         model: the inference model.
-        data, val: the data to train on and to validate on; see `open_data`. A number below 1 is the share of `data`
-            that is held out for validation.
-        out: the trained model, of the same graph, opset and names; by default `<model>.trained.onnx`.
-        options: what is built of it; without an optimizer adam.
-        course: how it is trained.
-        adapter: a file or folder for the low-rank adapters alone; its form goes by its name, see `AdapterTarget`.
-        adapter_from: adapters to begin with, in any of the forms; without `Options.lora` theirs is taken.
-        run: the folder of checkpoints and log; by default `<out>.run`, where `out` is a link, too.
-        resume: continue from the folder's checkpoint. 'must' requires one; 'auto' begins a run if there is none, and
-            does nothing if the run is finished.
-        new_data: with `resume`: on purpose with other training data, of as many samples.
-        force: replace an earlier run in the folder, unless it is resumed, and files that onnxgrad did not write.
-        tell: takes what is narrated.
-        watch: takes what is told of each step and each judgement, see `Stepped` and `Judged`.
-        log: the forms in which the log is written to the run's folder besides train.jsonl: 'csv' is train.csv,
-            'tensorboard' a folder that TensorBoard shows.
-        picture: a page of HTML with the picture of the training model, to which the report in HTML links.
-        communicator: connects this process to others that train with it; then each takes its part of every batch,
-            and the process of rank 0 evaluates and writes for all.
+        data: the training data; see `open_data`.
+        val: the validation data; or a number below 1, the fraction of `data` to hold out for validation.
+        out: the file for the trained model, which has the same graph, opset and names; by default
+            `<model>.trained.onnx`.
+        options: the options of the training model. The default optimizer is adam.
+        course: the settings of the training.
+        adapter: a file or folder to which only the low-rank adapters are written. Its name determines the format; see
+            `AdapterTarget`.
+        adapter_from: a file or folder with adapters to start from, in any of the formats. If `Options.lora` is not set,
+            they define it, the scaling, DoRA and the default of `Options.lora_target`. If it is set, its rank and DoRA
+            must match.
+        run: the folder for checkpoints and logs; by default `<out>.run`, even if `out` is a link to another file.
+        resume: 'must' continues from the folder's checkpoint. 'auto' does so if there is one, otherwise begins a new
+            run; it does nothing if the run is finished. 'never' begins a new run.
+        new_data: with `resume`, allow other training data with the same number of samples.
+        force: replace an earlier run in the folder, if it is not resumed, and files that onnxgrad did not write.
+        tell: receives progress messages.
+        watch: called after each step and each evaluation with an event; see `Stepped` and `Judged`.
+        log: formats of the log in addition to train.jsonl: 'csv' writes train.csv, 'tensorboard' a folder for
+            TensorBoard, both in the run's folder.
+        picture: an HTML page with the picture of the training model, to which the report in HTML links.
+        communicator: connects this process to others that train together with it. Each process computes its part of
+            every batch, and the process of rank 0 evaluates and writes files for all. Required if a launcher such as
+            torchrun has started several processes.
 
     Raises:
-        UsageError: the model, the data and the options do not fit each other, or a file would be replaced.
+        UsageError: the model, the data and the options don't fit each other, or an existing file would be replaced.
         UnsupportedError: the model can't be differentiated, or has a loop that never ends.
-        OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
+        OnnxgradError: a file can't be read or written, or the loss became infinite or NaN.
     """
     checks.path("data", data)
     adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
     options, course = options or Options(), course or Course()
-    keep(data, val, course.sequences.tokenizer, *(spec.name for spec in options.losses), *course.metrics)
-    keep(*([] if adapter_from is None else files_of(adapter_from)))
+    protect_inputs(data, val, course.sequences.tokenizer, *(spec.name for spec in options.losses), *course.metrics)
+    protect_inputs(*([] if adapter_from is None else files_of(adapter_from)))
     checks.one_of("resume", resume, Resume)
     if new_data and resume == "never":
-        raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
+        raise UsageError("`new_data` requires `resume`", "leave it out: a new run accepts any data")
     log = checks.tuple_of("log", log, str, "such as log=('csv',)")
     for form in log:
         checks.one_of("log", form, LogForm)
         if form == "tensorboard":
             load_package("tensorboardX.event_file_writer", "`log='tensorboard'`")  # before an earlier run is removed
-    start, link = time.perf_counter(), communicator or Alone()
+    start, link = time.perf_counter(), communicator or _alone()
+    check_exists(model)  # before a run is found that belongs to the correct name
     target, place = _places(model, out, run)
-    resumed = link.broadcast(_is_resumed(place, resume, force) if link.rank == 0 else None)
+    resumed = link.broadcast(_is_resumed(place, resume, force, data) if link.rank == 0 else None)
     written = None if adapter is None else AdapterTarget(adapter)
     ready = prepare(
         model, data, val, target, options, course, written, adapter_from, force, link, tell, place if resumed else None
     )
-    picture = page_for(checks.path_or_none("picture", picture), target)
     if picture is not None:
+        picture = page_for(checks.path("picture", picture), target)
         check_target(picture, ready.original, ready.path, force)
     named = [target, *(written.files if written else ()), *([picture] if picture else ())]
     check_apart([*files_in(place, ready), *named])
-    with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
+    with run_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         settings = settings_of(options, course, data=data, val=val, adapter_from=adapter_from)
         loop = ready.loop(folder, stop, watch, log, settings)
         if link.broadcast(folder.begun) and not resumed and not force:
-            raise _holds_a_run(place)  # it was begun since the first look
+            raise _holds_a_run(place)  # another process has begun it since the first check
         agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
         if resumed:
             _resume(loop, new_data, drawing(ready.built.model), tell)
@@ -141,26 +149,28 @@ def run_train(
             loop.take_best()
     if count := loop.progress.uncounted:
         tell(
-            f"caution: no label counted in {count} of {loop.trainer.steps} batches: they are not in the mean loss, and "
-            "their gradient is 0",
+            f"caution: {count} of {loop.trainer.steps} batches have no label that counts; the mean loss leaves these "
+            "batches out, and their gradient is 0",
             0,
         )
     epochs = loop.progress.epochs
     best, by = loop.progress.best, loop.watched if ready.evaluator is not None else ""
-    if not best:  # nothing was judged, or by what was no number
+    if not best:  # no epoch was evaluated, or the watched value was not finite
         if by and epochs and reason != "stopped":
             name = by.replace("val_", "validation ")
-            tell(f"caution: the {name} was no finite number in any epoch: the weights of the last one are taken", 0)
+            tell(f"caution: the {name} was not finite in any epoch, so the weights of the last epoch are kept", 0)
         best, by = len(epochs), ""
     found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [])
     if reason == "stopped" or link.rank:
         return found
-    with Switch(target) as switch:
+    with AtomicWriteGroup(target) as switch:
         files = ready.stage(switch, target, written, force)
         others = [place / REPORTS[0], *([picture] if picture else ())]
         if begun_at == ready.trainer.steps and all(map(Path.exists, others)) and _is_written(switch, files):
             more = "a larger `max_steps`" if reason == "max steps" else "more `epochs`"
-            tell(f"'{place}' holds a finished run, so nothing was done; {more} and `resume` continue it", 0)
+            ignored = f", and {loop.rates} has no effect" if loop.rates_before else ""
+            again = f"to continue it, use `resume` and {more}; to replace it, use `force` without `resume`"
+            tell(f"'{place}' contains a finished run, so nothing was done{ignored}; {again}", 0)
             return found
         found = replace(found, files=[*files, *([picture] if picture else []), folder.path])
         stage_report(switch, folder, ready, found, picture)
@@ -168,55 +178,81 @@ def run_train(
     return found
 
 
+def _alone() -> Alone:
+    """Return a communicator for a single process.
+
+    Raises:
+        UsageError: a launcher has started several processes. Without a communicator, all would write the same files.
+    """
+    if launched := launches():
+        raise UsageError(
+            f"{launched[0].launcher} has started {launched[0].world} processes, but run_train got no communicator",
+            "pass the communicator of onnxgrad_cli.training.distributed.connected(); or pass Alone(), and each process "
+            "trains by itself",
+        )
+    return Alone()
+
+
 def _places(model: ModelSource, out: str | Path | None, run: Path | None) -> tuple[Path, Path]:
-    """Return the file of the trained model and the folder of the run, which is named after the file as it was typed."""
+    """Return the file for the trained model, and the folder for the run.
+
+    The folder's default name is derived from `out`.
+    """
     if model == STREAM or str(out) == STREAM:
-        raise UsageError("a run reads its model from a file and writes to one", "name both")
+        raise UsageError("training can't use stdin or stdout", "name a file for the model, and a file for the output")
     target = target_of(model, out, "trained", streams=False)
     assert target is not None
     named = target if out is None else Path(out)
-    return target, run or named.with_name(f"{named.name}.run")
+    folder = run or named.with_name(f"{named.name}.run")
+    check_apart([target, folder])
+    return target, folder
 
 
-def _is_resumed(folder: Path, resume: Resume, force: bool) -> bool:
-    """Return True if a run continues, before anything is read that takes time.
+def _is_resumed(folder: Path, resume: Resume, force: bool, data: str | Path) -> bool:
+    """Return True if an earlier run is to be continued. Called first, so that errors are reported before slow work.
 
     Raises:
-        UsageError: a resumed run has no checkpoint, or a new run would replace files of other programs.
+        OnnxgradError: `resume` is 'must', and there is no checkpoint; or the data don't exist.
+        UsageError: a new run would replace an earlier run without `force`, or files of other programs.
     """
     begun = holds_checkpoint(folder)
     if resume == "must" and not begun:
-        raise UsageError(
-            f"`resume`: '{folder}' holds no checkpoint",
-            "leave `resume` out to begin a run, or use `resume='auto'`, which begins one if there is none",
+        raise OnnxgradError(
+            f"`resume`: '{folder}' contains no checkpoint",
+            "leave `resume` out to start a new run, or use `resume='auto'`, which starts one if there is no checkpoint",
         )
-    if begun and resume == "never" and not force:
-        raise _holds_a_run(folder)
     resumed = begun and resume != "never"
     if not resumed:
         check_replaceable(folder, files_of_runs(folder))
+    if begun and not resumed and not force:
+        check_there(Path(data))
+        raise _holds_a_run(folder)
     return resumed
 
 
 def _holds_a_run(folder: Path) -> UsageError:
     return UsageError(
-        f"'{folder}' holds a run already",
+        f"'{folder}' already contains a run",
         "`force=True` replaces it, `resume` continues it, `run=DIR` uses another folder",
+        code="file_exists",
     )
 
 
-def _resume(loop: Loop, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
-    """Continue from the folder's checkpoint."""
+def _resume(loop: TrainingLoop, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
+    """Continue from the folder's checkpoint.
+
+    Report a changed learning rate, and random operators that will draw other numbers.
+    """
     loop.resume(new_data)
     if loop.finished:
         return
-    tell(f"going on after step {loop.trainer.steps}", 0)
+    tell(f"continuing after step {loop.trainer.steps}", 0)
     if loop.rates_before:
-        tell(f"the rates are others from here on: {loop.rates}; they were {loop.rates_before}", 0)
+        tell(f"the learning rate changes from here on: now {loop.rates}, before {loop.rates_before}", 0)
     if drawn:
-        tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
+        tell(f"{', '.join(drawn)} will draw other random numbers than in an uninterrupted run", 0)
 
 
-def _is_written(switch: Switch, files: Sequence[Path]) -> bool:
-    """Return True if files exist with the content that was staged for them."""
+def _is_written(switch: AtomicWriteGroup, files: Sequence[Path]) -> bool:
+    """Return True if the files exist already with the content that was staged for them."""
     return all(file.is_file() and filecmp.cmp(switch.where(file), file, shallow=False) for file in files)

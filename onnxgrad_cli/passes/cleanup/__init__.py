@@ -1,9 +1,11 @@
-"""What nobody reads, removed.
+"""The last pass over a training model: unused nodes are removed, others are replaced by better forms.
 
 - `cleanup`: the pass.
-- `transposed_products`: a transposed product becomes the product of the transposed factors.
-- `scaled_channels`: what scales and shifts channels becomes a convolution.
-- `cubic_layout`: a view that keeps transposes away from a cubic Resize.
+- `backward_constants`: folds constants of the backward part.
+- `faster_forms`: turns a transposed product into the product of the transposed factors, and scaling and shifting of
+channels into a convolution.
+- `narrow_kernels`: computes in float32 where onnxruntime has no kernel for bfloat16.
+- `optimizer_faults`: rewrites patterns that onnxruntime's optimizer would break.
 """
 
 from onnxgrad_cli.passes.cleanup.cleanup import CLEANUP

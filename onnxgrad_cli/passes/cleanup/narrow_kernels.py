@@ -1,7 +1,7 @@
 """Compute in float32 where onnxruntime has no kernel for bfloat16, in models that it runs itself.
 
-Its processor's kernels for bfloat16 move data and compute little, so that it runs a Gather but not the sums in the
-gradient of one. Each result is rounded to bfloat16, as by a kernel.
+Most of onnxruntime's CPU kernels for bfloat16 only move data. So it runs a Gather in bfloat16, but not the sums in the
+gradient of a Gather. Each result is rounded to bfloat16, as a kernel would do.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 
 CASTS = frozenset({"Cast", "CastLike"})
-"""Operators whose result is bfloat16 because that was asked for."""
+"""Operators that return bfloat16 because an attribute or an operand says so."""
 
 
 def compute_in_float32(graph: Graph) -> bool:
-    """Put casts around the nodes without a kernel for bfloat16; return True if there was one."""
-    if not graph.runs_bfloat16:
-        return False
+    """Put casts to float32 around nodes that have no kernel for bfloat16. Return True if there were any."""
     wide: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -51,8 +49,8 @@ def _widened(graph: Graph, node: Node, wide: dict[str, str]) -> list[Node]:
 
     Args:
         graph: the graph.
-        node: is changed.
-        wide: values of bfloat16 that were cast -> what they are called in float32.
+        node: the node; changed in place.
+        wide: map from a bfloat16 value that was cast before to the name of its float32 version; new casts are added.
     """
     before: list[Node] = []
     after: list[Node] = []

@@ -1,7 +1,9 @@
 """The loss, appended to the model.
 
-- `append`: the pass: label inputs, the losses, their reduction, weights and penalties.
-- `file`: a loss that stands in a file of its own.
+- `append`: the pass. It adds label inputs, and writes the losses, their reduction, weights and penalties.
+- `chunks`: the loss of a language model in chunks of tokens.
+- `file`: a loss in an ONNX file; `model_file` inserts the file's model into the graph.
+- `function`: for losses that are Python functions, derivatives and evaluations of models.
 """
 
 from onnxgrad_cli.passes.loss.append import LOSS

@@ -1,12 +1,13 @@
-"""Append the loss: label inputs declared, each loss written on its output, reduced, weighted and summed.
+"""Append the loss: add label inputs, write each loss on its output, reduce, weight and sum them.
 
-The result is one scalar called `loss`. It is computed in float32 where the output is narrower.
+The result is one scalar called `loss`. It is computed in float32 if the output has a narrower type.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,31 +19,32 @@ from onnxgrad_cli.common.settings import unknown_setting
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, OnnxgradError, UsageError, suggest
+from onnxgrad_cli.errors import Caution, OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
+from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
-from onnxgrad_cli.losses.classes import causal_lm
-from onnxgrad_cli.losses.spec import LossSpec, settings_of
-from onnxgrad_cli.losses.values import weighted_mean
+from onnxgrad_cli.losses.classes import causal_lm, soft_cross_entropy
+from onnxgrad_cli.losses.registry import FOR_OUTPUTS
+from onnxgrad_cli.losses.spec import LossSpec, default_loss, settings_of
+from onnxgrad_cli.losses.values import checked_axis, weighted_mean
 from onnxgrad_cli.options import AppendOptions, LossOptions
 from onnxgrad_cli.passes.loss.chunks import write_chunks
 from onnxgrad_cli.passes.loss.file import LossFile
+from onnxgrad_cli.passes.loss.function import LossOp
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import LossRecord
 
 LABEL = LossOptions.label
-"""What a label is called where nothing else is asked for."""
-
-NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+"""The default name of the label input."""
 
 
 def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
-    """Append every loss and penalty, and the sum of them, called `loss`."""
-    op = Op(graph)
-    op.role, op.training = "loss", training
+    """Append every loss and penalty, and their sum, called `loss`."""
+    op = LossOp(graph, training)
     _refuse_unknown_options(options, training)
     if (options.loss_chunks or 1) > 1 and not any(spec.name == "causal-lm" for spec in options.losses):
-        raise UsageError("`loss_chunks` goes with the loss causal-lm alone", "leave it out")
+        raise UsageError("`loss_chunks` requires the loss causal-lm", "leave out the option, or use that loss")
     terms, options = [], _with_free_label(graph, options, training)
     for spec, name in zip(options.losses, training.predictions, strict=True):
         op.scope = f"loss/{Path(spec.name).stem}"
@@ -66,18 +68,15 @@ def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
 
 
 def _with_free_label(graph: Graph, options: AppendOptions, training: LossRecord) -> AppendOptions:
-    """The options with another name for the label where the default one is taken, as by scikit-learn's own output."""
-    asked = [spec for spec in options.losses if not spec.label and _takes_label(spec)]
+    """Return the options. If the model already uses the default label name, replace it by a new one in the options."""
+    takers = [spec for spec in options.losses if spec.loss is None or spec.loss.label != "none"]
+    asked = [spec for spec in takers if not spec.label]
     if options.label != LABEL or not asked or not graph.taken(LABEL):
         return options
     name = next(name for i in itertools.count(1) if not graph.taken(name := f"{LABEL}_{i}"))
-    text = f"the model has a '{LABEL}' of its own: the label input is called '{name}'"
+    text = f"the model already has a value '{LABEL}', so the label input is called '{name}'"
     training.cautions.append(Caution("note", name, text))
     return replace(options, label=name)
-
-
-def _takes_label(spec: LossSpec) -> bool:
-    return spec.loss is None or spec.loss.label != "none"
 
 
 def _refuse_unknown_options(options: LossOptions, training: LossRecord) -> None:
@@ -89,28 +88,33 @@ def _refuse_unknown_options(options: LossOptions, training: LossRecord) -> None:
         owner, _, name = text.rpartition(":")
         if owner not in owners:
             hint = suggest(owner, [owner for owner in owners if owner], "outputs and labels")
-            raise UsageError(f"`loss_options`: no loss has an output or a label '{owner}'", hint)
+            raise UsageError(f"`loss_options`: no loss uses an output or a label '{owner}'", hint)
         known = [option.name for spec in owners[owner] if spec.loss for option in spec.loss.options]
         if name not in known:
             names = ", ".join(spec.name for spec in owners[owner])
             raise unknown_setting(names, name, known)
 
 
-def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
-    """One loss on one output, reduced to a scalar; its label becomes an input of the model."""
+def _term(op: LossOp, options: AppendOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
+    """Return one loss on one output, reduced to a scalar. Its label becomes an input of the model."""
     loss = LossFile(spec.name, op.graph, options.infer_by_run) if spec.loss is None else spec.loss
     given = settings_of(options.loss_options, spec.output, prediction.name, spec.label or options.label)
     label_type = loss.label_type(prediction, given)
+    if isinstance(loss, losses.Loss):
+        _refuse_one_class(op, given, loss, prediction)
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
     training.judged.append("" if label is None else label.name)
     if isinstance(loss, LossFile):
         training.scalars.add(len(training.judged) - 1)
         if options.sample_weight:
             raise UsageError(
-                f"`sample_weight` does not go with '{spec.name}'", "a loss from a file gives one number for the batch"
+                f"`sample_weight` can't be combined with '{spec.name}', because a loss from a file returns one "
+                "number for the batch",
+                "leave out the option, or weight the samples inside the file",
+                code="conflict",
             )
-        return _wide(op, loss(op, prediction, label))
-    _caution(op, given, training, loss, prediction)
+        return op.wide(loss(op, prediction, label))
+    _caution(op, given, training, loss, prediction, is_default=spec is default_loss())
     parts = None
     if label is not None and loss.function is causal_lm:
         parts = _by_chunks(op, options, given, training, prediction, label)
@@ -121,10 +125,17 @@ def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, 
             return total
         training.divisors[len(training.judged) - 1] = divisor.name
         return weighted_mean(op, total, divisor)
-    values = [_wide(op, prediction)] if label is None else [_wide(op, prediction), _wide(op, label)]
+    values = [op.wide(prediction)]
+    if loss.operands is None:
+        values += [] if label is None else [op.wide(label)]
+    else:
+        values += _operands(op, training, loss.operands, label)
     found, weights = _called(op, spec, loss, values, loss.settings(given))
     if found.known_shape is not None and all(size == 1 for size in found.known_shape):
         training.scalars.add(len(training.judged) - 1)
+    _caution_pairs(training, prediction, found)
+    if spec.function is not None:
+        _note_mixing(op, training, spec, values, found)
     if options.sample_weight:
         found = found * _sample_weight(op, training, options.sample_weight, loss, prediction, found)
     if options.reduction == "sum":
@@ -139,9 +150,10 @@ def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, 
 def _by_chunks(
     op: Op, options: AppendOptions, given: Mapping[str, object], training: LossRecord, prediction: Val, label: Val
 ) -> tuple[Val, Val] | None:
-    """The sum of causal-lm's losses and its divisor, by chunks of tokens; None where they are computed as one.
+    """Write causal-lm in chunks of tokens. Return the sum of the losses and its divisor, or None if not in chunks.
 
-    What is kept or described as a whole can't be taken apart.
+    Chunks are not possible if the model keeps its outputs or the YieldOp, if a Gradient node or training information
+    describes the loss, or if there are sample weights.
     """
     whole = options.keep_outputs or options.as_gradient_op or options.training_info or options.yield_ == "keep"
     if whole or options.sample_weight:
@@ -152,22 +164,50 @@ def _by_chunks(
 
 
 def _note_chunks(options: AppendOptions, training: LossRecord, output: str) -> None:
-    """Say that a loss is computed by chunks, or that it is not though that was asked for."""
+    """Add a note that a loss is computed in chunks, or that chunks were requested but are not possible."""
     if training.chunks is not None:
-        text = f"the loss is computed by {len(training.chunks.values)} chunks of tokens; '{output}' is never whole"
+        text = (
+            f"the loss is computed in {len(training.chunks.values)} chunks of tokens; '{output}' is never computed "
+            "as a whole"
+        )
         training.cautions.append(Caution("note", output, text))
     elif (options.loss_chunks or 1) > 1:
         text = (
-            f"`loss_chunks={options.loss_chunks}`: the loss stays whole, for outputs are kept, samples have weights, a "
-            f"whole matrix of the head is trained, or '{output}' is not made token by token of narrower values"
+            f"`loss_chunks={options.loss_chunks}` has no effect: outputs are kept, samples have weights, the "
+            f"full matrix of the head is trained, or '{output}' is not computed from narrower values for each "
+            "token separately"
         )
         training.cautions.append(Caution("note", output, text))
+
+
+def _operands(
+    op: Op, training: LossRecord, operands: Mapping[str, tuple[str, str]], label: Val | None
+) -> Iterator[Val]:
+    """Yield a value for each parameter after the prediction of a loss function; see `losses.registry.of_function`.
+
+    Raises:
+        UsageError: the model has no such input or output.
+    """
+    known = {"input": training.inputs, "output": op.graph.output_names}
+    known["label"] = [*known["input"], *known["output"]]
+    for parameter, (kind, name) in operands.items():
+        if kind == "label" and not name:
+            assert label is not None
+            yield op.wide(label)
+        elif name not in known[kind]:
+            kinds = f"{kind}s" if kind != "label" else "inputs and outputs"
+            message = f"`losses`: the parameter '{parameter}' names '{name}', which is not one of the model's {kinds}"
+            raise unknown_name(message, suggest(name, known[kind], kinds))
+        elif kind == "label":
+            yield op.wide(_label(op, training, parameter, op.graph.types[name]))
+        else:
+            yield op.val(name)
 
 
 def _called(
     op: Op, spec: LossSpec, loss: losses.Loss, values: Sequence[Val], settings: Mapping[str, Any]
 ) -> tuple[Val, Val | None]:
-    """The losses that a function gives, and their weights; what goes wrong in a user's own is told as its fault."""
+    """Call a loss function, and return losses and weights. Errors of a user's function become UsageErrors."""
     try:
         result = loss.function(op, *values, **settings)
     except OnnxgradError:
@@ -175,21 +215,26 @@ def _called(
     except Exception as error:
         if spec.function is None:
             raise
-        reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"`losses`: the function '{loss.name}' fails: {reason}", "correct it") from error
+        file = getattr(getattr(spec.function, "__code__", None), "co_filename", None)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f" in line {lines[-1]} of '{file}'" if lines else ""
+        reason = f"{type(error).__name__}{where}: {error}"
+        raise UsageError(
+            f"`losses`: the function '{loss.name}' raised an error: {reason}", "correct the function"
+        ) from error
     parts = result if isinstance(result, tuple) else (result, None)
     if len(parts) != 2 or not isinstance(parts[0], Val) or not isinstance(parts[1], (Val, type(None))):
         raise UsageError(
-            f"`losses`: the function '{loss.name}' gives {type(result).__name__}, no value of the graph",
-            "return the losses, written with op; or a tuple of the losses and their weights",
+            f"`losses`: the function '{loss.name}' must return a value of the graph, but returns "
+            f"{type(result).__name__}",
+            "compute the losses with op and return them, or return a tuple of the losses and their weights",
         )
     if not is_float(parts[0].type):
-        raise UsageError(f"`losses`: the function '{loss.name}' gives {in_words(parts[0].type)}", "give floats")
+        raise UsageError(
+            f"`losses`: the function '{loss.name}' must return floats, but returns {in_words(parts[0].type)}",
+            "compute the losses from floats",
+        )
     return parts[0], parts[1]
-
-
-def _wide(op: Op, x: Val) -> Val:
-    return op.cast(x, TensorProto.FLOAT) if x.dtype in NARROW else x
 
 
 def _label(op: Op, training: LossRecord, name: str, label_type: TypeProto) -> Val:
@@ -198,8 +243,8 @@ def _label(op: Op, training: LossRecord, name: str, label_type: TypeProto) -> Va
         old = graph.types[name]
         if (dtype_of(old), shape_of(old)) != (dtype_of(label_type), shape_of(label_type)):
             raise UsageError(
-                f"two losses want a label '{name}' of different types: {in_words(old)} and {in_words(label_type)}",
-                "name each label: `losses=NAME:OUTPUT:LABEL`",
+                f"two losses need a label '{name}' of different types: {in_words(old)} and {in_words(label_type)}",
+                "give each label its own name: `losses=NAME:OUTPUT:LABEL`",
             )
         return op.val(name)
     _refuse_taken(graph, name, "`label`")
@@ -210,32 +255,130 @@ def _label(op: Op, training: LossRecord, name: str, label_type: TypeProto) -> Va
 
 def _refuse_taken(graph: Graph, name: str, option: str) -> None:
     if not name or graph.taken(name):
-        reason = f"the model already has a value or a node called '{name}'" if name else "a name is missing"
+        reason = f"the model already has a value or a node called '{name}'" if name else "the name is empty"
         raise UsageError(f"{option}: {reason}", f"choose another name with {option}")
 
 
-def _caution(op: Op, given: Mapping[str, object], training: LossRecord, loss: losses.Loss, prediction: Val) -> None:
-    producer = next((node for node in op.graph.nodes if prediction.name in node.output), None)
-    if producer is not None and producer.op_type in loss.rather:
+def _head(op: Op, prediction: Val) -> str:
+    """Return the operator that computes an output; "" if the output is an input of the model."""
+    producer = source_of(prediction.name, op.graph.producers())
+    return "" if producer is None else producer.op_type
+
+
+def _refuse_one_class(op: Op, given: Mapping[str, object], loss: losses.Loss, prediction: Val) -> None:
+    """Refuse an output with a single class, as a softmax over it is 1 whatever the weights are."""
+    axis = loss.class_axis(given)
+    if loss.function is soft_cross_entropy:
+        axis = checked_axis(prediction, loss.settings(given).get("axis", 1))
+    if axis is None or prediction.shape[axis] != 1:
+        return
+    head = _head(op, prediction)
+    if head in ("Softmax", "LogSoftmax"):
+        hint = f"export the model with a Sigmoid instead of the {head}"
+    elif prediction.rank > 2 and prediction.shape[-1] != 1 and loss.label == "class":
+        hint = "take the last axis for the classes with `loss_options=class-axis=-1`"
+    else:
+        hint = f"for labels of 0 and 1 choose `losses={'bce' if head == 'Sigmoid' else 'bce-logits'!r}`"
+    text = f"{loss.name} needs at least 2 classes, and axis {axis} of '{prediction.name}' has 1"
+    raise UsageError(f"{text}: the softmax over one class is always 1", hint)
+
+
+def _caution(
+    op: Op, given: Mapping[str, object], training: LossRecord, loss: losses.Loss, prediction: Val, is_default: bool
+) -> None:
+    head = _head(op, prediction)
+    if head in loss.rather:
         text = (
-            f"output '{prediction.name}' comes from a {producer.op_type}, which {loss.name} does not expect: "
-            f"{loss.rather[producer.op_type]} does"
+            f"output '{prediction.name}' is computed by {head}, which the loss {loss.name} does not expect; "
+            f"use {loss.rather[head]} instead"
+        )
+        training.cautions.append(Caution("note", prediction.name, text))
+    elif head in FOR_OUTPUTS and is_default:
+        text = (
+            f"output '{prediction.name}' is computed by {head}, and the loss is {loss.name}, the default; "
+            f"a classifier trains better with `losses={FOR_OUTPUTS[head]!r}`"
         )
         training.cautions.append(Caution("note", prediction.name, text))
     axis = loss.class_axis(given)
     if axis is not None and isinstance(prediction.shape[axis], str) and isinstance(prediction.shape[-1], int):
         text = (
-            f"{loss.name} takes axis {axis} for the classes, whose number is not fixed; class-axis=-1 is the last axis"
+            f"{loss.name} reads the classes from axis {axis}, whose size is not fixed; if the classes are on "
+            "the last axis, set class-axis=-1"
         )
         training.cautions.append(Caution("note", prediction.name, text))
 
 
+def _caution_pairs(training: LossRecord, prediction: Val, found: Val) -> None:
+    """Add a note if there is one loss per pair of samples, as [n] and [n, 1] give if they are combined by mistake."""
+    shape, own = found.known_shape or (), prediction.known_shape or ()
+    if own and isinstance(own[0], str) and shape.count(own[0]) > max(1, own.count(own[0])):
+        sizes = ", ".join(map(str, shape))
+        text = (
+            f"the losses on '{prediction.name}' have the shape [{sizes}], one for each pair of samples; use "
+            "op.squeeze or op.unsqueeze if values of the shapes [n] and [n, 1] were combined by mistake"
+        )
+        training.cautions.append(Caution("note", prediction.name, text))
+
+
+def _note_mixing(op: LossOp, training: LossRecord, spec: LossSpec, values: Sequence[Val], found: Val) -> None:
+    """Record that the loss of a sample depends on the other samples or their number, or that this can't be excluded.
+
+    Args:
+        op: the emitter.
+        training: the record of the loss. If the loss certainly depends on the batch, a caution is added.
+        spec: the loss.
+        values: the arguments of the loss's function. Those with the batch axis of the first one consist of samples.
+        found: the losses.
+    """
+    batch = (values[0].known_shape or (None,))[0]
+    if batch is None:
+        return
+    op.flush()
+    samples = [value.name for value in values if (value.known_shape or (None,))[0] == batch]
+    tracker = Tracker(op.graph, batch, {name: [SampleAxis(0)] for name in samples}, frees=False)
+    tracker.run([found.name], "")
+    if tracker.refusals:
+        why, is_certain = str(tracker.refusals[0]), tracker.mixes
+    else:
+        why, is_certain = _use_of_batch_size(op.graph, tracker.places, found.name), True
+    if not why:
+        return
+    training.mixing[len(training.judged) - 1] = why
+    if is_certain:
+        text = f"the loss {spec.name} of a sample depends on its batch, and so on the batch size: {why}"
+        training.cautions.append(Caution("note", spec.name, text))
+
+
+def _use_of_batch_size(graph: Graph, samples: Mapping[str, SampleAxis], value: str) -> str:
+    """Return the node by which a value depends on the size of the batch as a number; "" if it depends on shapes only.
+
+    Args:
+        graph: the graph.
+        samples: map from each value that consists of samples to the axis of the samples.
+        value: the value.
+    """
+    needed, sizes = graph.ancestors([value]), set[str]()
+    for node in graph.nodes:
+        if needed.isdisjoint(node.output):
+            continue
+        counts = node.op_type in ("Shape", "Size") and node.input[0] in samples
+        if counts and attributes_of(node).get("start", 0) <= samples[node.input[0]].axis:
+            sizes.update(node.output)
+        elif not sizes.isdisjoint(reads(node)):
+            if node.op_type == "Cast" and is_float(graph.types.get(node.output[0])):
+                return f"{node.name} (Cast): it computes with the number of samples"
+            sizes.update(name for name in node.output if not is_float(graph.types.get(name)))
+    return ""
+
+
 def _sample_weight(op: Op, training: LossRecord, name: str, loss: losses.Loss, prediction: Val, found: Val) -> Val:
-    """One weight per sample, in a shape that broadcasts to the losses. The mean still divides by what it did."""
+    """Add the input for sample weights, and return it in a shape that broadcasts to the losses."""
     if not found.known_shape or not prediction.known_shape:
         raise UsageError(
-            f"`sample_weight` does not go with {loss.name} of '{prediction.name}', which is one number for the batch",
-            "leave it out, or choose an output with a batch axis",
+            f"`sample_weight` can't be combined with {loss.name} on '{prediction.name}', which is one number "
+            "for the batch",
+            "leave out the option, or choose an output with a batch axis",
+            code="conflict",
         )
     if training.sample_weight is None:
         _refuse_taken(op.graph, name, "`sample_weight`")
@@ -245,12 +388,12 @@ def _sample_weight(op: Op, training: LossRecord, name: str, loss: losses.Loss, p
 
 
 def penalty(op: Op, kind: str, weight: Val) -> Val:
-    """The sum of a weight's magnitudes ('ReduceL1') or squares ('ReduceSumSquare'), a scalar."""
-    return reduced(op, kind, _wide(op, weight))
+    """Return the sum of the absolute values ('ReduceL1') or squares ('ReduceSumSquare') of a weight, a scalar."""
+    return reduced(op, kind, op.wide(weight))
 
 
 def _named(op: Op, total: Val, stem: str) -> str:
-    """Give the total its name: the node that makes it writes that, or else a node of its own does."""
+    """Name the total `stem`, made unique. If no new node computes the total, add an Identity."""
     name = op.graph.fresh(stem)
     if not any(total.name in node.output for node in op.nodes):
         total = op.Identity(total)
@@ -263,7 +406,7 @@ def _named(op: Op, total: Val, stem: str) -> str:
 
 
 def fed_first(graph: Graph) -> None:
-    """Order the inputs: what must be fed, then what has a value (models of old declare their weights as inputs)."""
+    """Sort the inputs: those that must be fed come before initializers, which old models also declare as inputs."""
     inputs = list(graph.proto.graph.input)
     ordered = sorted(inputs, key=lambda value: value.name in graph.initializers)
     if [v.name for v in ordered] != [v.name for v in inputs]:
@@ -271,4 +414,4 @@ def fed_first(graph: Graph) -> None:
         graph.proto.graph.input.extend(ordered)
 
 
-LOSS = Pass("loss", "the loss appended to the model", _run, ("prepare",))
+LOSS = Pass("loss", "adds the loss to the model", _run, ("prepare",))

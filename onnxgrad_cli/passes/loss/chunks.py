@@ -1,20 +1,19 @@
-"""The loss of a language model by chunks of its tokens, each with the head's product for it.
+"""Compute the loss of a language model in chunks of tokens, so that the logits never exist as a whole.
 
-Of the logits there are as many as tokens times words, 156 MB for 256 tokens of a vocabulary of 151,936, and a loss and
-its gradient hold them several times. What lies between the last narrow values, such as the head's input, and the loss
-treats each token for itself. So it is written once for each chunk of the tokens, and no value of all logits remains;
-`passes.in_turn` lets one chunk end before the next begins. Losses and gradients are the same sums in another order.
+There are as many logits as tokens times vocabulary entries: 156 MB for 256 tokens and a vocabulary of 151,936. A loss
+and its gradient hold them several times. The head of the model consists of the nodes that compute the logits from
+narrower values, the last hidden states. If the head treats each token separately, its nodes and the loss are written
+once for each chunk of tokens, and no value holds all logits. `passes.sequential_chunks` makes one chunk end before the
+next begins. Losses and gradients are the same sums in another order.
 
-Source: P. Hsu et al., Liger Kernel, 2024, arXiv:2410.10989, section 3.2 (FusedLinearCrossEntropy), of which this is the
-form in standard operators.
+Source: P. Hsu et al., Liger Kernel, 2024, arXiv:2410.10989, section 3.2 (FusedLinearCrossEntropy). This is its form in
+standard operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from onnx import TensorProto, helper
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
@@ -22,44 +21,47 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import HALVES, shape_of
+from onnxgrad_cli.ir.nodes import attributes_of, reads
+from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.losses.classes import ahead, log_softmax, picked
 from onnxgrad_cli.record import Chunks, LossRecord
 
-LARGE, USUAL = 2**15, 4
-"""From so many words on the tokens are taken in chunks if nobody asks for a number, and in how many.
+MIN_CHUNKED_VOCABULARY, DEFAULT_CHUNKS = 2**15, 4
+"""Smallest vocabulary for which the loss is computed in chunks by default, and the default number of chunks.
 
-Each chunk unpacks a matrix of few bits anew. Measured: `benchmarks.qlora --only decoder`.
+More chunks are not better: each chunk unpacks a low-bit matrix of the head again. Measured with `benchmarks.qlora
+--only decoder`.
 """
 
-THIN = 64
-"""A trained factor of the head has at most so many columns: the gradient of a whole matrix is as large as the logits,
-and each chunk would have one."""
+MAX_THIN_COLUMNS = 64
+"""Chunks are used only if each trained matrix of the head has a side of at most this size, as adapters have.
+
+If the head's whole matrix is trained, its gradient is as large as the logits, and each chunk would compute one.
+"""
 
 OPSET = 18
-"""From here on Split takes empty parts, and Min takes integers on every runtime."""
+"""The first opset at which Split may return empty outputs and every runtime has Min for integers."""
 
 ALONG = frozenset("Add Cast Clip Div Identity Mul Neg Sub Tanh".split())
-"""Operators that treat each element for itself, or with one of the same column."""
+"""Elementwise operators, which treat each token separately if their other operand has no axis of tokens."""
 
 
 def write_chunks(
     op: Op, training: LossRecord, prediction: Val, label: Val, ignore_index: int, asked: int | None
 ) -> tuple[Val, Val] | None:
-    """The sum of the losses of causal-lm, and how many tokens count, written by chunks of tokens.
+    """Write causal-lm in chunks of tokens. Return the sum of the losses and the number of labels that are not ignored.
 
     Args:
         op: the emitter of the loss.
-        training: the record; what the chunks are is noted there.
-        prediction: logits (N, T, V).
+        training: the record, which receives the chunks.
+        prediction: the logits (N, T, V), computed by nodes that the chunks replace.
         label: tokens (N, T).
-        ignore_index: the label of tokens that do not count.
-        asked: how many chunks; None: `USUAL` for a large vocabulary, else none.
+        ignore_index: the label of tokens that the loss ignores.
+        asked: number of chunks; None means `DEFAULT_CHUNKS` for a large vocabulary and no chunks for others.
 
     Returns:
-        None where the loss is to be written as a whole: for few words, or where the model makes the logits otherwise
-        than token by token, or a whole matrix of the head is trained.
+        None if the loss has to be written as a whole: for a small vocabulary, if a node of the head mixes tokens, or if
+        a whole matrix of the head is trained.
     """
     count = _count(prediction, asked)
     if count < 2 or op.opset < OPSET:
@@ -67,18 +69,18 @@ def write_chunks(
     head = _head(op.graph, training, prediction)
     if head is None:
         return None
+    nodes_of_head, inputs = head
     following = op.reshape(ahead(op, label, ignore_index), [-1])
     cuts = _Cuts(_sizes(op, following, count), tuple(op.graph.fresh_symbol() for _ in range(count)))
-    pieces = {name: cuts.of(op, op.reshape(op.val(name), [-1, _width(op, name)])) for name in head.inputs}
+    pieces = {name: cuts.of(op, op.reshape(op.val(name), [-1, _width(op, name)])) for name in inputs}
     labels = cuts.of(op, following)
     starts = tuple(tuple(part[i].name for part in pieces.values()) for i in range(count))
     totals, nodes, logits = [], [], []
     for i, own in enumerate(labels):
         before = len(op.nodes)
-        y = _copied(op, head, {name: part[i] for name, part in pieces.items()}, prediction.name)
+        y = _copied(op, nodes_of_head, {name: part[i] for name, part in pieces.items()}, prediction.name)
         logits.append(y.name)
-        wide = op.cast(y, TensorProto.FLOAT) if y.dtype in HALVES else y
-        losses, _ = picked(op, log_softmax(op, wide, 1), own, None, ignore_index, axis=1)
+        losses, _ = picked(op, log_softmax(op, op.wide(y), 1), own, None, ignore_index, axis=1)
         totals.append(reduced(op, "ReduceSum", losses))
         nodes.append(frozenset(node.name for node in op.nodes[before:]))
     training.chunks = Chunks(prediction.name, tuple(logits), starts, tuple(nodes))
@@ -90,17 +92,17 @@ def _count(prediction: Val, asked: int | None) -> int:
     words = prediction.shape[-1]
     if not isinstance(words, int):
         return 1
-    return (USUAL if words >= LARGE else 1) if asked is None else asked
+    return (DEFAULT_CHUNKS if words >= MIN_CHUNKED_VOCABULARY else 1) if asked is None else asked
 
 
 class _Cuts(NamedTuple):
-    """How tokens are cut into chunks: the sizes, and the symbols for them."""
+    """The sizes of the chunks, and the symbols that name these sizes in shapes."""
 
     sizes: Val
     symbols: tuple[str, ...]
 
     def of(self, op: Op, x: Val) -> list[Val]:
-        """The chunks of something that has an entry for each token."""
+        """Split a tensor whose first axis has one entry per token into chunks."""
         parts = op.Split(x, self.sizes, axis=0, outputs=len(self.symbols))
         return [op.state(part, [own, *x.shape[1:]]) for part, own in zip(parts, self.symbols, strict=True)]
 
@@ -112,7 +114,7 @@ def _width(op: Op, name: str) -> int:
 
 
 def _sizes(op: Op, tokens: Val, count: int) -> Val:
-    """As many sizes, which are equal but for the last ones, which may be 0."""
+    """Return the sizes of `count` chunks. They are equal, except that the last ones may be smaller or 0."""
     number = op.shape(tokens)
     step = (number + (count - 1)) / count
     ends = op.Min(op.ints(range(1, count + 1)) * step, number)
@@ -123,20 +125,11 @@ def _sizes(op: Op, tokens: Val, count: int) -> Val:
 # -- the head ---------------------------------------------------------------------------------------------------------
 
 
-class _Head(NamedTuple):
-    """What makes the logits of narrower values, token by token.
+def _head(graph: Graph, training: LossRecord, prediction: Val) -> tuple[list[Node], list[str]] | None:
+    """Return the head's nodes in order, and the values that it reads: hidden states (N, T, size).
 
-    Attributes:
-        nodes: in order.
-        inputs: what they read of the model's values, (N, T, .) each.
+    Return None if a node of the head mixes tokens, or trains a whole matrix.
     """
-
-    nodes: list[Node]
-    inputs: list[str]
-
-
-def _head(graph: Graph, training: LossRecord, prediction: Val) -> _Head | None:
-    """The nodes that logits are made by as long as values are as wide; None where one treats tokens together."""
     if training.predictions.count(prediction.name) > 1:
         return None
     makers, fed = graph.producers(), _fed(graph)
@@ -156,11 +149,11 @@ def _head(graph: Graph, training: LossRecord, prediction: Val) -> _Head | None:
     nodes = [node for node in graph.nodes if node.name in names]
     if _is_read_elsewhere(graph, nodes, prediction.name) or not all(_has_tokens(graph, name) for name in inputs):
         return None
-    return _Head(nodes, list(inputs))
+    return nodes, list(inputs)
 
 
 def _is_read_elsewhere(graph: Graph, nodes: Sequence[Node], logits: str) -> bool:
-    """Whether another node reads what nodes make, or the model returns something of it besides the logits."""
+    """Return True if other nodes read an output of `nodes`, or if the model returns one that isn't the logits."""
     names = {node.name for node in nodes}
     read = {name for node in graph.nodes if node.name not in names for name in reads(node)}
     read.update(name for name in graph.output_names if name != logits)
@@ -168,12 +161,12 @@ def _is_read_elsewhere(graph: Graph, nodes: Sequence[Node], logits: str) -> bool
 
 
 def _has_tokens(graph: Graph, name: str) -> bool:
-    """Whether a value is (N, T, .)."""
+    """Return True if a value has three axes, (N, T, .)."""
     return len(shape_of(graph.types.get(name)) or ()) == 3
 
 
 def _fed(graph: Graph) -> set[str]:
-    """The values that depend on what the model is fed."""
+    """Return the values that depend on the model's inputs."""
     found = {name for name in graph.input_names if name not in graph.initializers}
     for node in graph.nodes:
         if not found.isdisjoint(reads(node)):
@@ -187,13 +180,15 @@ def _is_wide(graph: Graph, name: str, prediction: Val) -> bool:
 
 
 def _trains_a_matrix(graph: Graph, node: Node, fed: set[str], trained: set[str]) -> bool:
-    """Whether a whole matrix is trained that a stored operand of a node is made of."""
+    """Return True if a node reads a trained matrix wider than `MAX_THIN_COLUMNS`, also through stored operands."""
     stored = graph.ancestors(set(node.input) - fed) & trained
-    return any(len(dims) > 1 and min(dims) > THIN for dims in (graph.initializers[name].dims for name in stored))
+    return any(
+        len(dims) > 1 and min(dims) > MAX_THIN_COLUMNS for dims in (graph.initializers[name].dims for name in stored)
+    )
 
 
 def _by_token(graph: Graph, node: Node, fed: set[str]) -> bool:
-    """Whether a node treats each token for itself: its stored operands have no axis for tokens."""
+    """Return True if a node treats each token separately: its stored operands have no axis of tokens."""
     if not is_standard(node.domain):
         return False
     shapes = {name: shape_of(graph.types.get(name)) for name in node.input if name}
@@ -205,17 +200,12 @@ def _by_token(graph: Graph, node: Node, fed: set[str]) -> bool:
     return node.op_type in ALONG and all(len(shape or ()) < 2 for shape in stored)
 
 
-def _copied(op: Op, head: _Head, pieces: Mapping[str, Val], result: str) -> Val:
-    """The head's nodes on a piece of what they read; the piece of `result`."""
+def _copied(op: Op, nodes: Sequence[Node], pieces: Mapping[str, Val], result: str) -> Val:
+    """Copy the head's nodes for one chunk; `pieces` are its parts of the head's inputs. Return the part of `result`."""
     values, scope = dict(pieces), op.scope
-    for node in head.nodes:
+    for node in nodes:
         op.scope = f"{scope}/{node.name}"
         inputs = [values.get(name) or op.val(name) if name else None for name in node.input]
-        values[node.output[0]] = op.emit(node.op_type, *inputs, **dict(_attributes(node)))
+        values[node.output[0]] = op.emit(node.op_type, *inputs, **attributes_of(node))
     op.scope = scope
     return values[result]
-
-
-def _attributes(node: Node) -> Iterator[tuple[str, Any]]:
-    for attribute in node.attribute:
-        yield attribute.name, helper.get_attribute_value(attribute)

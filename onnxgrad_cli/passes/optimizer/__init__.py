@@ -1,9 +1,10 @@
 """The optimizer's step, appended to the gradients.
 
-- `step`: what the pass appends.
-- `groups`: parameter groups; `clipping`, `accumulation`, `ema`, `dynamic_loss_scale`: what a step does besides.
+- `step`: the nodes of a step, including gradient clipping, the moving average of the weights and a dynamic loss scale.
+- `groups`: parameter groups; `accumulation`: sums of gradients over several runs.
 - `state`: the inputs that hold the optimizer's state.
-- `split`: a training step cut in two models, before the optimizer; `slices`: an optimizer's step on slices of weights.
+- `split`: splits a training step before the optimizer into two models; `slices`: runs an optimizer's step on slices of
+  weights.
 """
 
 from onnxgrad_cli.errors import UsageError
@@ -12,27 +13,36 @@ from onnxgrad_cli.options import Options, StepOptions, UpdateOptions
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
 
-__all__ = ["OPTIMIZER"]
+__all__ = ["OPTIMIZER", "options_of_steps"]
 
-FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulate", "ema", "embed_state")
-"""Options that say how a step is taken."""
+FOR_STEPS = (
+    "optimizer_options",
+    "group",
+    "clip_norm",
+    "clip_value",
+    "accumulate",
+    "ema",
+    "embed_state",
+    "cycle_momentum",
+)
+"""Names of the options that configure the optimizer's step."""
+
+
+def options_of_steps(options: StepOptions) -> list[str]:
+    """Return the names of those options that configure the optimizer's step and are set."""
+    defaults = Options()
+    return [name for name in FOR_STEPS if getattr(options, name) != getattr(defaults, name)]
 
 
 def _run(graph: Graph, options: UpdateOptions, training: StepRecord) -> bool:
     if not options.optimizer:
-        _refuse_options(options)
-        return False
-    from onnxgrad_cli.passes.optimizer.step import append_step  # which many builds don't need
+        raise UsageError(
+            f"`{options_of_steps(options)[0]}` requires an optimizer", "choose an optimizer with `optimizer=NAME`"
+        )
+    from onnxgrad_cli.passes.optimizer.step import append_step  # many builds don't need this module
 
     append_step(graph, options, training)
     return True
 
 
-def _refuse_options(options: StepOptions) -> None:
-    defaults = Options()
-    for name in FOR_STEPS:
-        if getattr(options, name) != getattr(defaults, name):
-            raise UsageError(f"`{name}`: there is no optimizer", "choose one with `optimizer=NAME`")
-
-
-OPTIMIZER = Pass("optimizer", "the optimizer's step, if one is asked for", _run, ("outputs",))
+OPTIMIZER = Pass("optimizer", "with --optimizer: adds the optimizer's step", _run, ("outputs",))

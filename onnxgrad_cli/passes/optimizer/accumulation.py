@@ -1,7 +1,8 @@
-"""Gradients gathered over several runs, so that a step is taken as on a batch of all their samples.
+"""Accumulate gradients over several runs, so that a step is the same as on one batch of all their samples.
 
-The mean over that batch is the mean of the runs' means, each weighted by what it was divided by: of a loss that leaves
-labels out or weighs them, this is the number of labels that count, or the sum of their weights.
+The mean over that batch is the weighted mean of the runs' means. The weight of a run is the divisor of its mean. For
+losses that ignore labels, this is the number of the other labels. For losses that weigh labels, it is the sum of the
+weights.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from onnxgrad_cli.record import LossRecord
 
 @dataclass(frozen=True)
 class Gathered:
-    """What was gathered so far, this run's gradients included.
+    """The sums so far, including this run's gradients.
 
     Attributes:
-        totals: weight -> the sum of its gradients, each times what its run counts.
-        count: what all runs count; None where that is the number of runs.
-        due: whether it is time for a step.
-        after: state -> what it holds after this run.
+        totals: map from a weight (parameter) to the sum of its gradients, each multiplied by the weight of its run.
+        count: the sum of the weights of all runs; None if it is the number of runs.
+        due: a boolean value that is true in the last run before a step.
+        after: map from a state to its value after this run.
     """
 
     totals: dict[str, Val]
@@ -37,34 +38,37 @@ class Gathered:
 
 
 def check_accumulation(options: StepOptions) -> None:
-    """Refuse what is not the same on one large batch.
+    """Refuse options with which accumulation gives another result than one large batch.
 
     Raises:
-        UsageError: it is to be refused.
+        UsageError: such options are set.
     """
     if options.accumulate > 1 and options.reduction == "sum" and (options.l1 or options.l2):
         raise UsageError(
-            "`accumulate` does not go with `l1` or `l2` and `reduction='sum'`: the penalty would count at each run",
+            "`accumulate` can't be combined with `l1` or `l2` and `reduction='sum'`, because each run would "
+            "add the penalty again",
             "use `reduction='mean'`",
+            code="conflict",
         )
 
 
 def counted_by(options: StepOptions, training: LossRecord) -> str | None:
-    """The value that tells what a run counts in the mean of several; None where all count alike."""
+    """Return the name of the value that is the weight of a run in the mean over runs, or None if all weigh the same."""
     one = options.reduction == "mean" and len(options.losses) == 1
     return training.divisors.get(0) if one else None
 
 
 def cautions(options: StepOptions, training: LossRecord) -> Iterator[Caution]:
-    """Where a mean over the batch is not the mean of the runs' means."""
+    """Yield a caution if the accumulated gradient is only close to the gradient of one large batch."""
     asked = {name.rpartition(":")[2] for name in options.loss_options}
     uneven: list[str] = [name for name in ("class_weights", "ignore_index") if name in asked]
     uneven += [spec.name for spec in options.losses if spec.name == "causal-lm"]
     alike = counted_by(options, training) is None
     if options.accumulate > 1 and options.reduction == "mean" and uneven and alike:
         text = (
-            f"`accumulate`: with {' and '.join(uneven)} and several losses the mean of a run divides by what its "
-            "labels weigh, and all runs count alike: nearly what one batch of all their samples gives"
+            f"`accumulate`: with several losses and {' and '.join(uneven)}, each run divides by the weight of "
+            "its own labels, but all runs count equally; the result only approximates that of one batch with "
+            "all samples"
         )
         yield Caution("note", "`accumulate`", text)
 
@@ -72,13 +76,13 @@ def cautions(options: StepOptions, training: LossRecord) -> Iterator[Caution]:
 def accumulate(
     op: Op, state: OptimizerState, gradients: Mapping[str, Val], runs: int, weight: Val | None = None
 ) -> Gathered:
-    """Add this run's gradients to those before them, or begin anew with them after a step.
+    """Add this run's gradients to those of earlier runs; after a step, start again with this run's gradients.
 
     Args:
-        op, state: where it is written.
-        gradients: weight -> its gradient.
-        runs: how many there are for a step.
-        weight: what this run counts, a scalar; None where all count alike.
+        op, state: the emitter and the state of the optimizer.
+        gradients: map from a weight (parameter) to its gradient.
+        runs: number of runs per step.
+        weight: the weight of this run in the mean, a scalar; None if all runs weigh the same.
     """
     op.scope = "optimizer/accumulation"
     position = state.scalar(op, "accumulated", 0, TensorProto.INT64)

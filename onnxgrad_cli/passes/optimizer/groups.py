@@ -1,4 +1,4 @@
-"""Parameter groups: what an optimizer does differently to weights of certain names."""
+"""Parameter groups: optimizer options for those weights whose names match a pattern."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from onnxgrad_cli.passes.parameters.patterns import Known, matching
 
 
 class Settings(NamedTuple):
-    """What the optimizer does with one weight: its options, and a factor of the learning rate."""
+    """The optimizer's options for one weight, and the factor by which its learning rate is multiplied."""
 
     options: dict[str, Any]
     factor: float = 1.0
 
 
 def parse_group(text: str) -> Group:
-    """Read `GLOB:KEY=VALUE,...`; the last colon counts, for names may hold some.
+    """Parse `GLOB:KEY=VALUE,...`. The glob ends at the last colon, because names may contain colons.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the text has another form.
     """
     pattern, _, rest = text.rpartition(":")
     found = pairs(rest, text, "GLOB:KEY=VALUE,KEY=VALUE") if pattern else {}
     if not found:
-        raise UsageError(f"`group`: '{text}' is not of the form GLOB:KEY=VALUE", "such as '*.bias:weight-decay=0'")
+        raise UsageError(
+            f"`group`: '{text}' is not of the form GLOB:KEY=VALUE", "write, for example, '*.bias:weight-decay=0'"
+        )
     return Group(pattern, found)
 
 
 def settings(
     optimizer: Optimizer, options: OptimizerOptions, weights: Sequence[str], known: Known | None = None
 ) -> dict[str, Settings]:
-    """What the optimizer does with each weight; `known` is how these are called besides.
+    """Return the optimizer's settings for each weight. `known` maps weights to further names for them.
 
     Raises:
-        UsageError: a group names no weight, the optimizer has no such option, or a value is of another kind.
+        UsageError: a group matches no weight, the optimizer has no such option, or a value has the wrong type.
     """
     given: dict[str, dict[str, object]] = {weight: dict(options.optimizer_options) for weight in weights}
     takes = [*(option.name for option in optimizer.options), RATE]
@@ -56,10 +58,10 @@ def settings(
 
 
 def members(group: Group, weights: Sequence[str], known: Known | None) -> list[str]:
-    """The weights of a group.
+    """Return the weights of a group.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the group contains no weight.
     """
     return list(matching(group.pattern, list(weights), "`group`", "trained weights", known))
 
@@ -67,7 +69,7 @@ def members(group: Group, weights: Sequence[str], known: Known | None) -> list[s
 def described(
     optimizer: Optimizer, options: OptimizerOptions, weights: Sequence[str], known: Known | None = None
 ) -> StepSettings | None:
-    """The settings of a step for the model's metadata; None for an optimizer that is not one of onnxgrad's own."""
+    """Return a step's settings for the model's metadata, or None for an optimizer that onnxgrad does not define."""
     if not optimizer.function.__module__.startswith(f"{optimizers.__name__}."):
         return None
     groups = [StepGroup(tuple(members(group, weights, known)), _numbers(group.options)) for group in options.group]

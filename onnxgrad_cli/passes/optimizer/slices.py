@@ -1,7 +1,7 @@
-"""Part an optimizer's step into what it does to each element of a weight, and what is done once for all of them.
+"""Split an optimizer's step into elementwise updates, one per weight, and a common part for all weights.
 
-What is done to each element can be done to a slice of a weight at a time, and in place: then what lies between is a
-slice and stays in the processor's cache, and the next weights can take the place of the last ones.
+An elementwise update can run on one slice of a weight at a time, and in place. The intermediate values are then as
+small as a slice and stay in the processor's cache, and the new weights can overwrite the old ones.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import FLOATS, dtype_of, shape_of
+from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import behind, narrowed
 
@@ -26,23 +26,23 @@ ELEMENTWISE = frozenset(
     "Abs Add And Cast Clip Div Equal Exp Greater GreaterOrEqual Less LessOrEqual Log Max Min Mul Neg Not Or Pow "
     "Reciprocal Sign Sqrt Sub Sum Tanh Where".split()
 )
-"""Operators of which an element of the result takes one element of each operand."""
+"""Elementwise operators, whose result has one element for each element of the (broadcast) operands."""
 
 COMPUTED = FLOATS | {TensorProto.BOOL}
-"""The types of what these compute: a quotient of integers is another thing."""
+"""The element types that elementwise nodes may compute. Integers are excluded, because their quotients are rounded."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a step does to each element of a weight and of its slots.
+    """The elementwise part of a step for one weight and its slots.
 
     Attributes:
-        weight: its name.
-        nodes: elementwise ones, in order, with the names of the training model.
-        dtypes: of what they compute and read, but for constants.
-        vectors, scalars: what they read, the former of the weight's shape.
-        constants: scalars that are known.
-        outputs: what replaces -> the weight or slot that it replaces, the weight first.
+        weight: name of the weight.
+        nodes: elementwise nodes in execution order, with the names of the training model.
+        dtypes: map from each value that the nodes compute or read, except constants, to its type.
+        vectors, scalars: the values that the nodes read. A vector has the weight's shape, a scalar one element.
+        constants: map from a scalar that is a constant to its value.
+        outputs: map from a new value to the weight or slot that it replaces. The weight comes first.
     """
 
     weight: str
@@ -56,12 +56,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Slices:
-    """A step of an optimizer: `common` first, then the updates in any order.
+    """An optimizer's step in parts: `common` runs first, then the updates in any order.
 
     Attributes:
-        common: from gradients, state and the learning rate to the scalars of all updates, and to what replaces the
-            weights and state that are not sliced.
-        updates: one for each weight that is sliced.
+        common: a model. From gradients, state and the learning rate, it computes the scalars that updates read, and the
+            new values of weights and state that have no update.
+        updates: one for each sliced weight.
     """
 
     common: ModelProto
@@ -69,14 +69,14 @@ class Slices:
 
 
 def slice_optimizer(optimizer: ModelProto, large: int) -> Slices | None:
-    """Part an optimizer's step into what is done to each element of a weight, and the rest.
+    """Split an optimizer's step into elementwise updates and the rest.
 
     Args:
-        optimizer: that of the halves that `split` gives; not changed.
-        large: the elements from which a weight is sliced, more than one.
+        optimizer: the optimizer half that `split` returns; not changed.
+        large: smallest number of elements of a weight that gets an update of its own; above 1.
 
     Returns:
-        The parts; None where no weight of this size has a step that is elementwise but for scalars.
+        The parts, or None if no such weight has a step that is elementwise, apart from scalars that it reads.
     """
     roles = metadata.read(optimizer)
     graph = Graph(copied(optimizer))
@@ -92,7 +92,9 @@ def slice_optimizer(optimizer: ModelProto, large: int) -> Slices | None:
 
 
 def _apart_from_scalars(graph: Graph, chains: list[_Chain]) -> tuple[list[_Chain], list[str]]:
-    """The chains of which no node is needed for the scalars that they read, else it would be computed twice.
+    """Return the chains that share no node with the computation of scalars that chains read.
+
+    The other chains would compute those nodes twice.
 
     Returns:
         The chains, and the scalars that are computed for them.
@@ -108,13 +110,13 @@ def _apart_from_scalars(graph: Graph, chains: list[_Chain]) -> tuple[list[_Chain
 
 
 class _Chain:
-    """The nodes from a weight, its gradient and slots to what replaces weight and slots.
+    """The nodes that compute the new values of a weight and its slots.
 
     Attributes:
-        outputs: what replaces -> what is replaced, the weight first.
-        nodes: all with a result of the weight's shape, in order.
-        vectors: what they read of this shape.
-        scalars: what they read of one element.
+        outputs: map from a new value to the value that it replaces. The weight comes first.
+        nodes: all nodes whose result has the weight's shape, in order.
+        vectors: the values of this shape that the nodes read.
+        scalars: the values of one element that the nodes read.
     """
 
     def __init__(self, graph: Graph, makers: Mapping[str, Node], roles: Roles, weight: str) -> None:
@@ -131,11 +133,11 @@ class _Chain:
 
     @property
     def size(self) -> int:
-        """The elements of the weight; 0 where that is not known."""
+        """The number of elements of the weight; 0 if it is unknown."""
         return math.prod(dim if isinstance(dim, int) else 0 for dim in self.shape)
 
     def _reaches(self, name: str) -> bool:
-        """Whether a value comes of elementwise nodes alone, which are noted on the way."""
+        """Return True if only elementwise nodes compute a value. Collect the nodes and the values that they read."""
         if not name or name in self._seen:
             return True
         self._seen.add(name)
@@ -148,7 +150,7 @@ class _Chain:
         if node is None:
             self.vectors.append(name)
             fed = name not in self._graph.initializers or name in self._graph.input_names
-            return fed and name not in self._foreign  # which its own update may have written by then
+            return fed and name not in self._foreign  # another update may have overwritten it
         kind = dtype_of(self._graph.types[name])
         reached = node.op_type in ELEMENTWISE and kind in COMPUTED and all(map(self._reaches, node.input))
         self.nodes.append(node)
@@ -156,11 +158,11 @@ class _Chain:
 
     @property
     def made(self) -> set[str]:
-        """What the nodes compute."""
+        """The values that the nodes compute."""
         return {name for node in self.nodes for name in node.output}
 
     def update(self) -> Update:
-        """The chain, told from the graph."""
+        """Return the update, which holds no references to the graph."""
         known = {name: self._graph.constant(name) for name in self.scalars}
         constants = {name: array.reshape(()) for name, array in known.items() if array is not None}
         scalars = tuple(name for name in self.scalars if name not in constants)

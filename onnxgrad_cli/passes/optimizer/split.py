@@ -1,7 +1,7 @@
-"""Cut a whole training step in two where the optimizer begins, so that something can come between.
+"""Split a whole training step into two models where the optimizer begins.
 
-What comes there are the gradients: those of several processes, or of several batches, are summed before one step is
-taken with them. Both halves are training models of their own kind, which describe themselves.
+Gradients can then be processed in between. For example, the gradients of several processes or batches are summed before
+one step is taken. Both halves are training models with their own metadata.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from onnx import FunctionProto, ModelProto, TypeProto, ValueInfoProto, helper
 from onnxgrad_cli import metadata
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.node import ROLE, Node, messages, metadata_of
 from onnxgrad_cli.ir.nodes import read_by, reads
-from onnxgrad_cli.ir.skeleton import copied, copy_fields
+from onnxgrad_cli.ir.type_inference import infer_types
+from onnxgrad_cli.ir.weightless_copy import copied, copy_fields
 from onnxgrad_cli.metadata import Role, Roles
-from onnxgrad_cli.passes.outputs import forget_domain
+from onnxgrad_cli.passes.declare_outputs import forget_domain
 
 DIVISOR = "kept output"
-"""The role of what the loss is divided by, where the optimizer gathers gradients by it."""
+"""The role of the loss's divisor as an output, if the optimizer weighs accumulated gradients by it."""
 
 
 @dataclass(frozen=True)
 class Halves:
-    """A training step in two models; values that both read are stored in both.
+    """A training step as two models. Initializers that both read are stored in both.
 
     Attributes:
-        gradient: from inputs, labels, weights and running statistics to the loss, the gradients and the next
-            statistics; what else the optimizer reads of it comes after these.
-        optimizer: from weights, gradients, slots and the learning rate to the next weights and slots.
+        gradient: computes the loss, the gradients and the next running statistics from inputs, labels, weights and
+            running statistics. If the optimizer reads further values, these are the last outputs.
+        optimizer: computes the next weights and slots from weights, gradients, slots and the learning rate.
     """
 
     gradient: ModelProto
@@ -41,17 +41,17 @@ class Halves:
 
 
 def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
-    """The two halves of a whole training step.
+    """Return the two halves of a whole training step.
 
     Args:
-        model: a model that `build` has made with an optimizer; not changed. External data stay references.
-        also: values that the gradient model is to have as outputs besides.
+        model: a model that `build` made with an optimizer; not changed. External data stay references.
+        also: values that become additional outputs of the gradient model.
 
     Raises:
-        UsageError: it has no optimizer, or is no training model.
+        UsageError: the model has no optimizer, or is not a training model.
     """
     roles = metadata.describe(model)
-    steps = [node for node in model.graph.node if _is_step(node)]
+    steps = [node for node in model.graph.node if metadata_of(node, ROLE) == "optimizer"]
     made = {name for node in steps for name in node.output if name}
     stepped = [name for name, role in roles.outputs.items() if role.role == "next state" and name in made]
     if not stepped:
@@ -70,7 +70,7 @@ def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
 
 
 def _crossing(model: ModelProto, steps: Sequence[Node]) -> list[str]:
-    """What the optimizer's nodes read of the nodes before them."""
+    """Return the values that the optimizer's nodes read from the other nodes of the model."""
     own = {name for node in steps for name in node.output}
     before = {name for node in model.graph.node for name in node.output if name and name not in own}
     return [name for name in dict.fromkeys(read_by(steps)) if name in before]
@@ -79,12 +79,12 @@ def _crossing(model: ModelProto, steps: Sequence[Node]) -> list[str]:
 def narrowed(
     model: ModelProto, outputs: Collection[str], types: Mapping[str, TypeProto] = MappingProxyType({})
 ) -> ModelProto:
-    """A copy of a training model with some outputs only, and what these are computed of.
+    """Return a copy of a training model that has only the given outputs and the nodes that they require.
 
     Args:
         model: a training model; not changed.
         outputs: names of its outputs, or of other values that become outputs.
-        types: the types of these other values.
+        types: map from each such other value to its type.
     """
     roles = metadata.read(model)
     own = [name for name in roles.outputs if name in outputs]
@@ -94,13 +94,8 @@ def narrowed(
     return part
 
 
-def _is_step(node: Node) -> bool:
-    """Whether a node belongs to the optimizer."""
-    return metadata_of(node, ROLE) == "optimizer"
-
-
 def behind(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
-    """The nodes that results are computed by, in order."""
+    """Return the nodes on which `results` depend, in order."""
     needed, found = set(results), []
     for node in reversed(nodes):
         if needed.intersection(node.output):
@@ -110,36 +105,35 @@ def behind(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
 
 
 def _types(model: ModelProto, names: Collection[str]) -> dict[str, TypeProto]:
-    """The types of values, as they are declared or else inferred."""
+    """Return the types of values, as declared or otherwise inferred."""
     types = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
     if all(name in types for name in names):
         return types
-    copy = copied(model)
-    graph = Graph(copy)
+    graph = Graph(copied(model))
     infer_types(graph)
     return graph.types
 
 
 def _part(
-    model: ModelProto,
-    nodes: list[Node],
-    inputs: list[str],
-    outputs: list[str],
-    types: Mapping[str, TypeProto],
+    model: ModelProto, nodes: list[Node], inputs: list[str], outputs: list[str], types: Mapping[str, TypeProto]
 ) -> ModelProto:
-    """A model of some of the nodes, with those inputs that they read; a value that none makes may be an input.
+    """Return a model that consists of `nodes` and the inputs that they read.
+
+    A value of the whole model that none of `nodes` computes may become an input.
 
     Args:
         model: the whole model.
         nodes: the nodes.
         inputs: names of possible inputs, in order.
         outputs: the names of its outputs.
-        types: the types of inputs and outputs that the whole model does not declare as such.
+        types: the types of inputs and outputs that the whole model does not declare.
     """
     read = {*read_by(nodes), *outputs}
     known = read.union(*(node.output for node in nodes))
-    part = _bare(model)
+    part = ModelProto()
+    copy_fields(model, part, ("graph", "training_info"))
     graph, whole = part.graph, model.graph
+    graph.name, graph.doc_string = whole.name, whole.doc_string
     declared = {value.name: value for value in (*whole.input, *whole.output)}
 
     def info(name: str) -> ValueInfoProto:
@@ -160,14 +154,6 @@ def _forget_unused_domains(part: ModelProto) -> None:
     for domain in [entry.domain for entry in part.opset_import if entry.domain]:
         if not any(_calls(function, domain) for function in part.functions):
             forget_domain(cut, domain)
-
-
-def _bare(model: ModelProto) -> ModelProto:
-    """All that a model says but its graph."""
-    bare = ModelProto()
-    copy_fields(model, bare, ("graph", "training_info"))
-    bare.graph.name, bare.graph.doc_string = model.graph.name, model.graph.doc_string
-    return bare
 
 
 def _calls(function: FunctionProto, domain: str) -> bool:

@@ -1,7 +1,7 @@
-"""What an optimizer remembers from step to step: inputs of the model, each with a description of how it begins.
+"""Add the optimizer's state as inputs of the model, each with a description of its initial value.
 
-Such an input is stored too, as an overridable initializer, unless the state is not to be embedded, or the weights are
-so large that the zeros it begins with would be most of a large file.
+The initial value is also stored, as an initializer that the input overrides. It is not stored if the user doesn't want
+embedded state, or if the weights are so large that the file would mostly consist of zeros.
 """
 
 from __future__ import annotations
@@ -18,28 +18,33 @@ from onnxgrad_cli.metadata import Slot
 from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.record import SelectionRecord
 
-LARGE = 1 << 28
-"""The bytes of weights from which on state is not stored: it can take twice as many, and whoever opens the file reads
-them twice over."""
+MAX_STORED_BYTES = 1 << 28
+"""Total size of the weights, in bytes, above which the optimizer's state is not stored in the model.
+
+The state can take twice as many bytes, which every reader of the file would load.
+"""
 
 
 class OptimizerState:
-    """Adds the inputs that hold the state of the optimizer, and describes each of them."""
+    """Adds the inputs that hold the state of the optimizer, and records each of them."""
 
     def __init__(self, graph: Graph, options: StepOptions, training: SelectionRecord) -> None:
         self._graph, self._embed, self._slots = graph, options.embed_state, training.slots
         size = sum(nbytes(graph.initializers[name]) for name in training.trained)
-        if self._embed and size > LARGE and not options.training_info:
+        if self._embed and size > MAX_STORED_BYTES and not options.training_info:
             self._embed = False
-            text = f"the weights take {size / 1e9:.1f} GB: the optimizer's state is described, not stored"
+            text = (
+                f"the weights take {size / 1e9:.1f} GB, so the model does not store the optimizer's state, but "
+                "only describes it"
+            )
             training.cautions.append(Caution("note", "`embed_state`", text))
 
     def scalar(self, op: Op, kind: str, value: float, dtype: int) -> Val:
-        """A scalar of the whole model, called `kind`; `dtype` is a TensorProto.DataType."""
+        """Add a scalar state for the whole model, named `kind`. `dtype` is a TensorProto.DataType."""
         return self._make(op, "", kind, value, dtype, ())
 
     def like_weight(self, op: Op, weight: str, kind: str, value: float, dtype: int) -> Val:
-        """A tensor of the shape of a weight, called `<weight>_<kind>`."""
+        """Add a state with the shape of a weight, named `<weight>_<kind>`."""
         return self._make(op, weight, kind, value, dtype, tuple(self._graph.initializers[weight].dims))
 
     def _make(self, op: Op, weight: str, kind: str, value: float, dtype: int, shape: tuple[int, ...]) -> Val:

@@ -1,7 +1,7 @@
-"""Refuse to train a model of derivatives whose tensors another tool has folded, merged or renamed.
+"""Refuse to train a model that contains derivatives if another tool has folded, merged or renamed its tensors.
 
-A simplifier computes `Transpose(W)` of the derivative once and stores the result. Training then moves W, the stored
-copy stays, and the derivative is no longer that of the model.
+For example, a simplifier computes `Transpose(W)` of the derivative once and stores the result. Training then changes W
+but not the stored copy, and the derivative no longer belongs to the model.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from onnxgrad_cli.ir.provenance import provenance
 from onnxgrad_cli.metadata import TENSORS, ModelTensors, read_tensors, stored_floats
 
 HINT = (
-    "run the other tool on the model that the derivatives were made from, then make them again with `onnxgrad derive` "
-    f"or `onnxgrad expand`; if the tensors are your own, remove the entry '{TENSORS}' from the model's metadata"
+    "run the other tool on the model without derivatives, then add them again with `onnxgrad derive` or "
+    f"`onnxgrad expand`; if you added the tensors yourself, remove the entry '{TENSORS}' from the model's "
+    "metadata"
 )
 
 
 def read_record(graph: Graph) -> None:
-    """Set `provenance`, `computed`, `derived` and `changed` of a graph from what the file says of its tensors."""
+    """Read the file's record of its tensors into `provenance`, `computed`, `derived` and `changed` of a graph."""
     graph.provenance = provenance(graph.proto)
     record = read_tensors(graph.proto)
     if record is not None:
@@ -34,7 +35,7 @@ def _changed(graph: Graph, record: ModelTensors) -> str:
     stored = [tensor.name for tensor in stored_floats(graph.proto)]
     new = next((name for name in stored if name not in record.names and not graph.added(name)), None)
     if new is not None:
-        return f"'{new}' is new, and if it was computed from weights it would keep its value while these are trained"
+        return f"'{new}' is new; if it was computed from weights, it would keep its value while these are trained"
     merged = next((name for name, constant in record.equal.items() if not {name, constant}.issubset(stored)), None)
     if merged is not None:
         return f"'{merged}' was merged with a constant of the derivative that had the same value"
@@ -42,10 +43,10 @@ def _changed(graph: Graph, record: ModelTensors) -> str:
 
 
 def refuse_changed(graph: Graph) -> None:
-    """Refuse to differentiate a model of derivatives with respect to weights after another tool changed it.
+    """Refuse to differentiate a model that contains derivatives by its weights if another tool changed its tensors.
 
     Raises:
-        UnsupportedError: another tool changed its tensors.
+        UnsupportedError: another tool changed the model's tensors.
     """
     if graph.changed:
         text = f"another tool has changed the model since derivatives were added: {graph.changed}"

@@ -1,8 +1,8 @@
-"""Float initializers that are constants by the role they play: settings, epsilons, scales, tables of frequencies.
+"""Recognize float initializers that are constants by their role: settings, epsilons, scales, tables of frequencies.
 
-A file does not say which of its initializers were parameters, unless PyTorch's newer exporter wrote it. Else the role
-follows from where a tensor is read, from its values where they follow a formula, and from its name where that is all
-there is.
+A file does not say which initializers were parameters, unless PyTorch's newer exporter wrote it. For other files, the
+role of a tensor is inferred from the operators that read it, and from its values if they follow a formula. If neither
+decides, the role is inferred from the name.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from onnx import TensorProto, numpy_helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
-from onnxgrad_cli.ir.types import FLOATS, NARROW, SMALL, is_external, nbytes
-from onnxgrad_cli.passes.parameters import formulas, screen
+from onnxgrad_cli.ir.types import FLOATS, MAX_SHAPE_BYTES, NARROW, is_external, nbytes
+from onnxgrad_cli.passes.parameters import formulas
 from onnxgrad_cli.passes.parameters.frequencies import PRODUCTS, Frequencies
 from onnxgrad_cli.passes.parameters.presets import BIASES, VIEWS
 
@@ -50,54 +50,57 @@ SETTINGS: dict[tuple[str, int], str] = {
     **{("MRotaryEmbedding", i): "rotary cache" for i in (2, 3)},
     **{("GroupQueryAttention", i): "rotary cache" for i in (7, 8)},
 }
-"""Operand positions that hold a setting, never a parameter."""
+"""Map from an operand, as (operator, position), that is a setting and never a parameter, to a description of it."""
 
 RESIZERS = frozenset({"Resize", "Upsample"})
-"""Operators whose operands but the first say how they resize."""
+"""Operators whose operands, except the first, determine how they resize."""
 
 STATES = frozenset({("LSTM", 5), ("LSTM", 6), ("GRU", 5), ("RNN", 5)})
-"""Operand positions of the state that a recurrent network starts from: zeros, unless it was learned."""
+"""Operands, as (operator, position), that are the initial state of a recurrent layer: zeros, unless it was learned."""
 
 SCALAR_FACTORS = frozenset("Add Sub Mul Div Pow Max Min Where Mod Equal Greater Less Expand".split())
-"""Operators whose one-element operands are plain constants: epsilons, scales, exponents, bounds."""
+"""Operators whose one-element operands are normally constants: epsilons, scales, exponents, bounds."""
 
 LEARNED = frozenset("Exp Sigmoid Softplus Tanh".split())
-"""Operators that keep a learned number in bounds: of a constant, any exporter would have computed the result."""
+"""Functions that bound a learned scalar. Exporters would have folded the function of a constant scalar."""
 
 LIMITS = frozenset("Max Min Where Mod Equal Greater Less Expand Clip".split())
-"""Operators of which even an operand with the name of a parameter is none."""
+"""Operators whose operands are not parameters, even if they have the name of a parameter."""
 
 WEIGHTS = BIASES | {
     *((f"{kind}Normalization", 1) for kind in ("Batch", "Group", "Instance", "Layer", "RMS")),
     *((op, i) for op in ("LSTM", "GRU", "RNN") for i in (1, 2)),
     ("PRelu", 1),
 }
-"""Operand positions that hold a parameter, whatever its values."""
+"""Operands, as (operator, position), that are parameters, whatever their values are."""
 
 TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
 QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 PASSED = VIEWS | TABLES | QUANTIZERS | {"Concat", "Slice", "Tile"}
-"""Operators behind which a tensor is the same for its reader."""
+"""Operators that pass values on: whoever reads their output counts as a reader of the tensor."""
 
 GENERATED = re.compile(
     r"^((val|lifted_tensor|_tensor_constant|clone|scalar_tensor_default)_?\d*|onnx(::|__).*|.*Constant(_\d+)?(_output_0)?|\d+)$"
 )
-"""Names that PyTorch's exporters make up, for what has none."""
+"""Pattern of names that PyTorch's exporters generate for values that have no name in the program."""
 
 MEMBER = re.compile(r"^[A-Za-z_]\w*(\.\w+)*$")
-"""Names that the older exporter of PyTorch gives to parameters and buffers only."""
+"""Pattern of names that PyTorch's older exporter gives only to parameters and buffers (members of modules)."""
 
 PAIRED = 64
-"""Of tensors of one shape so many are looked at for pairs."""
+"""Largest number of tensors of one shape among which pairs of cosines and sines are searched."""
 
 KEPT = 4096
-"""Values of tensors up to so many elements are read once."""
+"""Largest number of elements of a tensor whose values are cached."""
 
 BY_NAME = "(name it with `train` to train it)"
 
 
 def _within(name: str, node: Node, position: int) -> list[tuple[Node, int]]:
-    """The nodes that read a value, and at which input; of a node that captures it, those in its bodies."""
+    """Return the nodes that read a value, each with the input position.
+
+    If `node` captures the value in its bodies, these are the nodes of the bodies.
+    """
     if position >= 0:
         return [(node, position)]
     inner = [each for body in subgraphs(node) for each in with_bodies(body.node)]
@@ -105,13 +108,13 @@ def _within(name: str, node: Node, position: int) -> list[tuple[Node, int]]:
 
 
 def settings(graph: Graph) -> dict[str, str]:
-    """The values that are read as settings only -> as which, before definitions take the place of operators."""
+    """Return a map: value that is read only as a setting -> the setting. Call this before operators are replaced."""
     found = {name: setting for name, uses in graph.uses().items() if (setting := _setting(uses))}
     return dict.fromkeys(resizing(graph), SETTINGS["Resize", 2]) | found
 
 
 def resizing(graph: Graph) -> set[str]:
-    """Return the values that only say how Resize or Upsample resizes, and those that they alone are computed of."""
+    """Return the values used only to determine how Resize or Upsample resizes, directly or through other values."""
     if not any(node.op_type in RESIZERS for node in graph.nodes):
         return set()
     found, makers, uses = set[str](), set[int](), graph.uses()
@@ -131,13 +134,13 @@ def resizing(graph: Graph) -> set[str]:
 
 
 def _setting(uses: Iterable[tuple[Node, int]]) -> str:
-    """As which setting a tensor is read by all these uses, by the first of them; "" where not all read a setting."""
+    """Return a description of the setting that a tensor is, or "" unless all its uses are settings."""
     found = [SETTINGS.get((node.op_type, position), "") for node, position in uses]
     return found[0] if found and all(found) else ""
 
 
 def _tests(reached: list[tuple[Node, int]]) -> formulas.Tests:
-    """The formulas that the values of a tensor are tested for, by where it is read."""
+    """Return the formulas that the values of a tensor should be tested for, given the nodes that read it."""
     tests = formulas.ANYWHERE
     products = {(node.op_type, position) for node, position in reached if node.op_type in PRODUCTS}
     if reached and not any(position > 0 or op_type == "Einsum" for op_type, position in products):
@@ -148,10 +151,10 @@ def _tests(reached: list[tuple[Node, int]]) -> formulas.Tests:
 
 
 class Decision(NamedTuple):
-    """The role of a tensor.
+    """A decision on the role of a tensor: constant or parameter.
 
     Attributes:
-        heuristic: identifier of the heuristic that decided; stable, so that decisions can be counted.
+        heuristic: identifier of the heuristic that decided. Identifiers never change, so that decisions can be counted.
         reason: why the tensor is a constant; "" for a parameter.
     """
 
@@ -160,19 +163,19 @@ class Decision(NamedTuple):
 
 
 class ConstantRoles:
-    """The role each initializer plays, by what the file says, by where it is read, and by its values.
+    """Finds the role of each initializer: from statements of the file, from its readers, and from its values.
 
     Attributes:
-        doubts: of the tensors that were asked about, those of which the file does not tell enough -> in words.
-        by_values: of those, the ones that only their values speak against.
+        doubts: map from an examined tensor whose role is uncertain to a description for the user.
+        by_values: examined tensors that are constants only by their values.
     """
 
     def __init__(self, graph: Graph, without: Collection[str] = ()) -> None:
         """Read the graph.
 
         Args:
-            graph: the model, prepared.
-            without: identifiers of heuristics to skip, which shows what each one changes.
+            graph: the prepared model.
+            without: identifiers of heuristics to skip, so that their effect can be measured.
         """
         self.graph = graph
         self.without = without
@@ -186,11 +189,11 @@ class ConstantRoles:
         self._quantized: set[str] = set()
 
     def reason(self, name: str) -> str:
-        """Why `name` is a constant by role, or "" where it is a weight."""
+        """Return the reason why `name` is a constant by its role, or "" if it is a weight."""
         return self.decide(name).reason
 
     def decide(self, name: str) -> Decision:
-        """Return the decision of the first heuristic that has one; without any, a tensor is a parameter."""
+        """Return the decision of the first heuristic that decides. If none does, the tensor is a parameter."""
         uses = [use for each in self.uses[name] for use in _within(name, *each)]
         for heuristic in HEURISTICS:
             decision = heuristic(self, name, uses)
@@ -199,33 +202,36 @@ class ConstantRoles:
         return Decision("default")
 
     def infinite(self, name: str) -> str:
-        """Why `name` can't be trained, whoever asks for it: no step changes infinite values; or ""."""
+        """Return why `name` can't be trained even on request (steps don't change infinite values), or ""."""
         values = self._values(name)
         if values is None or not np.isinf(values).any():
             return ""
         if len(np.unique(values[np.isfinite(values)])) <= 1:
-            return "it has infinite values, which no step changes"
+            return "it has infinite values, which training can't change"
         self._note_infinite(name)
         return ""
 
     def _note_infinite(self, name: str) -> None:
-        text = f"'{name}' holds infinite values beside others: no step changes them, and weight decay makes them NaN"
+        text = (
+            f"'{name}' has both infinite and finite values; training can't change the infinite ones, and weight "
+            "decay would turn them into NaN"
+        )
         self.doubts[name] = f"{text}. Freeze it with `freeze={name!r}`"
 
     def _by_setting(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A setting of an operator, by the positions it is read at."""
+        """Decide that the tensor is a constant if it is read only as a setting of operators."""
         setting = self.graph.settings.get(name) or _setting(uses) or _setting(self._reached(name))
         if not setting and uses and all(self._dequantizes(*use) for use in uses):
             setting = SETTINGS["DequantizeLinear", 1]
         return Decision("setting", setting) if setting else None
 
     def _dequantizes(self, node: Node, position: int) -> bool:
-        """Return True if a node shifts or scales stored integers by what it reads there."""
+        """Return True if a node uses its operand at `position` to shift or scale stored integers."""
         return node.op_type in ("Sub", "Mul", "Div") and node.input[1 - position] in self._casted
 
     @functools.cached_property
     def _casted(self) -> set[str]:
-        """The values that are stored integers as floats, perhaps moved or shifted."""
+        """The values that are computed from stored integers by a Cast to floats, then possibly views and shifts."""
         found: set[str] = set()
         for node in self.graph.nodes:
             if node.op_type == "Cast":
@@ -238,18 +244,15 @@ class ConstantRoles:
         return found
 
     def _by_exporter(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A parameter, or none, as PyTorch's newer exporter has written."""
+        """Decide as PyTorch's newer exporter recorded it: parameter or constant."""
         if name in self.said.learned:
             found = self._formula(name, formulas.FROZEN)
             return self._by_test(name, found) if found else Decision("exporter")
-        return (
-            Decision("exporter", f"no parameter, says PyTorch's exporter {BY_NAME}")
-            if name in self.said.fixed
-            else None
-        )
+        fixed = name in self.said.fixed
+        return Decision("exporter", f"PyTorch's exporter does not mark it as a parameter {BY_NAME}") if fixed else None
 
     def _at(self, name: str, node: Node, position: int) -> str:
-        """Why the initializer is a constant where `node` reads it as its input `position`, or ""."""
+        """Return the reason why `name` is a constant for `node`, which reads it at `position`, or ""."""
         op_type = node.op_type
         if (op_type, position) in SETTINGS:
             return SETTINGS[op_type, position]
@@ -261,36 +264,36 @@ class ConstantRoles:
         return ""
 
     def _doubt(self, name: str, text: str, trained: bool = False) -> None:
-        """Note that a tensor was taken for one thing and could be the other, and how to say so."""
+        """Record that the role of a tensor is uncertain, and how the user can choose the other role."""
         if trained:
-            end = f"it is trained. If it is a constant, keep it with `freeze={name!r}`"
+            end = f"it is trained. If it is a constant, freeze it with `freeze={name!r}`"
         else:
-            end = f"it is not trained. If it is learned, name it with `train={name!r}`"
+            end = f"it is not trained. If it is a parameter, train it with `train={name!r}`"
         self.doubts[name] = f"'{name}' {text}: {end}"
 
     # -- by name, where that is all there is --------------------------------------------------------------------------
 
     def _by_bound(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A single number that is learned, for it is kept in bounds: any exporter would have computed a constant."""
+        """Decide that a scalar is a parameter if an operator bounds it: an exporter would have folded a constant."""
         if not self._single(name, uses) or not self._is_member(name):
             return None
         return Decision("bounded") if any(node.op_type in LEARNED for node, _ in uses) else None
 
     def _by_member_name(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A single number that bears the name of a module's member.
+        """Decide that a scalar is a parameter if it has the name of a module's member.
 
-        PyTorch gives no such name to constants in its code, but to buffers.
+        PyTorch gives such names to parameters and buffers, but not to constants in code.
         """
         values = self._values(name) if self._single(name, uses) and self._is_member(name) else None
         limit = any(node.op_type in LIMITS for node, _ in uses)
         if not self.said.by_pytorch or limit or values is None or bool(np.any(np.abs(values) >= 1e4)):
             return None
         if bool(np.all(np.abs(values - np.round(values, 6)) <= 1e-6 * np.abs(values))):
-            self._doubt(name, "is one number that bears the name of a module's member", trained=True)
+            self._doubt(name, "is a single number with the name of a module's member", trained=True)
         return Decision("member name")
 
     def _by_size(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A single number: a constant, where nothing says that it is learned."""
+        """Decide that a scalar is a constant if nothing indicates that it is learned."""
         reason = self._single(name, uses)
         return Decision("scalar", reason) if reason else None
 
@@ -298,20 +301,20 @@ class ConstantRoles:
         return name not in self.said.literals and bool(MEMBER.match(name)) and not GENERATED.match(name)
 
     def _single(self, name: str, uses: list[tuple[Node, int]]) -> str:
-        """The reason why a single number is a constant wherever it is read, by the first of its readers, or ""."""
+        """Return why a scalar is a constant for its first reader; "" unless it is a constant for every reader."""
         reasons = [self._at(name, *use) for use in uses]
         return reasons[0] if reasons and all(reasons) else ""
 
     def _by_identity(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """The scale of 1, or the shift of 0, that an exporter writes for a normalization without parameters."""
+        """Decide that a scale of 1 or a shift of 0 is a constant if its normalization has no parameters."""
         reached = self._reached(name) if GENERATED.match(name) else []
         if reached and all(n.op_type == "InstanceNormalization" and self._is_identity(name, at) for n, at in reached):
-            text = "the identity scale or shift of an InstanceNormalization without parameters"
+            text = "the constant scale or shift of an InstanceNormalization without parameters"
             return Decision("identity", text)
         return None
 
     def _by_literal(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A tensor in the code of a model whose weights stand elsewhere, as PyTorch writes them."""
+        """Decide that a literal in the code of a PyTorch model is a constant, if other tensors are its weights."""
         if not self.said.by_pytorch or name not in self.said.literals:
             return None
         if any(tensor.dims and other not in self.said.literals for other, tensor in self._floats()):
@@ -321,32 +324,33 @@ class ConstantRoles:
     # -- by place -----------------------------------------------------------------------------------------------------
 
     def _by_zero_start(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A state of zeros that a recurrent network starts from."""
+        """Decide that the tensor is a constant if it is the initial state of a recurrent layer and all zeros."""
         found = self._is_start_of_zeros(name, self._reached(name))
-        return Decision("zero start", f"a start state of zeros {BY_NAME}") if found else None
+        return Decision("zero start", f"an initial state of zeros {BY_NAME}") if found else None
 
     def _by_frequency(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A factor of what no layer has made, such as positions or coordinates, on its way to both Sin and Cos.
+        """Decide that a tensor is a constant if it multiplies positions or coordinates before both Sin and Cos.
 
-        A learned factor may stand before Sin (SIREN, Snake), or before both behind a layer (phases).
+        Positions and coordinates are values that no layer has computed. Learned factors occur before Sin alone (SIREN,
+        Snake), or before both Sin and Cos if a layer has computed what they multiply (phases).
         """
         turns, deep = self._frequencies.turns(name)
         if len(turns) < 2 or deep:
             return None
         if not self._formula(name, formulas.PROGRESSIONS):
-            self._doubt(name, "is multiplied before both Sin and Cos, as fixed random frequencies are")
-        return Decision("frequency", f"a table of frequencies before Sin or Cos {BY_NAME}")
+            self._doubt(name, "is multiplied with a value before both Sin and Cos, as fixed random frequencies are")
+        return Decision("frequency", f"a table of frequencies for Sin or Cos {BY_NAME}")
 
     def _by_statistic(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A mean or a deviation by which an input of the model is standardised."""
+        """Decide that a tensor is a constant if it is the mean or deviation by which an input is standardized."""
         reached = self._reached(name)
         if reached and all(self._standardises(node) for node, _ in reached):
-            self._doubt(name, "shifts or scales an input, as statistics of data do")
-            return Decision("statistic", f"a statistic by which an input is standardised {BY_NAME}")
+            self._doubt(name, "shifts or scales an input, as statistics of the data do")
+            return Decision("statistic", f"a statistic that standardises an input {BY_NAME}")
         return None
 
     def _reached(self, name: str) -> list[tuple[Node, int]]:
-        """What reads a tensor, or views of it, parts of it and what is looked up in it: (node, input position)."""
+        """Return (node, input position) for each reader of a tensor, its views, its parts or its gathered elements."""
         if name not in self._found:
             self._found[name] = list(self._followed(name))
         return self._found[name]
@@ -372,7 +376,7 @@ class ConstantRoles:
         return values is not None and not np.any(values)
 
     def _is_start(self, node: Node, position: int) -> bool:
-        """Whether a recurrent network starts from what it reads there: an operator, or its first step written out."""
+        """Return True if `position` is the initial state of a recurrent layer, or of its first step written out."""
         if node.op_type in ("MatMul", "Gemm"):
             return position == 0 and node.input[1] in self.graph.initializers
         return (node.op_type, position) in STATES
@@ -382,7 +386,7 @@ class ConstantRoles:
         return Frequencies(self.graph, self.uses)
 
     def _standardises(self, node: Node) -> bool:
-        """Whether an input of the model meets it in `(x - mean) / std`, as a number for each channel."""
+        """Return True if a node standardizes a model input by `(x - mean) / std`, with one number per channel."""
         if node.op_type not in ("Sub", "Div", "Mul") or not self._is_vector(node.input[1]):
             return False
         if node.op_type == "Sub":
@@ -395,7 +399,7 @@ class ConstantRoles:
         return before is not None and before.op_type == "Sub" and self._is_raw(before.input[0])
 
     def _behind_multiples(self, node: Node) -> list[Node]:
-        """The nodes that read what a node makes, or multiples of that, as their first input."""
+        """Return the nodes whose first input is the output of `node`, possibly multiplied by scalars."""
         readers = [reader for reader, at in self.uses.get(node.output[0], ()) if at == 0]
         while len(readers) == 1 and self._is_multiple(readers[0]):
             readers = [reader for reader, at in self.uses.get(readers[0].output[0], ()) if at == 0]
@@ -406,7 +410,7 @@ class ConstantRoles:
         return tensor is not None and sum(size > 1 for size in tensor.dims) <= 1
 
     def _is_raw(self, name: str) -> bool:
-        """Whether a value is an input of the model, or a view or a multiple of one."""
+        """Return True if a value is an input of the model, possibly viewed, sliced or multiplied by scalars."""
         node = self.producers.get(name)
         while node is not None and (node.op_type in VIEWS | {"Slice"} or self._is_multiple(node)):
             name = node.input[0]
@@ -418,7 +422,7 @@ class ConstantRoles:
         return scale is not None and math.prod(scale.dims) == 1
 
     def _is_bias(self, name: str, node: Node, position: int) -> bool:
-        """Whether a vector that is added or subtracted is the bias of the matrix product before it."""
+        """Return True if a vector that a node adds or subtracts is the bias of a preceding matrix product."""
         if node.op_type not in ("Add", "Sub") or not self._is_vector(name):
             return False
         other = self.producers.get(node.input[1 - position])
@@ -427,26 +431,25 @@ class ConstantRoles:
     # -- by values ----------------------------------------------------------------------------------------------------
 
     def _by_position(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A parameter, because an operator expects one where it is read."""
-        expected = any(
-            (node.op_type, at) in WEIGHTS or self._is_bias(name, node, at) for node, at in self._reached(name)
-        )
+        """Decide that a tensor is a parameter if an operator that reads it expects a parameter at that position."""
+        reached = self._reached(name)
+        expected = any((node.op_type, at) in WEIGHTS or self._is_bias(name, node, at) for node, at in reached)
         return Decision("parameter position") if expected else None
 
     def _by_quantizer(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A parameter that is quantized: its values lie on a grid, which says nothing of their origin."""
+        """Decide that a quantized tensor is a parameter. Its values lie on a grid whatever its role is."""
         self._reached(name)
         return Decision("quantized") if name in self._quantized else None
 
     def _by_values(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A constant, because its values follow a formula."""
+        """Decide that the tensor is a constant if its values follow a formula."""
         found = self._formula(name, _tests(self._reached(name)))
         if found is not None and found.name == formulas.WHOLE:
-            self._doubt(name, "holds whole numbers, as strides, anchors and counts are")
+            self._doubt(name, "contains only whole numbers, as strides, anchors and counts do")
         return self._by_test(name, found) if found else None
 
     def _by_rotation(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """One of a pair of tensors that are the cosines and sines of the same angles."""
+        """Decide that a tensor is a constant if it and another one are cosines and sines of the same angles."""
         if name not in self._rotations:
             return None
         self.by_values.add(name)
@@ -457,33 +460,33 @@ class ConstantRoles:
         return Decision(f"formula: {test.name}", f"{test.words} {BY_NAME}")
 
     def _formula(self, name: str, tests: formulas.Tests) -> formulas.Test | None:
-        """The first test that the values pass, of those that are not left out."""
+        """Return the first of `tests` that the values of a tensor pass. Tests in `without` are skipped."""
         values = None if name in self._irregular else self._values(name)
         if values is None:
             return None
-        if values.size and np.isnan(values).all():  # what JAX puts in place of the variance of no numbers
+        if values.size and np.isnan(values).all():  # the variance of no numbers, as JAX stores it
             return formulas.NOTHING
         tests = tuple(test for test in tests if f"formula: {test.name}" not in self.without)
         return formulas.first(values, formulas.tolerance(self.graph.initializers[name]), tests)
 
     @functools.cached_property
     def _irregular(self) -> set[str]:
-        """Vectors of the model that follow no formula, which a look at all of one type and length tells."""
+        """The vectors that follow no formula for sure. Vectors of equal type and length are tested together."""
         alike: dict[tuple[int, int], list[str]] = defaultdict(list)
         for name, tensor in self._floats():
             length = math.prod(tensor.dims)
-            if len(tensor.dims) == 1 and screen.SHORTEST <= length <= KEPT and not is_external(tensor):
+            if len(tensor.dims) == 1 and formulas.MIN_TESTED_LENGTH <= length <= KEPT and not is_external(tensor):
                 alike[tensor.data_type, length].append(name)
         found: set[str] = set()
         for names in alike.values():
             vectors = np.stack([values for name in names if (values := self._values(name)) is not None])
-            suspect = screen.suspects(vectors, self._tolerance(names[0])).tolist()
+            suspect = formulas.suspects(vectors, self._tolerance(names[0])).tolist()
             found.update(name for name, is_suspect in zip(names, suspect, strict=True) if not is_suspect)
         return found
 
     @functools.cached_property
     def _rotations(self) -> set[str]:
-        """Tensors that come in pairs whose squares add up to one, and that turn halves of values by Mul."""
+        """The tensors read by Mul nodes that form pairs of cosines and sines of the same angles."""
         names: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for name, tensor in self._floats():
             if math.prod(tensor.dims) > 1 and all(node.op_type == "Mul" for node, _ in self._reached(name)):
@@ -500,7 +503,7 @@ class ConstantRoles:
         return formulas.tolerance(self.graph.initializers[name])
 
     def _values(self, name: str) -> np.ndarray | None:
-        """Values of the tensor to be looked at; None where they can't be read for this."""
+        """Return the values of a tensor (or a sample of them) for the tests, or None if they can't be read."""
         if name in self._samples:
             return self._samples[name]
         path = self.graph.path
@@ -511,7 +514,7 @@ class ConstantRoles:
 
     def _is_identity(self, name: str, position: int) -> bool:
         tensor = self.graph.initializers[name]
-        if is_external(tensor) or nbytes(tensor) > 64 * SMALL:
+        if is_external(tensor) or nbytes(tensor) > 64 * MAX_SHAPE_BYTES:
             return False
         return bool(np.all(numpy_helper.to_array(tensor) == (1.0 if position == 1 else 0.0)))
 
@@ -537,4 +540,4 @@ HEURISTICS: tuple[Heuristic, ...] = (
     ConstantRoles._by_values,
     ConstantRoles._by_rotation,
 )
-"""In their order: the first that decides counts."""
+"""The heuristics, in order. The first one that reaches a decision counts."""

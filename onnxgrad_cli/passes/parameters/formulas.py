@@ -1,6 +1,7 @@
-"""Tensors whose values follow a formula: masks, tables of sines, grids, filters. Nothing that was learned does.
+"""Recognize tensors whose values follow a formula: masks, tables of sines, grids, filters.
 
-Each test is strict, to the rounding of the tensor's type: a learned table that is smooth or sparse does not pass.
+Learned values do not follow a formula. Each test is strict, up to the rounding of the tensor's type. A learned table
+that is merely smooth or sparse does not pass.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from onnx import TensorProto, external_data_helper, numpy_helper
 
 from onnxgrad_cli.ir.types import is_external, nbytes
 
-LARGEST = 1 << 26
-"""Bytes. Values of larger tensors are not looked at."""
+MAX_EXAMINED_BYTES = 1 << 26
+"""Largest size of a tensor, in bytes, whose values are examined."""
 
 SAMPLE = 128
-"""Of each of the last two axes so many entries are looked at; of the others, 8."""
+"""Number of entries examined along each of the last two axes. Along other axes, 8 are examined."""
 
 COLUMNS = 48
-"""Of a table so many columns are held against a formula."""
+"""Largest number of columns of a table that are compared with a formula."""
 
 HUGE = 1e30
 LEAST_HIDDEN = 0.2
-"""Share of the entries of a table of several values that a mask hides at least: a causal one hides nearly half."""
+"""Smallest fraction of a table's entries that a mask hides. A causal mask hides nearly half of them."""
 
 MASKED = -100.0
-"""What a mask adds to a score that is to vanish is this or less: Swin's is the mildest."""
+"""Largest (least negative) number that hides a score when a mask adds it. Swin's masks use this number."""
 
 
 def sample(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
-    """The first entries of a tensor, in float64; None where they are out of reach.
+    """Return the first entries of a tensor in float64, or None if they can't be read.
 
     Args:
         tensor: the tensor.
-        folder: where its external data are relative to.
+        folder: the folder that locations of external data are relative to.
     """
-    array = None if nbytes(tensor) > LARGEST else values_of(tensor, folder)
+    array = None if nbytes(tensor) > MAX_EXAMINED_BYTES else values_of(tensor, folder)
     if array is None:
         return None
     if array.size > SAMPLE**2:
@@ -48,7 +49,7 @@ def sample(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
 
 
 def values_of(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
-    """The values of a tensor; None where they are out of reach. Arguments: see `sample`."""
+    """Return the values of a tensor, or None if they can't be read. See `sample` for the arguments."""
     return _external(tensor, folder) if is_external(tensor) else numpy_helper.to_array(tensor)
 
 
@@ -64,9 +65,11 @@ def _external(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
 
 
 def tolerance(tensor: TensorProto) -> float:
-    """How far values of a formula may lie from it, relatively: some roundings of the tensor's type.
+    """Return the tolerance for the distance of values from a formula, relative to their size: a few rounding errors.
 
-    Of bfloat16's own it would take in what is learned and smooth: only what it holds exactly is seen.
+    It depends on the tensor's type, except that bfloat16 gets the tolerance of float32. With a tolerance as coarse as
+    bfloat16 itself, smooth learned values would pass. So in bfloat16, a formula is recognized only if the type can
+    represent its values exactly.
     """
     return 4e-4 if tensor.data_type == TensorProto.FLOAT16 else 2e-5
 
@@ -75,9 +78,12 @@ def tolerance(tensor: TensorProto) -> float:
 
 
 def is_mask(x: np.ndarray) -> bool:
-    """Return True if the values are one number and what makes a score vanish, or such ones hide parts of a table.
+    """Return True for a mask: huge or very negative entries, which hide scores when they are added.
 
-    A learned table may have rows or single entries that are switched off.
+    A mask consists of zeros and one very negative number, or of huge values and at most one other number. A table with
+    several other numbers is a mask only if at least the fraction `LEAST_HIDDEN` of its entries is huge, and these are
+    not just whole rows or whole columns. Otherwise it may be a learned table in which rows or single entries are
+    switched off.
     """
     hidden = np.abs(x) >= HUGE
     if hidden.any():
@@ -89,28 +95,31 @@ def is_mask(x: np.ndarray) -> bool:
 
 
 def _crosses(hidden: np.ndarray) -> bool:
-    """Return True if what is hidden are neither whole rows nor whole columns."""
+    """Return True if the hidden entries are neither whole rows nor whole columns."""
     rows = hidden.reshape(-1, hidden.shape[-1])
     whole = (np.all(rows == rows[:, :1]), np.all(rows == rows[:1]))
     return not any(map(bool, whole))
 
 
 def is_selection(x: np.ndarray) -> bool:
-    """Whether the values are 0 and 1, both, in a matrix that is neither the identity nor a filter like it."""
+    """Return True for a matrix of zeros and ones that is neither an identity matrix nor an identity filter."""
     if x.size < 9 or x.min() != 0 or x.max() != 1 or not np.all((x == 0) | (x == 1)):
         return False
     return sum(size > 1 for size in x.shape) > 1 and not bool(np.all(x.reshape(x.shape[0], -1).sum(1) <= 1))
 
 
 def is_whole(x: np.ndarray) -> bool:
-    """Whether the values are whole numbers such as strides, sizes and counts: some are large, or they are many."""
+    """Return True for whole numbers, such as strides or counts: a large one among them, or many different ones."""
     if not x.size or not bool(np.all(x == np.round(x))):
         return False
     return bool(np.abs(x).max() >= 8) or (x.size >= 9 and len(np.unique(x)) > 2)
 
 
 def is_evenly_spaced(x: np.ndarray, tol: float) -> bool:
-    """Whether the values that occur lie at one distance from each other, as in a grid: three at least, of eight."""
+    """Return True if the distinct values are evenly spaced, as in a grid.
+
+    A tensor needs at least 8 entries and 3 distinct values.
+    """
     values = np.unique(np.round(x / (_scale(x) * tol * 4))) if x.size >= 8 else x
     if x.size < 8 or not 3 <= len(values) <= x.size // 2 + 4:
         return False
@@ -119,9 +128,9 @@ def is_evenly_spaced(x: np.ndarray, tol: float) -> bool:
 
 
 def _repeats(x: np.ndarray, count: int, tol: float) -> bool:
-    """Return True if few different steps lead from entry to entry along an axis, as in a flattened grid.
+    """Return True if the differences of neighbours along an axis have few different values, as in a flattened grid.
 
-    Learned numbers of few bits lie on a grid too, but step from any of the `count` values to any other.
+    Learned low-bit values lie on a grid too, but among them, any of the `count` values may follow any other.
     """
     bound, grain = max(3, count // 2), _scale(x) * tol * 8
     for axis in (axis for axis, size in enumerate(x.shape) if size >= 5):
@@ -133,9 +142,9 @@ def _repeats(x: np.ndarray, count: int, tol: float) -> bool:
 
 
 def is_uniform_kernel(x: np.ndarray) -> bool:
-    """Return True if every channel of a convolution has the same kernel of several values, as a blur has.
+    """Return True if all channels of a depthwise convolution have the same kernel, which isn't constant, as in a blur.
 
-    Or all kernels hold whole numbers, of three values at least, as those of Sobel and Laplace do.
+    Kernels of whole numbers with at least three different values pass too, such as those of Sobel and Laplace.
     """
     if x.ndim >= 4 and x.shape[1] == 1 and len(np.unique(x)) >= 3 and bool(np.all(x == np.round(x))):
         return True
@@ -150,7 +159,7 @@ def _scale(x: np.ndarray) -> float:
 
 
 def is_progression(x: np.ndarray, tol: float, least: int = 4) -> bool:
-    """Whether a vector is a geometric progression: frequencies, or the slopes of ALiBi."""
+    """Return True for a geometric progression, such as frequencies or the slopes of ALiBi."""
     flat = x.reshape(-1)
     if sum(size > 1 for size in x.shape) != 1 or len(flat) < least or not bool(np.all(flat > 0)):
         return False
@@ -159,7 +168,7 @@ def is_progression(x: np.ndarray, tol: float, least: int = 4) -> bool:
 
 
 def is_arithmetic(x: np.ndarray, tol: float, least: int = 3) -> bool:
-    """Whether a vector steps evenly, as the roots of Bessel functions and centers of bins do."""
+    """Return True for an arithmetic progression, such as the centers of bins or the roots of a Bessel function."""
     flat = x.reshape(-1)
     if sum(size > 1 for size in x.shape) != 1 or len(flat) < least:
         return False
@@ -168,21 +177,25 @@ def is_arithmetic(x: np.ndarray, tol: float, least: int = 3) -> bool:
 
 
 def is_count(x: np.ndarray) -> bool:
-    """Return True for the numbers 0, 1, 2, ... along one axis: the bins over which a detector takes an expectation."""
+    """Return True for the numbers 0, 1, 2, ... along one axis, such as a detector's bins, over which it averages."""
     flat = x.reshape(-1)
     return len(flat) >= 8 and max(x.shape) == len(flat) and bool(np.all(flat == np.arange(len(flat))))
 
 
 def is_harmonic(x: np.ndarray, tol: float) -> bool:
-    """Whether a tensor runs along one of its axes as sines, or as straight lines, of which each has its own pace.
+    """Return True if, along one axis of a tensor, the entries form sines or straight lines, each with its own step.
 
-    For any sine of a steady angle, and for a line, x[n-1] + x[n+1] = c x[n], with one c in [-2, 2] for all n.
+    For a sine of evenly spaced angles and for a straight line, there is a c in [-2, 2] such that x[n-1] + x[n+1] = c
+    x[n] for all n.
     """
     return any(_runs(np.moveaxis(x, axis, 0).reshape(size, -1), tol) for axis, size in enumerate(x.shape) if size >= 5)
 
 
 def _runs(x: np.ndarray, tol: float) -> bool:
-    """Whether most of the columns that vary obey the recurrence at four of five places; of many, some are looked at."""
+    """Return True if the columns that vary satisfy the recurrence of `is_harmonic` at 80 % of their entries.
+
+    At least a fifth of the columns must vary. If there are many columns, only some are examined.
+    """
     x = x[:, :: -(-x.shape[1] // COLUMNS)] if x.shape[1] else x
     moves = moving(x, tol)
     x = x[:, moves]
@@ -195,12 +208,12 @@ def _runs(x: np.ndarray, tol: float) -> bool:
 
 
 def moving(x: np.ndarray, tol: float) -> np.ndarray:
-    """Which columns vary from row to row by so much that rounding does not hide what they obey."""
+    """Return one bool per column: True if its differences from row to row are larger than rounding errors."""
     return np.abs(np.diff(x, axis=0)).max(0) > 25 * tol * np.abs(x).max(0)
 
 
 def steady(x: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
-    """At how many places each column obeys the recurrence of its pace, and how many places tell."""
+    """Return two counts per column: entries that satisfy the recurrence of `is_harmonic`, and entries examined."""
     size = np.abs(x).max(0)
     around, middle = x[:-2] + x[2:], x[1:-1]
     told = np.abs(middle) > 1e-2 * size
@@ -215,9 +228,9 @@ def steady(x: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_sinusoidal(x: np.ndarray, tol: float) -> bool:
-    """Whether each row is made of the sines and cosines of some angles: half its width is the sum of its squares.
+    """Return True if each row consists of sines and cosines of the same angles.
 
-    One row or two may be zeros, which stand for padding.
+    The sum of squares of such a row is half its width. One or two rows may be zero, such as the row of a padding token.
     """
     rows = x.reshape(-1, x.shape[-1]) if x.ndim else x
     if x.ndim < 2 or len(rows) < 3 or x.shape[-1] < 4 or x.shape[-1] % 2 or _scale(x) > 1 + tol:
@@ -228,12 +241,12 @@ def is_sinusoidal(x: np.ndarray, tol: float) -> bool:
 
 
 def is_rotation(x: np.ndarray, y: np.ndarray, tol: float) -> bool:
-    """Whether two tensors are cosines and sines of the same angles, of which some are not zero."""
+    """Return True if two tensors are the cosines and sines of the same angles, and the angles vary."""
     return bool(np.all(np.abs(x * x + y * y - 1) <= 4 * tol)) and bool(np.ptp(x) > 1e-3)
 
 
 def is_window(x: np.ndarray, tol: float) -> bool:
-    """Whether a vector is a raised cosine, as the windows of Hann and Hamming are."""
+    """Return True if a vector is a raised cosine, such as a Hann or Hamming window."""
     flat = x.reshape(-1)
     if len(flat) < 8 or max(x.shape) != len(flat) or abs(flat.max() - 1) > 0.1:
         return False
@@ -241,7 +254,7 @@ def is_window(x: np.ndarray, tol: float) -> bool:
 
 
 def raised_cosines(x: np.ndarray, period: int, tol: float) -> np.ndarray:
-    """Whether a vector, or which columns of a matrix, are a constant and a cosine of that period."""
+    """Return True if a vector is a constant plus a cosine of this period; for a matrix, one bool for each column."""
     waves = np.stack([np.ones(len(x)), np.cos(2 * np.pi * np.arange(len(x)) / period)], -1)
     parts = np.linalg.lstsq(waves, x)[0]
     return (np.abs(parts[1]) > 0.1) & (np.abs(x - waves @ parts).max(0) <= 2 * tol)
@@ -251,22 +264,20 @@ def raised_cosines(x: np.ndarray, period: int, tol: float) -> np.ndarray:
 
 
 def is_filter_bank(x: np.ndarray) -> bool:
-    """Whether each column, or each row, rises from zeros and falls to them again, and most entries are zeros."""
+    """Return True for a filter bank: each column (or each row) rises from zeros to a peak and falls to zeros again.
+
+    At least 40 % of the entries must be zeros.
+    """
     x = x.squeeze() if x.ndim > 2 else x
-    if (
-        x.ndim != 2
-        or min(x.shape) < 3
-        or x.shape[0] == x.shape[1]
-        or x.min() < 0
-        or (x == 0).mean() < 0.4
-        or x.max() == 0
-    ):
+    if x.ndim != 2 or min(x.shape) < 3 or x.shape[0] == x.shape[1]:
+        return False
+    if x.min() < 0 or x.max() == 0 or (x == 0).mean() < 0.4:
         return False
     return any(_rise_and_fall(each) for each in (x, x.T))
 
 
 def _rise_and_fall(x: np.ndarray) -> bool:
-    """Whether every column rises to one maximum and falls, each further down than the one before it."""
+    """Return True if each column rises to one maximum and falls, and the maxima's row numbers never decrease."""
     tops = x.argmax(0)
     at = np.arange(len(x))[:, None]
     steps = np.diff(x, axis=0)
@@ -275,7 +286,10 @@ def _rise_and_fall(x: np.ndarray) -> bool:
 
 
 def is_adjacency(x: np.ndarray, tol: float) -> bool:
-    """Whether a matrix is a graph's: it has zeros, and is symmetric or averages, and is more than a diagonal."""
+    """Return True for the adjacency matrix of a graph: it has zeros, isn't diagonal, and is symmetric or averages.
+
+    A matrix averages if it has no negative entries and all its rows, or all its columns, add up to 1.
+    """
     if x.ndim < 2 or x.shape[-1] < 3 or x.shape[-2] < 3:
         return False
     x = x.reshape(-1, *x.shape[-2:])
@@ -289,7 +303,7 @@ def is_adjacency(x: np.ndarray, tol: float) -> bool:
 
 
 def is_unit(x: np.ndarray, tol: float) -> bool:
-    """Whether a vector without zeros has the length one, as the singular vectors of a spectral norm have."""
+    """Return True if a vector without zeros has length 1, as the singular vectors of spectral normalization have."""
     flat = x.reshape(-1)
     vector = len(flat) >= 3 and max(x.shape) == len(flat) and bool(np.all(flat))
     return vector and bool(abs(np.linalg.norm(flat) - 1) <= tol and np.ptp(np.abs(flat)) > 0.01)
@@ -299,7 +313,7 @@ def is_unit(x: np.ndarray, tol: float) -> bool:
 
 
 class Test(NamedTuple):
-    """A formula that values may follow: its identifier, the same in words, and the test."""
+    """A test for a formula: its identifier, a description of the formula, and the function that tests values."""
 
     name: str
     words: str
@@ -308,48 +322,129 @@ class Test(NamedTuple):
 
 Tests = tuple[Test, ...]
 
-NOTHING = Test("nothing", "no number at all", lambda x, tol: bool(np.isnan(x).all()))
+NOTHING = Test("nothing", "a tensor that contains only NaN", lambda x, tol: bool(np.isnan(x).all()))
 
 SINUSOIDS = Test("sinusoids", "a table of sines and cosines", is_sinusoidal)
 
 FROZEN: Tests = (SINUSOIDS, Test("count", "the numbers 0, 1, 2 and so on", lambda x, tol: is_count(x)))
-"""What is a constant even where it was a parameter: one that PyTorch was told not to train."""
+"""Tests for constants even among declared parameters. PyTorch code stores some as parameters that are not trained."""
 
 PROGRESSIONS: Tests = (
     Test("geometric", "geometric", lambda x, tol: is_progression(x, tol, least=3)),
     Test("arithmetic", "arithmetic", is_arithmetic),
 )
-"""What frequencies are, where learned ones would not be."""
+"""Tests that tables of fixed frequencies pass and learned frequencies do not."""
 
 ANYWHERE: Tests = (
-    Test("mask", "a mask: its values are 0 and one that makes a score vanish", lambda x, tol: is_mask(x)),
+    Test("mask", "a mask with the values 0 and a large negative number", lambda x, tol: is_mask(x)),
     SINUSOIDS,
-    Test("lines", "a table of sines or of even steps", is_harmonic),
+    Test("lines", "a table of sines or of evenly spaced values", is_harmonic),
     Test("window", "a window of a Fourier transform", is_window),
     Test("filters", "a bank of filters", lambda x, tol: is_filter_bank(x)),
 )
-"""What is a constant wherever it is read, but where an operator expects a bias or a scale."""
+"""Tests for constants, whichever nodes read them, unless an operator expects a bias or a scale at that position."""
 
 WHOLE = "whole"
 ELEMENTWISE: Tests = (
     Test("selection", "a mask of zeros and ones", lambda x, tol: is_selection(x)),
     Test(WHOLE, "a table of whole numbers", lambda x, tol: is_whole(x)),
-    Test("grid", "a grid of even steps", is_evenly_spaced),
+    Test("grid", "a grid of evenly spaced values", is_evenly_spaced),
     Test("progression", "a geometric progression", is_progression),
 )
-"""What is a constant where it meets a value element by element, besides."""
+"""Additional tests for constants that elementwise operators read."""
 
 MULTIPLIED: Tests = (
-    Test("graph", "the matrix of a graph", is_adjacency),
-    Test("kernel", "one kernel for all channels", lambda x, tol: is_uniform_kernel(x)),
-    Test("unit", "a singular vector of a spectral norm", is_unit),
+    Test("graph", "the adjacency matrix of a graph", is_adjacency),
+    Test("kernel", "the same kernel for all channels", lambda x, tol: is_uniform_kernel(x)),
+    Test("unit", "a singular vector of a spectral normalization", is_unit),
 )
-"""What is a constant in a product of matrices or a convolution, besides."""
+"""Additional tests for constants that matrix products or convolutions read."""
 
 
 def first(x: np.ndarray, tol: float, tests: Tests) -> Test | None:
-    """Return the first of `tests` that the values pass."""
+    """Return the first of `tests` that the values pass, or None."""
     if x.size < 2 or bool(np.any(np.isnan(x))):
         return None
     with np.errstate(all="ignore"):
         return next((test for test in tests if test.passes(x, tol)), None)
+
+
+# -- a look at many vectors of one length at once, for some models have thousands --------------------------------------
+
+
+MIN_TESTED_LENGTH = 8
+"""Smallest length of vectors that `suspects` tests. Shorter vectors pass too many of its tests."""
+
+
+def suspects(vectors: np.ndarray, tol: float) -> np.ndarray:
+    """Return the vectors that may pass one of the tests. This is a fast filter: no vector that passes a test is missed.
+
+    Args:
+        vectors: float64 of shape [count, length], with at least `MIN_TESTED_LENGTH` entries each.
+        tol: the tolerance of the tests.
+
+    Returns:
+        One bool per vector: True if it has to be tested.
+    """
+    with np.errstate(all="ignore"):
+        seen = np.isnan(vectors).any(1)
+        for may_pass in (
+            _may_be_few_values,
+            _may_run,
+            _may_be_window,
+            _may_be_whole,
+            _may_be_evenly_spaced,
+            _may_be_progression,
+            _may_be_unit,
+        ):
+            seen |= may_pass(vectors, tol)
+    return seen
+
+
+def _may_be_few_values(x: np.ndarray, tol: float) -> np.ndarray:
+    """Return one bool per vector: True if it may be a mask (huge values, or a maximum of 0 and a very low minimum)."""
+    return (np.abs(x).max(1) >= HUGE) | ((x.max(1) == 0) & (x.min(1) <= MASKED))
+
+
+def _may_run(x: np.ndarray, tol: float) -> np.ndarray:
+    """Return one bool per vector: True if it may be a sine or a straight line."""
+    right, places = steady(x.T, tol)
+    return moving(x.T, tol) & (right >= 0.8 * places)
+
+
+def _may_be_window(x: np.ndarray, tol: float) -> np.ndarray:
+    """Return one bool per vector: True if it may be a raised cosine."""
+    found, high = np.zeros(len(x), bool), np.abs(x.max(1) - 1) <= 0.1
+    length = x.shape[1]
+    for period in (length, length - 1):
+        found[high] |= raised_cosines(x[high].T, period, 2 * tol)
+    return found
+
+
+def _may_be_whole(x: np.ndarray, tol: float) -> np.ndarray:
+    """Return one bool per vector: True if it may be a table of whole numbers."""
+    return (x == np.round(x)).all(1) & ((np.abs(x).max(1) >= 8) | (np.ptp(x, 1) >= 2))
+
+
+def _may_be_evenly_spaced(x: np.ndarray, tol: float) -> np.ndarray:
+    """Return one bool per vector: True if its values may be evenly spaced."""
+    places = np.sort(np.round(x / (np.abs(x).max(1, keepdims=True) * tol * 4)))
+    steps = np.diff(places)
+    others = steps > 0
+    count = 1 + others.sum(1)
+    spread = steps.max(1) - np.where(others, steps, np.inf).min(1)
+    mean = (places[:, -1] - places[:, 0]) / (count - 1)
+    return (count >= 3) & (count <= x.shape[1] // 2 + 4) & (spread <= 3 + 5 * tol * mean)
+
+
+def _may_be_progression(x: np.ndarray, tol: float) -> np.ndarray:
+    """Return one bool per vector: True if it may be a geometric or arithmetic progression."""
+    logs, steps = np.diff(np.log(x)), np.diff(x)
+    geometric = (x > 0).all(1) & (np.ptp(logs, 1) <= tol * 20 * np.maximum(1, np.abs(logs[:, 0])))
+    arithmetic = np.ptp(steps, 1) <= 2 * tol * np.abs(x).max(1)
+    return (geometric | arithmetic) & (np.ptp(x, 1) > 0)
+
+
+def _may_be_unit(x: np.ndarray, tol: float) -> np.ndarray:
+    """Return one bool per vector: True if it may have length 1."""
+    return (np.abs(np.linalg.norm(x, axis=1) - 1) <= 2 * tol) & (np.ptp(np.abs(x), 1) > 0)

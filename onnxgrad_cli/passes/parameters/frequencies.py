@@ -1,4 +1,4 @@
-"""Tables of frequencies: what positions, times or coordinates are multiplied by before Sin and Cos."""
+"""Find tables of frequencies: factors of positions, times or coordinates before Sin and Cos."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from onnxgrad_cli.passes.parameters.presets import VIEWS
 
 PRODUCTS = frozenset("MatMul Gemm Conv ConvTranspose Einsum".split())
 LAYERS = PRODUCTS | {"Gather", "LSTM", "GRU", "RNN"}
-"""Operators whose stored operands make of an input what was learned."""
+"""Operators that count as layers: with a stored operand, they turn their input into a learned value."""
 
 CARRIED = VIEWS | frozenset("Concat Gather Neg Slice Split Tile".split())
-"""Operators that hand an angle on as it is."""
+"""Operators whose output has the same angles as their input, only rearranged or negated."""
 
 TURNS = frozenset({"Sin", "Cos"})
 
 
 class Frequencies:
-    """Which values become angles of sines and cosines, and of which inputs nothing was learned yet."""
+    """Finds tensors that are factors of the angles of sines and cosines, and values that no layer has computed."""
 
     def __init__(self, graph: Graph, uses: Mapping[str, list[tuple[Node, int]]]) -> None:
         self.graph = graph
@@ -31,7 +31,7 @@ class Frequencies:
         self.before = graph.ancestors(turned) if turned else set()
 
     def _behind_layers(self) -> set[str]:
-        """Every value that a layer has made, or that was made of such."""
+        """Return all values that depend on the output of a layer."""
         floats = {name for name, tensor in self.graph.initializers.items() if len(tensor.dims) > 1}
         found: set[str] = set()
         for node in self.graph.nodes:
@@ -41,9 +41,10 @@ class Frequencies:
         return found
 
     def turns(self, name: str) -> tuple[set[str], bool]:
-        """Whether a tensor becomes an angle in products: of Sin, of Cos, of both, and whether of what was learned.
+        """Return those of Sin and Cos whose angle has this factor, and True if another factor comes from a layer.
 
-        Between may stand what hands angles on, and further factors; a bias ends the way.
+        On the way to Sin or Cos there may be operators of `CARRIED` and further multiplications. The search stops at a
+        bias.
         """
         found: set[str] = set()
         deep = False
@@ -68,7 +69,7 @@ class Frequencies:
         return found, deep
 
     def _carries(self, node: Node, position: int) -> bool:
-        """Whether a node hands on the angle that it reads at `position`, but for a fixed shift."""
+        """Return True if the output of a node is the angle it reads at `position`, possibly shifted by a constant."""
         if node.op_type in ("Add", "Sub"):
             shift = self.graph.initializers.get(node.input[1 - position])
             return shift is not None and all(size == 1 for size in shift.dims)

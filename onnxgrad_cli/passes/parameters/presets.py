@@ -1,7 +1,7 @@
-"""Groups of weights that are trained by themselves: biases, normalizations, the last layers.
+"""Groups of weights that can be trained alone: biases, normalizations, the last layers.
 
-A file knows no layers, so they follow from the graph: a layer begins where a weight is read, and goes on through the
-elementwise steps that scale or shift its result by further weights.
+A file does not list layers, so they are inferred from the graph. A layer begins with a node that reads a weight, and
+includes the elementwise nodes after it that scale or shift its result by further weights.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ BIASES = frozenset(
     {("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2), ("LSTM", 3), ("GRU", 3), ("RNN", 3)}
     | {(op_type, 2) for op_type in NORMALIZATIONS}
 )
-"""Operand positions that hold a bias; so do vectors that are added."""
+"""Operands, as (operator, position), that are a bias. Vectors that are added are biases too."""
 
 SPREADS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare"})
-"""What a normalization written in single operators divides by the root of."""
+"""Reductions that compute the variance in a normalization that is written out as simple operators."""
 
 
 @dataclass
 class Layer:
-    """A node that reads weights, and the elementwise steps after it that do.
+    """A layer: a node that reads weights, and the elementwise nodes after it that read weights too.
 
     Attributes:
-        first: the node that it begins with.
-        uses: weight, the node that reads it, and at which input (-1: inside a body), in the order of the graph.
+        first: the first node.
+        uses: (weight, node that reads it, input position) in the order of the graph. Position -1: a body of the node
+            reads it.
     """
 
     first: Node
@@ -45,28 +46,28 @@ class Layer:
 
     @property
     def weights(self) -> set[str]:
-        """The weights that it reads."""
+        """The weights that the layer reads."""
         return {name for name, _, _ in self.uses}
 
 
 def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], weights: Sequence[str]) -> set[str]:
-    """Those of `weights` that `options.preset` and `options.train_last` name.
+    """Return those of `weights` that `options.preset` and `options.train_last` select.
 
     Args:
-        graph: the model, typed.
-        options: what was asked for.
-        predictions: the outputs that are judged.
-        weights: what could be trained.
+        graph: the typed model.
+        options: the options of the build.
+        predictions: the outputs that losses are computed on.
+        weights: the weights that could be trained.
 
     Raises:
-        UsageError: a preset names no weight, or there are not so many layers.
+        UsageError: a preset selects no weight, or there are fewer layers than `train_last`.
     """
     found: set[str] = set()
     for name in options.preset:
         group = PRESETS[name](graph, predictions, weights)
         if not group:
             raise UsageError(
-                f"`preset={name!r}`: the model has no such weight that can be trained",
+                f"`preset={name!r}` selects no weight that can be trained",
                 "leave `preset` out, and choose weights with `train=GLOB`",
             )
         found |= group
@@ -76,12 +77,11 @@ def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], 
 
 
 def layers(graph: Graph, outputs: Sequence[str], weights: Sequence[str]) -> list[Layer]:
-    """The layers on the way to `outputs` that read any of `weights`, in the order of the graph."""
+    """Return the layers on the way to `outputs` that read any of `weights`, in the order of the graph."""
     needed = graph.ancestors(outputs)
-    weights_in: dict[str, tuple[str, ...]] = {
-        name: (name,) for name in weights
-    }  # a weight, or what is made of some alone -> these
-    layer_of: dict[str, Layer] = {}  # a value -> the layer whose result it is, or a view of
+    # a weight, or a value computed from weights alone -> these weights
+    weights_in: dict[str, tuple[str, ...]] = {name: (name,) for name in weights}
+    layer_of: dict[str, Layer] = {}  # a value -> the layer that computes it, or a value that it is a view of
     found: list[Layer] = []
     for node in graph.nodes:
         if needed.isdisjoint(node.output):
@@ -104,7 +104,7 @@ def layers(graph: Graph, outputs: Sequence[str], weights: Sequence[str]) -> list
 
 
 def _arranged(node: Node, weights_in: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The weights whose numbers a node only arranges otherwise, as exporters do with the gates of an LSTM."""
+    """Return the weights that a node only rearranges, as exporters do with the gates of an LSTM; () for other nodes."""
     if node.op_type == "Concat" and all(name in weights_in for name in node.input):
         return tuple(dict.fromkeys(weight for name in node.input for weight in weights_in[name]))
     handed_on = node.op_type in modules.HANDED_ON or node.op_type in ("Slice", "Split")
@@ -119,15 +119,16 @@ def _inputs(node: Node) -> Iterator[tuple[int, str]]:
 def _last(graph: Graph, predictions: Sequence[str], weights: Sequence[str], count: int) -> set[str]:
     every = layers(graph, predictions, weights)
     if not 0 < count <= len(every):
+        last = ", ".join(layer.first.name for layer in every[:-6:-1])
         raise UsageError(
-            f"`train_last={count}`: the model has {len(every)} layers with weights that can be trained",
-            f"from the last: {', '.join(layer.first.name for layer in every[:-6:-1])}",
+            f"`train_last={count}` is out of range: the model has {len(every)} layers with weights that can be trained",
+            f"the last layers, from the end, are {last}" if every else None,
         )
     return set().union(*(layer.weights for layer in every[-count:]))
 
 
 def _bias(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> set[str]:
-    """Every bias, those of normalizations too.
+    """Select every bias, including those of normalizations.
 
     Source: E. Ben Zaken et al., BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based Masked
     Language-models, ACL 2022.
@@ -144,7 +145,7 @@ def _shifts(graph: Graph, name: str, node: Node, position: int) -> bool:
 
 
 def _norm(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> set[str]:
-    """Scales and shifts of normalizations, be they one operator or written in single ones."""
+    """Select the scales and shifts of normalizations, whether a normalization is one operator or written out."""
     producers = graph.producers()
     found = [
         layer
@@ -156,14 +157,14 @@ def _norm(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> s
 
 
 def _belongs(graph: Graph, layer: Layer, name: str, node: Node) -> bool:
-    """Return True if a weight is of the normalization that a layer begins with: no slope, and no table added later."""
+    """Return True if a weight is a scale or shift of the layer's normalization, not a slope or an added table."""
     if node is layer.first and node.op_type in NORMALIZATIONS:
         return True
     return node.op_type != "PRelu" and sum(size > 1 for size in graph.initializers[name].dims) <= 1
 
 
 def _normalized(producers: Mapping[str, Node], name: str) -> bool:
-    """Whether a value is a normalization's result, before it is scaled."""
+    """Return True if a value is the result of a normalization, possibly before its scale is applied."""
     node = producers.get(name)
     while node is not None and node.op_type in modules.HANDED_ON:
         node = producers.get(node.input[0])
@@ -184,7 +185,7 @@ def _root_of_mean(producers: Mapping[str, Node], name: str, rooted: bool = False
 
 
 def _head(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> set[str]:
-    """The last layer before each judged output that does more than to scale and shift, and those after it."""
+    """For each prediction, select the last layer that does more than scale and shift, and the layers after it."""
     found: set[str] = set()
     for prediction in predictions:
         for layer in reversed(layers(graph, [prediction], weights)):
@@ -199,4 +200,4 @@ PRESETS: Mapping[Preset, Callable[[Graph, Sequence[str], Sequence[str]], set[str
     "norm": _norm,
     "head": _head,
 }
-"""Name -> the weights of a group, of those that could be trained."""
+"""Map from the name of a preset to the function that selects its weights, from those that could be trained."""

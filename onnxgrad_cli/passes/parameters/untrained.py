@@ -1,4 +1,4 @@
-"""Warnings about weights that stay untrained though nobody asked for that."""
+"""Warn about weights that stay untrained although the user did not ask for that."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import NARROW, is_float, shape_of
 from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters.formulas import sample
-from onnxgrad_cli.passes.quantized_matrices import quantized_matrices, stored_behind
-from onnxgrad_cli.passes.scaled_integers import scaled_integers
+from onnxgrad_cli.passes.stored_integers import quantized_matrices, scaled_integers, stored_behind
 from onnxgrad_cli.record import SelectionRecord
 
 UNTRAINED = "untrained"
-"""The kind of these warnings."""
+"""The kind of the cautions in this module."""
 
 LARGEST_SHARE = 0.01
-"""Share of a model's float parameters up to which untrained ones are normal: masks, tables of positions, statistics."""
+"""Largest fraction of float parameters that may stay untrained without a warning: masks, tables, statistics."""
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-"""Operators that multiply with weights."""
+"""Operators that multiply their input by weights."""
 
 RANK = 8
-"""Rank of the adapters that a warning proposes, unless a matrix is too small for it."""
+"""The adapter rank that a warning suggests, unless a matrix is too small for it."""
 
 CERTAIN = frozenset({"setting", "exporter", "scalar"})
-"""Heuristics whose decisions need no warning: the file says so, or the tensor is a single number."""
+"""Heuristics whose decisions need no warning: the role is stated in the file, or the tensor is a single number."""
 
 
 def untrained(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> Iterator[Caution]:
-    """Yield warnings about floats and stored integers that stay untrained, unless options choose what is trained."""
+    """Yield warnings about floats and stored integers that stay untrained, if no option selects or freezes weights."""
     if options.train or options.freeze or options.preset or options.train_last or options.lora:
         return
     yield from _floats(graph, training)
@@ -60,7 +59,7 @@ def _floats(graph: Graph, training: SelectionRecord) -> Iterator[Caution]:
     reason = training.not_trained[largest].removesuffix(" (name it with `train` to train it)")
     text = f"{count:,} of {count + trained:,} float parameters ({count / (count + trained):.0%}) stay untrained"
     text += f"; the largest tensor is '{largest}' ({left[largest]:,}): {reason}"
-    text += f". `train='*'` with `train={largest!r}` trains it too" if decided else ""
+    text += f". `train='*'` together with `train={largest!r}` trains it too" if decided else ""
     yield Caution(UNTRAINED, "", text)
 
 
@@ -73,7 +72,7 @@ def _integers(weights: IntegerWeights, options: SelectionOptions) -> Iterator[Ca
     if weights.dequantized and not options.straight_through:
         text += ". `quantization='ste'` trains them"
     elif weights.rank:
-        text += f". `lora={weights.rank}` trains adapters beside them"
+        text += f". `lora={weights.rank}` trains adapters for them"
     yield Caution(UNTRAINED, "", text)
 
 
@@ -81,9 +80,9 @@ class IntegerWeights(NamedTuple):
     """The weights that are stored as integers.
 
     Attributes:
-        counts: the initializer -> how many parameters it holds, which may share bytes.
-        dequantized: those in forms that can become floats with a quantizer behind them.
-        rank: the rank of adapters beside those that products read; 0 where there are none.
+        counts: map from an initializer to its number of parameters. Several parameters may share a byte.
+        dequantized: the initializers that can be replaced by a float weight followed by a quantizer.
+        rank: the rank to suggest for adapters of those weights that are matrices of products; 0 if there are none.
     """
 
     counts: dict[str, int]
@@ -92,10 +91,11 @@ class IntegerWeights(NamedTuple):
 
 
 def integer_weights(graph: Graph) -> IntegerWeights:
-    """Find the initializers of integers that stand for weights, whatever reads them.
+    """Find the integer initializers that are weights.
 
-    These are integers of 8 bits at most that floats are made of, or that an operator reads as they are, matrices of any
-    integers that products read as floats, and what DequantizeLinear reads. Tensors of two values are masks.
+    These are: tensors of at most 8 bits that are converted to floats, matrices of at most 8 bits that an operator reads
+    directly, integer matrices that products read as floats, and inputs of DequantizeLinear. A tensor with only two
+    different values counts as a mask, not as a weight.
     """
     stored, matrices = stored_behind(graph, folded=True), quantized_matrices(graph)
     direct = {stored.get(n.input[0], n.input[0]) for n in graph.nodes if n.op_type == "DequantizeLinear"}

@@ -1,18 +1,18 @@
-"""Preparation: any model in the one form that the other passes know.
+"""Preparation: bring any model into the single form that the other passes know.
 
-- `prepare`: the pass; `admit` comes first, then `normalise`, `settle` and `mode`, then the choice of parameters;
-  batch statistics are written out after it.
-- `admit`: refuses unknown opsets, fixes shapes, forgets what an earlier build has said.
-- `declarations`: what the model says of the sizes of its values, and how far it is believed.
-- `normalise`: functions inlined, constants as initializers, every node named; with `functions`, `subgraphs` and
-  `rnn_layout`.
-- `settle`: types inferred and operators without a rule replaced, in turn; with `expand` (definitions of this project),
-  `function_bodies` (those of the standard), `sequences`, `vectors`, `fold`, and
-  `by_run`, which asks a run for what can't be inferred.
-- `opset`: the opset that the gradient needs; `upgrade` and `downgrade` take a model to a newer and an older opset.
-- `mode`: BatchNormalization and Dropout in training.
-- `fixed_shapes`: sizes of inputs that the user fixes.
-- `free_batch`: a batch that the model has fixed and the user frees.
+- `prepare`: the pass. It runs `validate_input`, then `normalise`, `infer_and_lower` and `mode`, then the choice of
+parameters, and finally expands batch statistics.
+- `validate_input`: refuses unknown opsets, fixes shapes, removes the traces of an earlier build.
+- `declarations`: decides which of the declared sizes of values to use.
+- `normalise`: inlines functions, turns constants into initializers, names every node; with `inline_functions`,
+`subgraphs`.
+- `infer_and_lower`: infers types and replaces operators without a rule, alternately. It uses `expand_definitions`
+  (definitions of this project, and function bodies of the standard), `unpack_sequences`, `safe_forms` and
+  `constant_folding`. With `runtime_shape_probe` it runs the model to find ranks that can't be inferred.
+- `opset`: chooses an opset that the gradient needs and onnxruntime runs; `upgrade` converts a model to a newer opset.
+- `mode`: sets BatchNormalization and Dropout to training or inference mode.
+- `fixed_shapes`: applies sizes of inputs that the user fixes.
+- `free_batch`: makes a batch size symbolic that is fixed in the model.
 """
 
 from onnxgrad_cli.passes.prepare.prepare import PREPARE

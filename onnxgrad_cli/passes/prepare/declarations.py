@@ -1,8 +1,9 @@
-"""What a model declares of its values, and how far it is believed.
+"""Decide which of the shapes that a model declares are used.
 
-Of inputs, the declared sizes count: the caller keeps to them. What stands where a size is unknown is no size, and no
-name that two sizes could share. What a model stores of other values is a hint: it may stem from another model, or from
-one run of this one, and nothing that runs a model reads it. So it is set aside (`Graph.hints`) and inferred again.
+The declared sizes of inputs are used, because callers must respect them. But exporters sometimes declare an unknown
+size as a negative number, or by a placeholder name that several unknown sizes share; these declarations are ignored.
+The shapes that a model stores for other values are only hints. They may come from another model, or from a single run
+of this model, and no runtime reads them. So they are moved to `Graph.hints`, and the shapes are inferred again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from onnxgrad_cli.ir.nodes import bodies
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, element_type, in_words, shape_of, without_shape
 
 Axis = tuple[str, int]
-"""An input and a position in its shape."""
+"""An axis of an input: the input's name, and the position in its shape."""
 
 Dimensions = Iterator[TensorShapeProto.Dimension]
 
@@ -31,20 +32,20 @@ UNTESTED = "which was not tested"
 _PLACEHOLDER = re.compile(
     r"<?(\?*|\*|-?\d+(\.\d+)?|(none|null|nil|nan|unk|unknown|undefined|unnamed|dynamic|dyn|any)_*\d*)>?", re.I
 )
-"""What exporters write for a size that they don't know: '?', '-1', 'None', 'unk__7', ..."""
+"""Pattern of names that exporters write for a size that they don't know: '?', '-1', 'None', 'unk__7', ..."""
 
 
 def says_nothing(symbol: str) -> bool:
-    """Whether the name of a size is but a placeholder for one."""
+    """Return True if the symbol of a size is only a placeholder for an unknown size."""
     return _PLACEHOLDER.fullmatch(symbol.strip()) is not None or UNNAMED.fullmatch(symbol) is not None
 
 
 def forget_placeholders(graph: Graph) -> None:
-    """Take for unknown every size that is no size, or whose name may mean two: each gets a symbol of its own then.
+    """Declare sizes as unknown if they are invalid, or if their symbol may stand for several different sizes.
 
-    Those are negative numbers, placeholders, the symbols that onnx or we have counted, which models merged into one
-    share, and all symbols of bodies, each of which has its own. A placeholder that could be a name, and stands on one
-    axis of the inputs alone, is the name of that axis.
+    This applies to negative numbers, placeholders, numbered symbols that onnx or onnxgrad generated, and all symbols in
+    bodies. Merged models may contain the same generated symbols with different meanings, and each body has its own
+    symbols. A placeholder stays if it is a valid identifier and is used for only one axis of the inputs.
     """
     proto = graph.proto.graph
     count = Counter(dim.dim_param for dim in _dims(proto.input))
@@ -66,7 +67,7 @@ def _is_unknown(dim: TensorShapeProto.Dimension) -> bool:
 
 
 def _dims(values: Iterable[ValueInfoProto]) -> Dimensions:
-    """Every dimension in declarations, those of the elements of sequences too."""
+    """Yield every dimension in the given declarations, including those of the elements of sequences."""
     for value in values:
         tensor = element_type(value.type)
         if tensor is not None:
@@ -74,9 +75,10 @@ def _dims(values: Iterable[ValueInfoProto]) -> Dimensions:
 
 
 def repeated(model: ModelProto, fixed: Mapping[str, Sequence[int]]) -> dict[str, list[Axis]]:
-    """The symbols that stand on several axes of what is fed, but those that are `fixed`, as names or as inputs.
+    """Return a map from each symbol that several axes of the inputs share to these axes.
 
-    Axes of what is empty by that are left out: it holds no number, and any sizes would do.
+    A symbol is left out if `fixed` contains it or an input that has it. The axes of inputs that `fixed` makes empty are
+    left out too, because an empty input may have any other sizes.
     """
     axes: dict[str, list[Axis]] = defaultdict(list)
     for name, value_type in fed_types(model).items():
@@ -90,13 +92,15 @@ def repeated(model: ModelProto, fixed: Mapping[str, Sequence[int]]) -> dict[str,
 
 
 def taken_to_be_equal(symbols: Sequence[str], why: str = UNTESTED) -> Caution:
-    """What a user should know of symbols that stand on several axes, and that were believed."""
+    """Return a note that symbols are used for several axes, whose sizes are assumed to be equal."""
     names = listed(symbols)
-    return Caution("note", "shapes", f"sizes that the model calls by one name are taken to be equal, {why}: {names}")
+    return Caution(
+        "note", "shapes", f"sizes that have the same name in the model are assumed to be equal, {why}: {names}"
+    )
 
 
 def set_hints_aside(graph: Graph) -> None:
-    """Move what the model stores of inner values, and the shapes that it declares of outputs, to `graph.hints`."""
+    """Move the stored types of inner values, and the declared shapes of outputs, to `graph.hints`."""
     proto = graph.proto.graph
     given = {*graph.input_names, *graph.initializers}
     outputs = [value for value in proto.output if value.name not in given and shape_of(value.type) is not None]
@@ -108,7 +112,7 @@ def set_hints_aside(graph: Graph) -> None:
 
 
 def settle_hints(graph: Graph, training: Cautions) -> None:
-    """Declare again what agrees with what was inferred, tell what is taken on trust, and forget what is wrong."""
+    """Declare the hints again that agree with inferred types, drop those that contradict them, and report the rest."""
     proto = graph.proto.graph
     outputs = {value.name: value for value in proto.output if value.name in graph.hints}
     borne = {dim.dim_param for dim in _dims(proto.input)}
@@ -127,7 +131,7 @@ def settle_hints(graph: Graph, training: Cautions) -> None:
 
 
 def _contradict(stored: TypeProto, found: TypeProto | None, borne: Container[str]) -> bool:
-    """Whether what is stored of a value can't be so."""
+    """Return True if the stored shape of a value contradicts the inferred shape. `borne` are symbols of inputs."""
     said, is_ = shape_of(stored), shape_of(found)
     if said is None or is_ is None:
         return False
@@ -138,9 +142,9 @@ def _contradict(stored: TypeProto, found: TypeProto | None, borne: Container[str
 
 
 def _follows(stored: TypeProto, found: TypeProto, borne: Container[str] | None) -> bool:
-    """Whether all that is stored of a value follows from what was found.
+    """Return True if the inferred type of a value implies the stored one.
 
-    With `borne`, the symbols of the inputs, a symbol that is none of them says nothing.
+    If `borne`, the symbols of the inputs, is given, other symbols in the stored shape count as unknown sizes.
     """
     said, is_ = shape_of(stored), shape_of(found)
     if said is None or is_ is None or len(said) != len(is_) or dtype_of(stored) != dtype_of(found):
@@ -150,17 +154,17 @@ def _follows(stored: TypeProto, found: TypeProto, borne: Container[str] | None) 
 
 
 def _tell(graph: Graph, wrong: list[str], training: Cautions) -> None:
-    """Say which hints were found wrong, and which were taken because nothing else was found."""
+    """Add notes for the user: on hints that are wrong, and on hints that are used because inference found nothing."""
     if wrong:
         first = wrong[0]
         said, found = in_words(graph.hints[first].type), in_words(graph.types[first])
-        more = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
-        text = f"the model stores that '{first}' is {said}; it is {found}, as follows from the inputs{more}"
+        more = f" (and {len(wrong) - 1} more values like it)" if len(wrong) > 1 else ""
+        text = f"the model stores that '{first}' is {said}, but inferred from the inputs it is {found}{more}"
         training.cautions.append(Caution("note", first, text))
     for how, names in (
-        ("a run confirms them", [name for name in graph.assumed if name in graph.confirmed]),
+        ("confirmed by a run", [name for name in graph.assumed if name in graph.confirmed]),
         ("untested", [name for name in graph.assumed if name not in graph.confirmed]),
     ):
         if names:
-            text = f"shapes taken from what the model stores, as they could not be inferred ({how}): of {listed(names)}"
+            text = f"shapes could not be inferred for {listed(names)}; the shapes stored in the model are used ({how})"
             training.cautions.append(Caution("note", "shapes", text))

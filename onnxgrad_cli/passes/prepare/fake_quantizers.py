@@ -1,59 +1,75 @@
-"""Weights that a file stores as integers, made floats again that are quantized as they are read.
+"""Replace weights that are stored as integers by float weights, which are quantized each time they are read.
 
-So a model that was quantized after training can be trained further, by the straight-through estimator: the weight
-moves in float, and what the forward part computes with stays the quantized one.
+In this way, a model that was quantized after training can be trained further, with the straight-through estimator. The
+float weights are updated, and the forward part computes with their quantized values.
+
+Biases that a file stores as int32 are rounded during training, as they will be when the file is written. A kernel for
+integers adds the bias to products of integers, so the scale s of a bias is the product of the scales of the two
+factors. No runtime quantizes to int32, so the rounding is written out: q = round(b / s) s. The operator reads b + (q -
+b), where the bracket counts as a constant. In floating point this sum is exactly q (P. Sterbenz, Floating-Point
+Computation, 1974, section 4.3: the difference of two numbers within a factor of 2 is exact). Its derivative is 1 with
+respect to b, as in the straight-through estimator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.quantizer_scales import spread
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.ir.steps import spread
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
 from onnxgrad_cli.metadata import IntegerWeight
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
-from onnxgrad_cli.passes.scaled_integers import scale_of, scaling_chain
+from onnxgrad_cli.passes.stored_integers import scale_of, scaling_chain
 from onnxgrad_cli.record import ParameterRecord
 
 WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""Operators whose third input is added to the product of the first two."""
+"""Operators whose third input is a bias, which is added to the product of the first two."""
 
 CLOSE = 1e-5
-"""How far the scale of a bias may be from a product of two others, relative to it, and still be that product."""
+"""Largest relative difference at which the scale of a bias is taken to be the product of two other scales."""
 
 
 def put_fake_quantizers(
     graph: Graph, training: ParameterRecord, stored_as: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, np.ndarray]:
-    """Write float weights, and QuantizeLinear behind them, where DequantizeLinear reads integers that are stored.
+    """Store float weights instead of the integers that a DequantizeLinear reads, and insert a QuantizeLinear.
 
-    What is stored as int32, as biases are, becomes a float weight alone: no runtime quantizes to int32. Integers that
-    are read with several scales, or by other operators too, stay: no float stands for them.
+    Integers stored as int32, such as biases, become float weights without a QuantizeLinear, because no runtime
+    quantizes to int32. Integers that are read with several scales, or that other operators read too, are not replaced,
+    because no single float weight can replace them.
 
     Args:
-        graph: typed; changed in place, and typed again.
-        training: takes the weights, and what was done, if anything was.
-        stored_as: scales and zero points of `put_dequantizers` -> the names that they have in the model.
+        graph: the typed graph. It is changed in place, and its types are inferred again.
+        training: receives the integer weights, and a note if there are any.
+        stored_as: the result of `put_dequantizers`: map from a scale or zero point that it wrote to the name in the
+            model.
 
     Returns:
-        For each float that is stored as int32 its scale, so that it broadcasts with it.
+        A map from each float weight that the file stores as int32 to its scale, in a shape that broadcasts with the
+        weight.
     """
     stored = [node for node in graph.nodes if _is_stored(graph, node)]
     several = _read_otherwise(graph, stored)
     chosen = {id(node) for node in stored if node.input[0] not in several}
     if several:
-        text = f"integers that are not only dequantized, or in several ways, stay as they are: {', '.join(several)}"
+        text = (
+            "integers that are not only dequantized, or are dequantized in several ways, stay integers: "
+            f"{', '.join(several)}"
+        )
         training.cautions.append(Caution("note", "quantization", text))
     if not chosen:
         return {}
@@ -65,23 +81,23 @@ def put_fake_quantizers(
     graph.drop_unread(read)
     infer_types(graph)
     count = len(training.integer_weights) - plain
-    text = f"{count} stored integer weights are floats again, quantized as they are read"
-    text += f"; {plain} stored as int32 are floats that are rounded as they are read" if plain else ""
+    text = f"{count} integer weights are stored as floats again, and quantized where they are used"
+    text += f"; {plain} int32 weights are stored as floats, and rounded where they are used" if plain else ""
     training.cautions.append(Caution("note", "quantization", text))
     return writer.steps
 
 
 def put_dequantizers(graph: Graph) -> dict[str, str]:
-    """Write DequantizeLinear where stored integers are cast to floats, shifted by a zero point, and scaled.
+    """Replace nodes that dequantize stored integers step by step (Cast, Sub, Mul) by DequantizeLinear.
 
-    Quantizers of before that operator write Mul(Cast(q), scale), or Mul(Sub(Cast(q), zero), scale). The scale is one
-    number, or one for each index of an axis.
+    Quantization tools that are older than this operator write Mul(Cast(q), scale) or Mul(Sub(Cast(q), zero), scale).
+    There is one scale, or one for each index of an axis.
 
     Args:
-        graph: typed, of opset 13 or newer; changed in place, and typed again if anything was written.
+        graph: the typed graph, of opset 13 or newer. It is changed in place, and typed again if it changed.
 
     Returns:
-        The scales and zero points that were written -> the names that they have in the model.
+        A map from each scale or zero point that was written to the name of the tensor from which it was read.
     """
     uses, makers, kept = graph.uses(), graph.producers(), set(graph.output_names)
     written, gone, read, stored_as = dict[int, Node](), set[int](), list[str](), dict[str, str]()
@@ -99,7 +115,7 @@ def put_dequantizers(graph: Graph) -> dict[str, str]:
 
 
 def _dequantizer(graph: Graph, chain: list[Node], makers: Mapping[str, Node], stored_as: dict[str, str]) -> Node | None:
-    """The DequantizeLinear that gives the same as these nodes; None where there is none."""
+    """Return a DequantizeLinear that is equivalent to a chain of nodes, or None if their scale does not allow that."""
     found = scale_of(graph, chain, makers)
     if found is None:
         return None
@@ -117,7 +133,7 @@ def _dequantizer(graph: Graph, chain: list[Node], makers: Mapping[str, Node], st
 
 
 def _is_stored(graph: Graph, node: Node) -> bool:
-    """Whether all that a DequantizeLinear reads is stored in the model."""
+    """Return True if all inputs of a DequantizeLinear are stored in the model."""
     if node.op_type != "DequantizeLinear" or node.domain or node.output[0] in graph.output_names:
         return False
     names = [name for name in node.input if name]
@@ -128,7 +144,7 @@ def _is_stored(graph: Graph, node: Node) -> bool:
 
 
 def _read_otherwise(graph: Graph, stored: list[Node]) -> list[str]:
-    """The stored integers that nodes read with several scales, or that are not dequantized everywhere."""
+    """Return the stored integers that are read with several scales, or also by nodes that don't dequantize them."""
     known, forms = {id(node) for node in stored}, dict[str, set[tuple[object, ...]]]()
     integers = dict.fromkeys(node.input[0] for node in stored)
     for name, uses in graph.uses().items():
@@ -139,7 +155,7 @@ def _read_otherwise(graph: Graph, stored: list[Node]) -> list[str]:
 
 
 class _Floats:
-    """Writes the nodes in place of those that dequantize what is stored."""
+    """Writes the nodes that replace each DequantizeLinear of stored integers."""
 
     def __init__(self, graph: Graph, training: ParameterRecord, stored_as: Mapping[str, str]) -> None:
         self.graph, self.training, self.stored_as = graph, training, stored_as
@@ -149,7 +165,10 @@ class _Floats:
         self.steps: dict[str, np.ndarray] = {}
 
     def __call__(self, node: Node) -> list[Node]:
-        """The node, which reads a quantized float weight now, and before it the quantizer, unless that is there."""
+        """Make a DequantizeLinear read a quantized float weight. Return the node and, if it is new, its quantizer.
+
+        The DequantizeLinear of an int32 bias is removed, and its readers read the float bias.
+        """
         graph, integers = self.graph, node.input[0]
         plain = dtype_of(graph.types[integers]) == TensorProto.INT32
         if integers in self.written and not plain:
@@ -186,7 +205,7 @@ class _Floats:
 
 
 def _values(graph: Graph, node: Node) -> np.ndarray:
-    """What a DequantizeLinear gives that reads what is stored."""
+    """Compute the output of a DequantizeLinear whose inputs are all stored."""
     folder = str(graph.path.parent) if graph.path else ""
     q, scale, *zero = (numpy_helper.to_array(graph.initializers[name], folder) for name in node.input if name)
     attributes = {attribute.name: attribute.i for attribute in node.attribute}
@@ -199,7 +218,7 @@ def _values(graph: Graph, node: Node) -> np.ndarray:
 
 
 def _step(graph: Graph, node: Node) -> np.ndarray:
-    """The scale of a DequantizeLinear, so that it broadcasts with what that gives."""
+    """Return the scale of a DequantizeLinear in a shape that broadcasts with its output."""
     folder = str(graph.path.parent) if graph.path else ""
     scale = numpy_helper.to_array(graph.initializers[node.input[1]], folder).astype(np.float32)
     form = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ("axis", "block_size")}
@@ -207,7 +226,7 @@ def _step(graph: Graph, node: Node) -> np.ndarray:
 
 
 def _described(graph: Graph, node: Node, name: str, factors: tuple[str, ...], times: float) -> IntegerWeight:
-    """What there is to say of a weight, so that it can be stored as integers again."""
+    """Return the record with which a weight can later be stored as integers again."""
     scale, zero = ("" if graph.added(each) else each for each in [*node.input[1:], ""][:2])
     given = {attribute.name: attribute.i for attribute in node.attribute}
     axis, block_size = given.get("axis", 1), given.get("block_size", 0)
@@ -217,7 +236,11 @@ def _described(graph: Graph, node: Node, name: str, factors: tuple[str, ...], ti
 def _factors(
     graph: Graph, bias: Node, uses: Mapping[str, list[tuple[Node, int]]], makers: Mapping[str, Node]
 ) -> tuple[tuple[str, ...], float]:
-    """The scales of data and weight whose product is that of a bias, and what it is multiplied with besides."""
+    """Return the names of the two scales whose product is the scale of a bias, and a further factor.
+
+    The two are the scales of the data and of the weight that the operator multiplies. The further factor is the alpha
+    of a Gemm. If the scale of the bias is not such a product, the result is ((), 1.0).
+    """
     own = numpy_helper.to_array(graph.initializers[bias.input[1]]).astype(np.float64).reshape(-1)
     for reader, at in uses.get(bias.output[0], ()):
         pair = factor_names(reader, makers) if at == 2 else ()
@@ -232,7 +255,7 @@ def _factors(
 
 
 def factor_names(node: Node, makers: Mapping[str, Node]) -> tuple[str, ...]:
-    """The scales of the data and of the weight that an operator with a bias multiplies; () where it is none such."""
+    """Return the scales of a node's data and weight, or () if it has no bias or its operands aren't quantized."""
     scales: list[str] = []
     for name in node.input[:2] if node.op_type in WITH_BIAS else ():
         maker = makers.get(name)
@@ -241,3 +264,40 @@ def factor_names(node: Node, makers: Mapping[str, Node]) -> tuple[str, ...]:
         if maker is not None and maker.op_type == "DequantizeLinear":
             scales.append(maker.input[1])
     return tuple(scales) if len(scales) == 2 else ()
+
+
+def round_biases(graph: Graph, training: ParameterRecord, steps: Mapping[str, np.ndarray]) -> None:
+    """Insert nodes that round float biases, so that training computes with the biases that the file will store.
+
+    If neither a bias nor one of the two scales that determine its scale is trained, the bias never changes, and is not
+    rounded.
+
+    Args:
+        graph: the graph with float biases; changed in place.
+        training: holds the integer weights and the names of trained tensors.
+        steps: the scale of each bias, in a shape that broadcasts with the bias.
+    """
+    weights = {weight.weight: weight for weight in training.integer_weights}
+    op, rounded, uses, trained = Op(graph), dict[str, str](), graph.uses(), set(training.trained)
+    for name, step in steps.items():
+        if not trained.isdisjoint((name, *weights[name].factors)):
+            op.scope = uses[name][0][0].name
+            rounded[name] = _rounded(op, op.val(name), _bias_step(op, weights[name], step, trained)).name
+    for node in graph.nodes:
+        node.input[:] = [rounded.get(each, each) for each in node.input]
+    graph.set_nodes([*op.nodes, *graph.nodes])
+
+
+def _rounded(op: Op, bias: Val, step: Val) -> Val:
+    wide = op.wide(bias)
+    off = op.cast(op.Round(wide / step) * step, bias) - bias
+    op.graph.held.add(off.name)
+    return bias + off
+
+
+def _bias_step(op: Op, bias: IntegerWeight, stored: np.ndarray, trained: Collection[str]) -> Val:
+    """Return the scale of a bias: the stored one, or the product of its two factors if one of these is trained."""
+    if not any(name in trained for name in bias.factors):
+        return op.const(stored.astype(np.float32), 1)
+    first, *others = (op.reshape(op.wide(op.val(name)), [-1]) for name in bias.factors)
+    return math.prod(others, start=first if bias.times == 1 else first * bias.times)

@@ -1,4 +1,4 @@
-"""Sizes and shapes of inputs that the user fixes."""
+"""Apply sizes and shapes of inputs that the user fixes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import ModelProto, TypeProto
 
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
@@ -15,17 +15,18 @@ from onnxgrad_cli.options import ShapeOptions
 
 
 def fix_shapes(graph: Graph, options: ShapeOptions) -> None:
-    """Give inputs and symbols the sizes that were asked for.
+    """Give inputs and symbols the requested sizes.
 
     Raises:
-        UsageError: there is no such input or symbol, its declared shape says otherwise, or it must not be empty.
+        UsageError: the input or symbol does not exist, its declared shape contradicts the request, or it must not be
+            empty.
     """
     inputs = {value.name: value.type for value in graph.proto.graph.input}
     declared = {name: shape_of(value_type) or () for name, value_type in inputs.items()}
     sizes = dict(options.dims)
     for name, shape in options.shapes.items():
         if name not in inputs:
-            raise UsageError(f"`shapes`: the model has no input '{name}'", suggest(name, inputs, "inputs"))
+            raise unknown_name(f"`shapes`: the model has no input '{name}'", suggest(name, inputs, "inputs"))
         sizes |= _sizes_of_symbols(name, shape_of(inputs[name]), shape)
         inputs[name].CopyFrom(onnx.helper.make_tensor_type_proto(dtype_of(inputs[name]), shape))
     _refuse_unknown_symbols(options.dims, inputs.values())
@@ -37,16 +38,16 @@ def fix_shapes(graph: Graph, options: ShapeOptions) -> None:
 
 
 def fixed_sizes(options: ShapeOptions) -> dict[str, tuple[int, ...]]:
-    """The symbols and the inputs that were given a size or a shape of numbers alone, with these."""
+    """Return a map from each symbol with a given size, or input with an entirely given shape, to its sizes."""
     shapes = {name: tuple(size for size in shape if isinstance(size, int)) for name, shape in options.shapes.items()}
     whole = {name: sizes for name, sizes in shapes.items() if len(sizes) == len(options.shapes[name])}
     return {**{symbol: (size,) for symbol, size in options.dims.items()}, **whole}
 
 
 def _sizes_of_symbols(name: str, declared: Shape | None, asked: Shape) -> dict[str, int]:
-    """The sizes that the symbols of an input's declared shape get where its shape is fixed to `asked`.
+    """Return a map from the symbols of an input's declared shape to the sizes they get if its shape becomes `asked`.
 
-    Other sizes are equal: `free_batch` has made the shapes agree, or refused.
+    The other sizes of the two shapes are equal here, because `free_batch` has made them agree or refused them.
 
     Raises:
         UsageError: the two shapes have different ranks.
@@ -54,7 +55,7 @@ def _sizes_of_symbols(name: str, declared: Shape | None, asked: Shape) -> dict[s
     if declared is None:
         return {}
     if len(declared) != len(asked):
-        raise UsageError(f"`shapes`: '{name}' has {len(declared)} dimensions, {len(asked)} were given")
+        raise UsageError(f"`shapes`: '{name}' has {len(declared)} dimensions, but {len(asked)} are given")
     pairs = zip(declared, asked, strict=True)
     return {old: new for old, new in pairs if isinstance(old, str) and old != "?" and isinstance(new, int)}
 
@@ -64,7 +65,7 @@ def _refuse_unknown_symbols(asked: Iterable[str], inputs: Iterable[TypeProto]) -
     for symbol in asked:
         if symbol not in symbols:
             named = symbols - {"?"}
-            raise UsageError(f"`dims`: no input has a dimension '{symbol}'", suggest(symbol, named, "symbols"))
+            raise unknown_name(f"`dims`: no input has a dimension '{symbol}'", suggest(symbol, named, "symbols"))
 
 
 def _set_dims(value_type: TypeProto, sizes: Mapping[str, int]) -> None:
@@ -77,7 +78,7 @@ def _set_dims(value_type: TypeProto, sizes: Mapping[str, int]) -> None:
 
 
 def settle_sums(model: ModelProto, sizes: Mapping[str, int]) -> None:
-    """Take symbols that have sizes out of sums, as of 'past + sequence', by which inputs name their axes."""
+    """In sums that name axes of inputs, such as 'past + sequence', replace the symbols that have sizes."""
     for value in model.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             rest = rest_of(dim.dim_param, sizes)
@@ -86,7 +87,7 @@ def settle_sums(model: ModelProto, sizes: Mapping[str, int]) -> None:
 
 
 def rest_of(symbol: str, sizes: Mapping[str, int]) -> int | str:
-    """What a symbol is where some have sizes: its size, or of a sum what is left, as '3 + sequence'."""
+    """Return the size of a symbol. If a sum has terms without size, return the remaining sum, as '3 + sequence'."""
     terms = [term.strip() for term in symbol.split("+")]
     rest = [term for term in terms if term not in sizes]
     total = sum(sizes[term] for term in terms if term in sizes)
@@ -94,13 +95,14 @@ def rest_of(symbol: str, sizes: Mapping[str, int]) -> int | str:
 
 
 GROWS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
-"""Operators that add keys and values of their own to those of the past, inputs behind the first three."""
+"""Operators that append keys and values to their past. The past keys and values are inputs after the first three."""
 
 
 def _refuse_empty(graph: Graph, options: ShapeOptions, declared: Mapping[str, Shape]) -> None:
-    """Refuse inputs that were made empty, of which some kernels end the process, but the past of a decoder.
+    """Refuse inputs that the user makes empty, because some kernels crash on them. A decoder's past may be empty.
 
-    A past is called so, or the model appends to it along this axis.
+    An axis counts as the length of a past if its symbol begins with 'past', or if the model appends to the input along
+    this axis.
     """
     now = {value.name: shape_of(value.type) or () for value in graph.proto.graph.input}
     emptied = [(name, axis) for name, shape in now.items() for axis, size in enumerate(shape) if size == 0]
@@ -110,12 +112,16 @@ def _refuse_empty(graph: Graph, options: ShapeOptions, declared: Mapping[str, Sh
         grows = str(old).startswith("past") or all(_appends(node, at, axis) for node, at in uses.get(name, ()))
         if old != 0 and not (axis and grows):
             option = "`dims`" if old in options.dims else "`shapes`"
-            why = "nothing is appended to it, as to the past of a decoder" if axis else "it is the batch"
+            why = (
+                "the model does not append to this axis, as a decoder does to its past"
+                if axis
+                else "it is the batch axis"
+            )
             raise UsageError(f"{option}: axis {axis} of '{name}' can't be empty: {why}", "choose a size of 1 or more")
 
 
 def _appends(node: Node, position: int, axis: int) -> bool:
-    """Whether a node that reads a value adds to it along an axis, or reads its sizes alone."""
+    """Return True if a node appends to the value at `position` along an axis, or reads only the value's shape."""
     if node.op_type == "Concat":
         return any(a.name == "axis" and a.i == axis for a in node.attribute)
     return node.op_type == "Shape" or (node.op_type in GROWS and position > 2)

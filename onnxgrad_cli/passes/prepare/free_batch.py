@@ -1,62 +1,63 @@
-"""Free the batch of a model that was exported for one size of it.
+"""Free the batch of a model that was exported with a fixed batch size: make its size symbolic.
 
-Exporters fix the batch to that of their example unless they are given a symbol, so many files take one sample at a
-time. Sizes that hold the batch are then written as numbers all over the graph. `Tracker` finds the axis of the samples
-in each value and proves that samples do not mix; here the numbers are replaced. The result for a batch is that of the
-original model run on one sample after the other.
+Exporters fix the batch size of their example unless they are given a symbol, so many files accept only one sample at a
+time. In such a file, constants that depend on the batch size occur all over the graph. `Tracker` finds the axis of the
+samples in each value, and ensures that samples do not mix. This module replaces the constants. For a batch, the freed
+model computes the same as the original model does for one sample after the other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, UsageError
-from onnxgrad_cli.ir.dialects import mend
+from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import attributes_of
-from onnxgrad_cli.ir.sample_places import ONE, Edit, Place, Tracker
-from onnxgrad_cli.ir.skeleton import copied, skeleton
+from onnxgrad_cli.ir.sample_places import ONE, Edit, SampleAxis, Tracker
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Dim, dtype_of, shape_of
+from onnxgrad_cli.ir.weightless_copy import copied, skeleton
 from onnxgrad_cli.options import ShapeOptions
+from onnxgrad_cli.passes.prepare.constant_folding import fold
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders, set_hints_aside
-from onnxgrad_cli.passes.prepare.expand import expand
-from onnxgrad_cli.passes.prepare.fold import fold
+from onnxgrad_cli.passes.prepare.expand_definitions import expand
 from onnxgrad_cli.passes.prepare.normalise import inline_functions, normalise
 from onnxgrad_cli.passes.prepare.opset import raise_opset
 from onnxgrad_cli.record import Training
 
 HINT = "export the model with a symbolic size there: dynamic_axes, or dynamic_shapes, of torch.onnx.export"
 FIRST_WITH_RANGE = 11
-"""The opset that has Range, and Mod before it."""
+"""The first opset that has Range. (Mod, which is needed too, is older.)"""
 
 ONNXRUNTIME = "com.microsoft"
-"""The domain of the operators of onnxruntime's own that have definitions here."""
+"""The domain of onnxruntime's own operators, whose definitions this module expands."""
 
 SYMBOL = "batch"
-"""The name of a batch that was freed, where nobody chose another."""
+"""The default symbol of a freed batch size."""
 
 NOT_COMPARED = "not compared with runs of the original"
-"""The begin of what a caution says if there was no comparison."""
+"""The start of the caution if the freed model was not compared with the original one."""
 
 
 class SamplesMixError(UnsupportedError):
-    """The samples of a batch depend on each other, so that a batch is not one sample after the other."""
+    """The samples of a batch influence each other, so a batch gives other results than one sample after the other."""
 
 
 class FixedBatch(NamedTuple):
-    """The batch to free.
+    """A fixed batch that is to be freed.
 
     Attributes:
-        axes: input -> its axis of samples, of the inputs for which it is known.
-        size: the size that the model has it fixed to.
-        symbol: the name of the free size.
+        axes: map from an input to its axis of samples, for the inputs whose axis is known.
+        size: the fixed size in the model.
+        symbol: the name for the batch size after it is freed.
     """
 
     axes: Mapping[str, int]
@@ -68,26 +69,28 @@ class FreedBatch(NamedTuple):
     """A batch that was freed.
 
     Attributes:
-        inputs: input -> its axis of samples, of all inputs that have one.
-        outputs: output -> where its samples are, of all outputs that depend on samples.
-        size: the size that the model had it fixed to.
-        symbol: the name of the free size.
+        inputs: map from each input with samples to their axis.
+        outputs: map from each output that depends on samples to the position of the samples in it.
+        size: the former size in the model.
+        symbol: the name of the batch size now.
     """
 
     inputs: Mapping[str, int]
-    outputs: Mapping[str, Place]
+    outputs: Mapping[str, SampleAxis]
     size: int
     symbol: str
 
     def caution(self, compared: str) -> Caution:
-        """Return what a user should know of it; `compared` is what a comparison with the original has found."""
+        """Return a note for the user on the freed batch. `compared` is the result of comparing both models."""
         axes = " and ".join(f"axis {axis} of '{name}'" for name, axis in self.inputs.items())
-        text = f"the fixed batch of {self.size} ({axes}) was freed and is called '{self.symbol}'; {compared}"
+        text = (
+            f"the fixed batch size {self.size} ({axes}) was replaced by the symbolic size '{self.symbol}'; {compared}"
+        )
         return Caution("note", next(iter(self.inputs)), text)
 
 
 def fixed_batch(model: ModelProto) -> FixedBatch | None:
-    """Return the batch that a model has fixed on the first axis of all its inputs that have axes, if it does."""
+    """Return the batch if the first axis of all inputs (except scalars) has the same fixed size; otherwise None."""
     stored = {tensor.name for tensor in model.graph.initializer}
     shapes = {v.name: shape_of(v.type) for v in model.graph.input if v.name not in stored}
     leading = {name: shape[0] for name, shape in shapes.items() if shape}
@@ -103,7 +106,7 @@ def _symbol(model: ModelProto) -> str:
 
 
 def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
-    """Return the batch for which `shapes` gives a symbol or another size than the model, if there is one.
+    """Return the batch to which the option `shapes` gives a symbol or another size than the model has, or None.
 
     Raises:
         UsageError: `shapes` contradicts the model in another way.
@@ -122,8 +125,8 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
         if others:
             axis = others[0]
             raise UsageError(
-                f"`shapes`: '{name}' has size {old[axis]} where {shape[axis]} was given, on axis {axis}",
-                "only the batch can be freed, one axis of an input: keep the other sizes as the model has them",
+                f"`shapes`: axis {axis} of '{name}' has size {old[axis]} in the model, but {shape[axis]} is given",
+                "keep the sizes that the model has, except on the batch axis: only this axis can change",
             )
         if shape.count(shape[changed[0]]) > 1 and not isinstance(shape[changed[0]], int):
             raise UsageError(
@@ -134,14 +137,17 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
     if not axes:
         return None
     if len(pairs) > 1:
-        said = " and ".join(f"{old} becomes {new}" for old, new in sorted(pairs, key=str))
-        raise UsageError(f"`shapes`: inputs have one batch, and here {said}", "give the batch the same name everywhere")
+        said = " and ".join(f"{old} to {new}" for old, new in sorted(pairs, key=str))
+        raise UsageError(
+            f"`shapes`: all inputs must have the same batch size, but the given shapes change {said}",
+            "give the batch the same name everywhere",
+        )
     ((size, new),) = pairs
     return FixedBatch(axes, size, new if isinstance(new, str) and new != "?" else _symbol(model))
 
 
 def _may_be_freed(size: Dim, asked: Dim, axis: int) -> bool:
-    """Return True unless a change of a size is more likely to be a mistake: another number on a later axis."""
+    """Return False if another requested size is probably a mistake: another number on an axis after the first."""
     return size != 0 and asked != 0 and (isinstance(asked, str) or axis == 0 or size == 1)
 
 
@@ -150,29 +156,31 @@ def free_batch(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object] | N
 
     Args:
         graph: the model as it was read.
-        batch: the batch to free; inputs that it does not name have it where the graph works with that.
-        shapes: inputs whose shapes are chosen: those that `batch` does not name have no batch.
+        batch: the batch to free. An input that it does not name gets an axis of samples too if the graph is consistent
+            with that.
+        shapes: map whose keys are the inputs whose shapes the user chose. If `batch` does not name one of them, it has
+            no samples.
 
     Raises:
         SamplesMixError: an operator mixes samples.
-        UnsupportedError: an operator on the way is not known.
+        UnsupportedError: an operator that reads samples is not supported.
     """
     inline_functions(graph)
-    graph.remove_unused()  # what leads to no output is not looked at, and could not run
+    graph.remove_unused()  # unused nodes are not analysed, and could not run
     work, sizes = _analysed(graph, batch.size)
-    starts: dict[str, list[Place | None]] = {name: [Place(axis)] for name, axis in batch.axes.items()}
+    starts: dict[str, list[SampleAxis | None]] = {name: [SampleAxis(axis)] for name, axis in batch.axes.items()}
     stored = {*graph.initializers}
     for value in graph.proto.graph.input:
         shape = shape_of(value.type) or ()
         if value.name not in {*stored, *starts, *(shapes or ())}:
-            possible: list[Place | None] = [Place(axis) for axis, size in enumerate(shape) if size == batch.size]
-            if possible and (len(shape) == 1 or shape[0] != batch.size):  # it may be a setting, or be led by no batch
+            possible: list[SampleAxis | None] = [SampleAxis(at) for at, size in enumerate(shape) if size == batch.size]
+            if possible and (len(shape) == 1 or shape[0] != batch.size):  # it may be a setting without samples
                 possible.append(None)
             starts |= {value.name: possible} if possible else {}
     tracker = Tracker(work, batch.size, starts, frees=True)
     tracker.run(work.output_names, HINT)
     what = " and ".join(f"axis {axis} of '{name}'" for name, axis in batch.axes.items())
-    failed = f"the size {batch.size} of {what} can't be freed:"
+    failed = f"the batch size {batch.size} ({what}) can't be made symbolic:"
     if tracker.refusals:
         raise (SamplesMixError if tracker.mixes else UnsupportedError)(failed, tracker.refusals, HINT)
     inputs = {name: tracker.places[name].axis for name in starts if name in tracker.places}
@@ -189,10 +197,10 @@ def free_batch(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object] | N
 
 
 def _analysed(graph: Graph, size: int) -> tuple[Graph, list[Node]]:
-    """Return a typed copy of a graph in which sizes are constants, and the nodes that had computed sizes."""
+    """Return a typed copy of a graph in which computed sizes are folded, and the Shape and Size nodes it had."""
     whole = graph.commit()
     work = Graph(skeleton(whole) if size == 1 else copied(whole), graph.path)
-    mend(work.commit())
+    repair(work.commit())
     work.read_again()
     if whole.ir_version < 4:
         work.unlist_initializers()
@@ -201,7 +209,7 @@ def _analysed(graph: Graph, size: int) -> tuple[Graph, list[Node]]:
     set_hints_aside(work)
     infer_types(work)
     sizes = [node for node in work.nodes if node.op_type in ("Shape", "Size")]
-    if any(node.domain == ONNXRUNTIME for node in work.nodes):  # as its optimizer writes them
+    if any(node.domain == ONNXRUNTIME for node in work.nodes):  # written by onnxruntime's optimizer
         raise_opset(work, Training())
         infer_types(work)
         while expand(work, ONNXRUNTIME):
@@ -211,10 +219,10 @@ def _analysed(graph: Graph, size: int) -> tuple[Graph, list[Node]]:
     return work, sizes
 
 
-def _declare(value: ValueInfoProto, place: Place, symbol: str) -> None:
+def _declare(value: ValueInfoProto, place: SampleAxis, symbol: str) -> None:
     dims = value.type.tensor_type.shape.dim
     if not dims and place.axis == 0 and value.type.tensor_type.HasField("shape"):
-        dims.add()  # of a value that had no axes
+        dims.add()  # the value had no axes
     if place.axis < len(dims):
         dims[place.axis].Clear()
         if place.is_plain:
@@ -222,7 +230,7 @@ def _declare(value: ValueInfoProto, place: Place, symbol: str) -> None:
 
 
 class _Rewriter:
-    """Replaces the numbers of a graph that hold its batch."""
+    """Replaces the constants of a graph that depend on its batch size."""
 
     def __init__(self, graph: Graph, work: Graph, tracker: Tracker, batch: int, source: tuple[str, int]) -> None:
         self.graph, self.work, self.places, self.edits = graph, work, tracker.places, tracker.edits
@@ -233,7 +241,7 @@ class _Rewriter:
         self.refusals: list[Refusal] = []
 
     def run(self, sizes: Sequence[Node]) -> list[Refusal]:
-        """Rewrite the graph; returns the nodes that can't be, after which it is of no use."""
+        """Rewrite the graph. Return refusals of nodes for which this failed; if there are any, discard the graph."""
         made = {node.output[0]: node for node in self.graph.nodes if node.output}
         op_types = {node.output[0]: node.op_type for node in self.work.nodes if node.output}
         replaced: dict[int, list[Node]] = {}
@@ -255,14 +263,14 @@ class _Rewriter:
     def _find(self, made: Mapping[str, Node], output: str, op_type: str) -> Node | None:
         node = made.get(output)
         if node is None or node.op_type != op_type:
-            self.refusals.append(Refusal(output, op_type, "it is a part of another node in the file", HINT))
+            self.refusals.append(Refusal(output, op_type, "it is part of another node in the file", HINT))
             return None
         return node
 
     def _refuse(self, node: Node, why: str) -> None:
         self.refusals.append(Refusal(node.name or node.output[0], node.op_type, why, HINT))
 
-    # -- what is written ------------------------------------------------------------------------------------------
+    # -- writing nodes --------------------------------------------------------------------------------------------
 
     def _emit(self, nodes: list[Node], op_type: str, inputs: Sequence[str], stem: str, **attributes: object) -> str:
         name = self.graph.fresh(stem)
@@ -270,7 +278,7 @@ class _Rewriter:
         return name
 
     def constant(self, values: Any, dtype: type[np.generic] = np.int64) -> str:
-        """Write a constant."""
+        """Write a constant and return its name."""
         array: np.ndarray = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._written:
@@ -278,22 +286,21 @@ class _Rewriter:
             self._written[key] = self._emit(self.first, "Constant", [], "batch_constant", value=value)
         return self._written[key]
 
+    @cached_property
     def size(self) -> str:
-        """Write the size of the batch, a vector of one entry."""
-        if "size" not in self._written:
-            name, axis = self.source
-            shape = self._emit(self.first, "Shape", [name], f"{name}_shape")
-            self._written["size"] = self._emit(self.first, "Gather", [shape, self.constant([axis])], "batch_size")
-        return self._written["size"]
+        """The name of the batch size, a vector with one entry."""
+        name, axis = self.source
+        shape = self._emit(self.first, "Shape", [name], f"{name}_shape")
+        return self._emit(self.first, "Gather", [shape, self.constant([axis])], "batch_size")
 
     def ones_and_size(self, length: int, index: int) -> str:
-        """Write a vector of ones with the size of the batch at one place."""
+        """Write a vector of `length` ones, except that the entry at `index` is the batch size."""
         key = ("vector", length, index)
         if key not in self._written:
-            parts = [self.constant([1] * index)] * bool(index) + [self.size()]
+            parts = [self.constant([1] * index)] * bool(index) + [self.size]
             parts += [self.constant([1] * (length - index - 1))] * (length - index > 1)
             stem = "batch_repeats"
-            self._written[key] = self._emit(self.first, "Concat", parts, stem, axis=0) if length > 1 else self.size()
+            self._written[key] = self._emit(self.first, "Concat", parts, stem, axis=0) if length > 1 else self.size
         return self._written[key]
 
     # -- edits ----------------------------------------------------------------------------------------------------
@@ -331,9 +338,9 @@ class _Rewriter:
             found = self._free_target(node, edit, target)
             if found is not None:
                 node.input[edit.position] = self.constant(found)
-                return None
+                return
         if shape is None or not isinstance(shape[0], int):
-            return self._refuse(node, "the length of its shape is not known")
+            return self._refuse(node, "the length of its shape is unknown")
         nodes = self.before.setdefault(id(node), [])
         if target is not None:
             name = self.constant(target)
@@ -342,12 +349,12 @@ class _Rewriter:
             divisor = [self.batch if i == edit.entry else 1 for i in range(shape[0])]
             name = self._emit(nodes, "Div", [name, self.constant(divisor)], f"{name}_size")
         node.input[edit.position] = name
-        return None
 
     def _free_target(self, node: Node, edit: Edit, target: list[int]) -> list[int] | None:
-        """Return the shape for a Reshape with 0 or -1 for the batch; None where it is only known at run time.
+        """Return the target shape of a Reshape with 0 or -1 for the batch, or None if that is impossible.
 
-        Entries of `target` that copy an axis of the input are made numbers where the batch is not on the same axis.
+        A 0 in `target` copies the size of the input's axis at the same position. If the batch moves to another axis,
+        such entries are replaced by numbers.
         """
         index, place, source = edit.entry, edit.place, edit.value
         result = shape_of(self.work.types.get(node.output[0])) or ()
@@ -357,30 +364,28 @@ class _Rewriter:
             if entry == 0 and zero_copies and moved:
                 size = result[i]
                 if not isinstance(size, int):
-                    self._refuse(node, "its shape copies a size that is not known")
+                    self._refuse(node, "its shape copies a size that is unknown")
                     return target
                 target[i] = size
         if target[index] == -1 or (target[index] == 0 and zero_copies):
             return target
         if zero_copies and place == source:
             return [0 if i == index else entry for i, entry in enumerate(target)]
-        target = [
-            size if entry == -1 and isinstance(size, int) else entry for entry, size in zip(target, result, strict=True)
-        ]
+        pairs = zip(target, result, strict=True)
+        target = [size if entry == -1 and isinstance(size, int) else entry for entry, size in pairs]
         if -1 not in target:
             return [-1 if i == index else entry for i, entry in enumerate(target)]
         return None
 
     def _reshape(self, node: Node, edit: Edit) -> None:
-        """Let a Squeeze, an Unsqueeze or a Gather of the only sample be a Reshape that keeps all samples."""
+        """Replace a Squeeze, Unsqueeze or Gather of the only sample by a Reshape that keeps all samples."""
         sizes = shape_of(self.work.types.get(node.output[0])) or ()
         others = [size for axis, size in enumerate(sizes) if axis != edit.entry]
         if not all(isinstance(size, int) for size in others):
-            return self._refuse(node, "it moves the batch beside sizes that may vary")
+            return self._refuse(node, "it moves the batch axis of a value that has other sizes that may vary")
         target = self.constant([-1 if axis == edit.entry else size for axis, size in enumerate(sizes)] or [-1])
         node.op_type, node.input = "Reshape", [node.input[0], target]
         del node.attribute[:]
-        return None
 
     def _set(self, node: Node, edit: Edit) -> None:
         if len(node.input) <= edit.position:
@@ -393,14 +398,13 @@ class _Rewriter:
             if entries[edit.entry] != value:
                 entries[edit.entry] = value
                 node.input[edit.position] = self.constant(entries, dtype)
-            return None
+            return
         if shape is None or not isinstance(shape[0], int):
-            return self._refuse(node, "the length of its shape is not known")
+            return self._refuse(node, "the length of its shape is unknown")
         here = self.constant([i == edit.entry for i in range(shape[0])], np.bool_)
         nodes = self.before.setdefault(id(node), [])
         inputs = [here, self.constant([value], dtype), name]
         node.input[edit.position] = self._emit(nodes, "Where", inputs, f"{name}_each")
-        return None
 
     def _dtype(self, name: str) -> type[np.signedinteger[Any]]:
         return np.int32 if dtype_of(self.work.types.get(name)) == TensorProto.INT32 else np.int64
@@ -412,12 +416,12 @@ class _Rewriter:
             node.input[1:] = [self.constant(edit.value)]
 
     def _own(self, node: Node, edit: Edit) -> None:
-        """Move indices to the block of their sample: an index is the same in each sample but for where that begins."""
+        """Shift the indices of each sample to its part of the axis. Within a part, all samples have equal indices."""
         place, name = edit.place, node.input[edit.position]
         shape = shape_of(self.work.types.get(name))
         assert place is not None and shape is not None
         if (self.graph.opset() or 0) < FIRST_WITH_RANGE:
-            return self._refuse(node, f"its indices need opset {FIRST_WITH_RANGE}")
+            return self._refuse(node, f"its indices need opset {FIRST_WITH_RANGE} or newer")
         nodes = self.before.setdefault(id(node), [])
         if self._dtype(name) == np.int32:
             name = self._emit(nodes, "Cast", [name], f"{name}_wide", to=TensorProto.INT64)
@@ -425,10 +429,10 @@ class _Rewriter:
         if place.after != ONE:
             sizes = self._emit(nodes, "Shape", [node.input[0]], f"{node.input[0]}_shape")
             size = self._emit(nodes, "Gather", [sizes, self.constant([place.axis])], f"{node.input[0]}_size")
-            length = self._emit(nodes, "Div", [size, self.size()], f"{node.input[0]}_length")
+            length = self._emit(nodes, "Div", [size, self.size], f"{node.input[0]}_length")
         rank = len(shape)
         numbers = self.constant([-1 if axis == edit.entry else 1 for axis in range(rank)])
-        starts = self._emit(nodes, "Reshape", [self._numbers(), numbers], f"{name}_sample")
+        starts = self._emit(nodes, "Reshape", [self._numbers, numbers], f"{name}_sample")
         starts = self._emit(nodes, "Mul", [starts, length], f"{name}_start")
         if node.op_type == "GatherND":
             depth = int(shape[-1])
@@ -439,38 +443,32 @@ class _Rewriter:
         else:
             name = self._emit(nodes, "Mod", [name, length], f"{name}_inner")
         node.input[edit.position] = self._emit(nodes, "Add", [name, starts], f"{name}_each")
-        return None
 
+    @cached_property
     def _numbers(self) -> str:
-        """Write the numbers of the samples, from 0 on."""
-        if "numbers" not in self._written:
-            zero, one = self.constant(0), self.constant(1)
-            count = self._emit(self.first, "ReduceSum", [self.size()], "batch_count", keepdims=0)
-            self._written["numbers"] = self._emit(self.first, "Range", [zero, count, one], "batch_numbers")
-        return self._written["numbers"]
+        """The name of a vector that numbers the samples: 0, 1, ..."""
+        zero, one = self.constant(0), self.constant(1)
+        count = self._emit(self.first, "ReduceSum", [self.size], "batch_count", keepdims=0)
+        return self._emit(self.first, "Range", [zero, count, one], "batch_numbers")
 
     def _fixed_sizes(self, node: Node) -> list[Node]:
-        """Return nodes that give the sizes at the fixed batch: what is computed of them is the same for all samples."""
+        """Replace a Shape or Size by nodes with the sizes of the fixed batch, so that later results don't change."""
         name, given = node.input[0], attributes_of(node)
         shape = list(shape_of(self.work.types.get(name)) or ())
         place = self.places[name]
         whole = range(len(shape))[given.get("start", 0) : given.get("end", len(shape))]
-        sizes = [shape[i] for i in whole]
-        if node.op_type == "Size":
-            numbers = [size for size in shape if isinstance(size, int)]
-            if len(numbers) < len(shape):
-                self._refuse(node, "it counts the elements of all samples")
-                return [node]
-            value = np.array(math.prod(numbers), np.int64)
-            return [make_node("Constant", [], node.output, node.name, value=numpy_helper.from_array(value))]
+        sizes = shape if node.op_type == "Size" else [shape[i] for i in whole]
         if all(isinstance(size, int) for size in sizes):
-            value = np.array(sizes, np.int64)
+            value = np.array(math.prod(sizes) if node.op_type == "Size" else sizes, np.int64)
             return [make_node("Constant", [], node.output, node.name, value=numpy_helper.from_array(value))]
+        if node.op_type == "Size":
+            self._refuse(node, "it counts the elements of all samples")
+            return [node]
         if place.axis not in whole:
             return [node]
         size = shape[place.axis]
         if not isinstance(size, int):
-            self._refuse(node, "it gives the batch and another size as one number")
+            self._refuse(node, "it reads the batch size and another size as one number")
             return [node]
         here = self.constant([i == place.axis for i in whole], np.bool_)
         output = node.output[0]

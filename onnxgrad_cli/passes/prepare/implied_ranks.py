@@ -1,6 +1,7 @@
-"""Find the rank of a value from the operators that read it: what a 2-D convolution reads has four axes.
+"""Infer the rank of a value from the operators that read it. For example, a 2-D convolution reads four axes.
 
-An input of the model is declared so. Another value is guarded: a run in which it has another rank ends with an error.
+An input of the model is then declared with this rank. Any other value gets a guard, which makes a run fail if the value
+has another rank.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.shape_values import SAME_RANK
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
-from onnxgrad_cli.passes.prepare.by_run import keep_rank
+from onnxgrad_cli.passes.prepare.runtime_shape_probe import keep_rank
 
 FIXED: dict[str, tuple[int | None, ...]] = {
     "AffineGrid": (3,),
@@ -32,7 +33,7 @@ FIXED: dict[str, tuple[int | None, ...]] = {
     "SpaceToDepth": (4,),
     "STFT": (3,),
 }
-"""The ranks of operands that an operator fixes."""
+"""Map from an operator to the ranks that its operands must have, in order; None: any rank."""
 
 ALIKE: dict[str, tuple[int, ...]] = {
     "Conv": (0, 1),
@@ -43,10 +44,10 @@ ALIKE: dict[str, tuple[int, ...]] = {
     "QLinearConv": (0, 3),
     "ScatterElements": (0, 1, 2),
 }
-"""The operands of an operator that have the same rank."""
+"""Map from an operator to the positions of operands that must have equal ranks."""
 
 WINDOWS = frozenset("AveragePool Conv ConvTranspose LpPool MaxPool MaxUnpool".split())
-"""Operators whose first operand has two axes more than `kernel_shape` has sizes."""
+"""Operators whose first operand has two axes more than `kernel_shape` has entries."""
 
 KEEPS_RANK = SAME_RANK | frozenset(
     "Abs Cast CastLike Celu Clip CumSum Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LayerNormalization "
@@ -55,12 +56,12 @@ KEEPS_RANK = SAME_RANK | frozenset(
 """Operators whose first operand has as many axes as their result."""
 
 LENGTHS: dict[str, tuple[int, int]] = {"Pad": (1, 2), "Tile": (1, 1)}
-"""Operators with one number, or two, for each axis of the first operand -> the operand that holds them, how many."""
+"""Map: operator with numbers per axis of its first operand -> (operand with the numbers, how many per axis)."""
 
 
 def imply_ranks(graph: Graph) -> bool:
-    """Declare or guard the values whose ranks follow from their readers; return True if there are any."""
-    unknown = [name for name in (*graph.input_names, *graph.made()) if name and _is_tensor_of_any_rank(graph, name)]
+    """Declare or guard the values whose ranks follow from the nodes that read them. Return True if there are any."""
+    unknown = [name for name in (*graph.input_names, *graph.made()) if name and is_tensor_of_any_rank(graph, name)]
     ranks = _implied(graph, set(unknown)) if unknown else {}
     for value in graph.proto.graph.input:
         if value.name in ranks:
@@ -74,13 +75,14 @@ def imply_ranks(graph: Graph) -> bool:
     return bool(ranks)
 
 
-def _is_tensor_of_any_rank(graph: Graph, name: str) -> bool:
+def is_tensor_of_any_rank(graph: Graph, name: str) -> bool:
+    """Return True if a value is a tensor of unknown rank."""
     value_type = graph.types.get(name)
     return bool(dtype_of(value_type)) and shape_of(value_type) is None
 
 
 def _implied(graph: Graph, unknown: set[str]) -> dict[str, int]:
-    """Return the ranks of values that all of their readers agree on."""
+    """Return a map from values of unknown rank to the rank, if all nodes that imply one agree."""
     found: dict[str, set[int]] = defaultdict(set)
 
     def known(name: str) -> int | None:
@@ -98,7 +100,7 @@ def _implied(graph: Graph, unknown: set[str]) -> dict[str, int]:
 
 
 def _operands(graph: Graph, node: Node, known: Callable[[str], int | None]) -> Iterator[tuple[int, int]]:
-    """Yield operands of a node, by position, with the ranks that the node implies."""
+    """Yield (position, rank) for each operand whose rank follows from the node that reads it."""
     names = node.input[:]
     if node.op_type in FIXED:
         yield from ((at, rank) for at, rank in enumerate(FIXED[node.op_type][: len(names)]) if rank is not None)

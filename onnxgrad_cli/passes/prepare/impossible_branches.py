@@ -1,7 +1,8 @@
-"""Replace an If by its one possible branch if the shapes of the graph contradict each other with the other branch.
+"""Replace an If by one of its branches if the other branch contradicts the shapes of the graph.
 
-Exporters write PyTorch's `squeeze` and its tests of the rank as an If on a size. Only one branch fits the operators
-behind the If: a run that takes the other one ends with an error. A guard keeps it so in the training model.
+Exporters write PyTorch's `squeeze`, and its tests of the rank, as an If on a size. If only one branch fits the
+operators after the If, a run that takes the other branch fails. A guard makes such a run of the training model fail
+too.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import Contradiction, infer_types
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.type_inference import Contradiction, infer_types
 from onnxgrad_cli.ir.types import dtype_of, shape_of
-from onnxgrad_cli.passes.prepare.fold import fold
+from onnxgrad_cli.passes.prepare.constant_folding import fold
 from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, put_branch
 
 BRANCHES = ("then_branch", "else_branch")
 
 MOST_TRIED, MOST_NODES = 8, 50_000
-"""Ifs of a graph that are tried, and nodes that are typed for that: each trial types the graph twice."""
+"""Limits: the number of Ifs that are tried, and the total number of nodes typed. A trial types the graph twice."""
 
 
 def rule_out_branches(graph: Graph, contradicts: bool = False) -> bool:
-    """Replace an If of which one branch is impossible by its other branch; return True if there is one.
+    """If one branch of an If is impossible, replace the If by the other branch; return True if there was such an If.
 
     Args:
         graph: the graph.
-        contradicts: whether the graph contradicts itself, perhaps in a branch. Otherwise only Ifs with an output of
-            unknown rank are tried.
+        contradicts: True if type inference has found a contradiction, which may be in a branch. If False, only Ifs with
+            an output of unknown rank are tried.
     """
     tried = [node for node in graph.nodes if node.op_type == "If" and _gives_tensors(graph, node)]
     if not contradicts:
@@ -44,12 +45,12 @@ def rule_out_branches(graph: Graph, contradicts: bool = False) -> bool:
 
 
 def _gives_tensors(graph: Graph, node: Node) -> bool:
-    """Return True if all outputs of a node are known to be tensors: a sequence can't be guarded."""
+    """Return True if all outputs of a node are known to be tensors. (A sequence can't be guarded.)"""
     return all(dtype_of(graph.types.get(name)) for name in node.output if name)
 
 
 def _with_branch(graph: Graph, node: Node, branch: str) -> Graph:
-    """Return a copy of a graph, without its weights, with a branch in the place of its If."""
+    """Return a copy of a graph, without its weights, with a branch in place of its If."""
     trial = Graph(graph.skeleton())
     trial.follows_shapes, trial.not_constant = graph.follows_shapes, set(graph.not_constant)
     nodes = trial.nodes
@@ -59,9 +60,9 @@ def _with_branch(graph: Graph, node: Node, branch: str) -> Graph:
 
 
 def _contradicts(graph: Graph) -> bool:
-    """Return True if the nodes that every run executes contradict each other.
+    """Return True if the types of nodes that run in any case contradict each other.
 
-    What a body holds need not run, and what follows from a body may have another rank than is declared.
+    Nodes in a body do not always run, and values that depend on a body may have another rank than is declared.
     """
     try:
         infer_types(graph)
@@ -81,7 +82,7 @@ def _contradicts(graph: Graph) -> bool:
 
 
 def _unconditional(graph: Graph) -> list[Node]:
-    """Return the nodes without bodies that do not depend on a node with bodies."""
+    """Return the nodes that have no bodies and depend on no node with bodies."""
     conditional: set[str] = set()
     nodes = []
     for node in graph.nodes:
@@ -93,10 +94,10 @@ def _unconditional(graph: Graph) -> list[Node]:
 
 
 def _commit(graph: Graph, node: Node, branch: str) -> None:
-    """Replace an If by a branch, and let a run end with an error in which the condition chooses the other one.
+    """Replace an If by a branch, with a guard: a run fails if the condition chooses the other branch.
 
-    The guard adds a zero to the shape to which each output is reshaped. The zero is taken from a vector of one
-    element, at 1 if the condition is another one.
+    The guard adds a zero to the shape of each output, and reshapes the output to the sum. A Gather reads the zero from
+    a vector with one element. If the condition chooses the other branch, the Gather reads index 1, and the run fails.
     """
     zeros, index, zero = (graph.fresh(f"{node.name}/{name}") for name in ("zeros", "index", "zero"))
     graph.add_initializer(zeros, np.zeros(1, np.int64))

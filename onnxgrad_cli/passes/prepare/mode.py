@@ -1,8 +1,8 @@
-"""BatchNormalization and Dropout behave differently in training; a file says which, and `--mode` overrides it.
+"""Set BatchNormalization and Dropout to training or inference mode: as in the file, or as `--mode` requests.
 
-Batch statistics are written out as ReduceMean and arithmetic: onnxruntime's BatchNormalization(training_mode=1)
-overwrites its own running statistics, even where they are shared constants or fed arrays. Dropout hands out its mask,
-which its gradient needs.
+Batch statistics are computed by ReduceMean and arithmetic, because onnxruntime's BatchNormalization(training_mode=1)
+overwrites the running statistics that it reads, even if they are shared constants or the user's arrays. Dropout gets
+the output for its mask, because its gradient needs the mask.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from onnx import helper, numpy_helper
 
-from onnxgrad_cli.autodiff.rules.convolved_statistics import through_convolved_statistics
-from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
+from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics, through_convolved_statistics
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.fusion import Fusion
+from onnxgrad_cli.emission.values import Fusion
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -40,32 +39,32 @@ from onnxgrad_cli.record import ModeRecord
 MOMENTUM, EPSILON = 0.9, 1e-5
 
 SUBJECT = "`mode`"
-"""What cautions about modes are about."""
+"""The subject of cautions about modes."""
 
 AS_WHAT = {
-    "keep": "it is taken so, and what a training writes of it is in inference mode",
-    "train": "it is taken so, and what a training writes of it is in inference mode",
-    "eval": "it is taken in inference mode here",
+    "keep": "the training model keeps this mode, and trained models are written in inference mode",
+    "train": "the training model keeps this mode, and trained models are written in inference mode",
+    "eval": "it is switched to inference mode here",
 }
-"""What becomes of a model that comes in training mode, by the mode that is asked for."""
+"""Map from the requested mode to the effect on a file in training mode, for the user."""
 
 
-DEPENDS = "what the model says of a sample depends on its batch, and what is written of it is no inference model"
+DEPENDS = "its output for a sample depends on the other samples of the batch, even in the written inference model"
 
 
 def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
-    """Put BatchNormalization and Dropout in the mode that `options.mode` names ('keep': as the model has it).
+    """Set BatchNormalization and Dropout to the mode `options.mode`; 'keep' leaves the mode of the model.
 
-    In training, BatchNormalization uses the statistics of the batch and outputs the next running statistics, which
-    `training.state` names: momentum * running + (1 - momentum) * statistic of the batch, with the population variance,
-    as the ONNX operator has it. (PyTorch's momentum is one minus this one. It takes the unbiased variance, which is
-    count / (count - 1) times as large, as `options.unbiased_variance` does.)
+    In training, BatchNormalization uses the statistics of the batch and outputs the next running statistics, which are
+    listed in `training.state`. They are momentum * running + (1 - momentum) * batch statistic, with the population
+    variance, as in the definition of the ONNX operator. (PyTorch's momentum is one minus this one. PyTorch uses the
+    unbiased variance, which is count / (count - 1) times as large; `options.unbiased_variance` selects that too.)
 
-    Each BatchNormalization stays one node, so that weights are chosen alike in every mode; `write_batch_statistics`
-    writes it out.
+    Each BatchNormalization remains a single node here, so that the same weights are chosen in every mode.
+    `write_batch_statistics` expands it later.
 
     Returns:
-        True if the graph changed; types must be inferred again then.
+        True if the graph changed. Its types must then be inferred again.
 
     Raises:
         UnsupportedError: a BatchNormalization in training reads a value of unknown rank.
@@ -101,10 +100,10 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
 
 
 def write_batch_statistics(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
-    """Write each BatchNormalization in training mode in single operators.
+    """Expand each BatchNormalization in training mode to simple operators.
 
     Returns:
-        True if there were any; types must be inferred again then.
+        True if there were any. The types must then be inferred again.
     """
     opset = graph.opset() or 0
     found = {id(node) for node in graph.nodes if is_batch_normalization(node) and uses_batch(node, opset)}
@@ -118,16 +117,17 @@ def write_batch_statistics(graph: Graph, options: ModeOptions, training: ModeRec
 
 
 def _refuse_for_derivatives(graph: Graph, node: Node, mode: str) -> None:
-    """Refuse to change the mode of a node that derivatives were written for: they would be of the mode it was in."""
+    """Refuse to change a node's mode if the model has derivatives of it, which are valid for its old mode only."""
     if graph.derived and mode != "keep":
         raise UsageError(
-            f"`mode`: the derivatives in the model are those of the mode that '{node.name}' is in",
-            f"make the derivatives again, from the model that they were made from, with `mode={mode!r}`",
+            f"`mode`: the derivatives in the model were built for the current mode of '{node.name}', which "
+            "can't be changed",
+            f"build the derivatives again with `mode={mode!r}`, from the model without derivatives",
         )
 
 
 def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
-    """That the file is one in training mode, which whoever only wants to use it seldom means."""
+    """Yield a message if the file is in training mode, which users seldom intend when they export a model."""
     nodes, fed = list(with_bodies(graph.nodes)), set(graph.input_names).difference(graph.initializers)
     counts = {
         "BatchNormalization": sum(is_batch_normalization(n) and uses_batch(n, graph.opset() or 0) for n in nodes),
@@ -135,15 +135,16 @@ def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
     }
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if found:
-        what = "it stays so, for its derivatives were written for that mode" if graph.derived else AS_WHAT[mode]
-        yield f"the model comes in training mode ({found}): {what}"
+        what = "it stays in this mode, because its derivatives were built for it" if graph.derived else AS_WHAT[mode]
+        yield f"the model is in training mode ({found}): {what}"
 
 
 def _own_statistics(graph: Graph) -> bool:
-    """Make running statistics that are Identity of a weight initializers of their own.
+    """Replace running statistics that are an Identity of a weight by separate initializers.
 
-    PyTorch's older exporter writes equal tensors once, so that a fresh network's running variance is an Identity of
-    its scale, both being ones: followed to the letter, the weight would get the statistic's gradient too.
+    PyTorch's older exporter writes equal tensors only once. The running variance of an untrained network is then an
+    Identity of its scale, because both are ones. Without this function, the gradient with respect to the statistic
+    would be added to the gradient of the weight.
     """
     read = {name for node in graph.nodes if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]}
     if not read:
@@ -161,9 +162,9 @@ def _own_statistics(graph: Graph) -> bool:
 
 
 def _separate_statistics(graph: Graph, mode: str) -> bool:
-    """Give each layer that learns statistics its own, where it shares them with another layer or with a weight.
+    """In layers that learn running statistics, replace those shared with another layer or a weight by copies.
 
-    Fresh ones take the place of statistics that are computed of the batch.
+    If a layer has no stored statistics because it always computes them from the batch, it gets new ones.
     """
     layers = [node for node in graph.nodes if is_batch_normalization(node) and _by_batch(graph, node, mode)]
     readers, varies = _readers(graph) if layers else {}, _varying(graph)
@@ -181,22 +182,22 @@ def _separate_statistics(graph: Graph, mode: str) -> bool:
 
 
 def _varying(graph: Graph) -> Callable[[str], bool]:
-    """Return the test whether a value is computed from the model's inputs."""
+    """Return a function that returns True if a value is computed from the model's inputs."""
     fed = set(graph.input_names).difference(graph.initializers)
     stored = {*fed, *graph.initializers}
     return lambda name: name not in stored and not fed.isdisjoint(graph.ancestors([name]))
 
 
 def _by_own_batch(graph: Graph, mode: str) -> Iterator[str]:
-    """Name the normalizations that use statistics of their own batch in inference too."""
+    """Yield a message for each normalization that uses the statistics of its batch even in inference."""
     varies, needed, within = _varying(graph), graph.ancestors(graph.output_names), set[str]()
     for node in filter(is_batch_normalization, graph.nodes):
         computed = [name for name in node.input[3:5] if varies(name)]
         if computed and not _by_batch(graph, node, mode):
             within |= graph.ancestors(computed) - graph.ancestors(node.input[:1])
             yield (
-                f"'{node.name}' normalizes by the statistics of its own batch: {DEPENDS}. `mode='train'` learns "
-                "running statistics, which begin with mean 0 and variance 1, and writes them"
+                f"'{node.name}' normalizes with the statistics of the current batch: {DEPENDS}. `mode='train'` "
+                "learns running statistics instead, which start with mean 0 and variance 1, and writes them"
             )
     producers, batch, needed = graph.producers(), _batch(graph), needed - within
     for node in graph.nodes:
@@ -205,18 +206,18 @@ def _by_own_batch(graph: Graph, mode: str) -> Iterator[str]:
             while mean is not None and mean.op_type in VIEWS and mean.input[0] != node.input[0]:
                 mean = producers.get(mean.input[0])
             if mean is not None and mean.input[:1] == node.input[:1] and _over_samples(graph, mean, batch):
-                yield f"'{node.name}' subtracts the mean of its own batch: {DEPENDS}"
+                yield f"'{node.name}' subtracts the mean of the current batch: {DEPENDS}"
 
 
 def _batch(graph: Graph) -> Dim | None:
-    """The size of the batch: the first axis of the first input that has one; None for a batch of 1."""
+    """Return the size of the first axis of the first input that has axes, which is the batch; None if it is 1."""
     shapes = (shape_of(graph.types.get(name)) for name in graph.input_names if name not in graph.initializers)
     size = next((shape[0] for shape in shapes if shape), None)
     return None if size == 1 else size
 
 
 def _over_samples(graph: Graph, node: Node, batch: Dim | None) -> bool:
-    """Return True if a node takes the mean of a value along the axis of the samples."""
+    """Return True if a node computes a mean over the axis of the samples."""
     shape = shape_of(graph.types.get(node.input[0]))
     if node.op_type != "ReduceMean" or batch is None or not shape or shape[0] != batch:
         return False
@@ -226,9 +227,10 @@ def _over_samples(graph: Graph, node: Node, batch: Dim | None) -> bool:
 
 
 def _readers(graph: Graph) -> dict[str, set[object]]:
-    """Value -> what reads it; nodes that share scale, bias and both statistics are one layer that is called often.
+    """Return a map from a value to its readers. BatchNormalizations with the same operands count as one layer.
 
-    Where two of these four are one tensor too, an exporter has merged what was equal: then they say nothing.
+    If scale, bias and statistics are four different tensors, all nodes that read them are calls of one layer. If two of
+    the four are the same tensor, an exporter has merged equal tensors, and the nodes count separately.
     """
     found: dict[str, set[object]] = defaultdict(set)
     for number, node in enumerate(graph.nodes):
@@ -240,30 +242,25 @@ def _readers(graph: Graph) -> dict[str, set[object]]:
 
 
 def _by_batch(graph: Graph, node: Node, mode: str) -> bool:
-    """Whether a BatchNormalization is to use the statistics of its batch."""
+    """Return True if, in the requested mode, a BatchNormalization uses the statistics of its batch."""
     return mode == "train" or (mode == "keep" and uses_batch(node, graph.opset() or 0))
 
 
-def _without_effect(graph: Graph, training: ModeRecord) -> list[str]:
-    kinds = {node.op_type for node in graph.nodes}
-    cautions = []
-    if "Dropout" not in kinds:
-        cautions.append("`mode='train'`: the model has no Dropout; exporters take it out of a model in inference mode")
+def _without_effect(graph: Graph, training: ModeRecord) -> Iterator[str]:
+    if all(node.op_type != "Dropout" for node in graph.nodes):
+        yield "`mode='train'`: the model has no Dropout; exporters remove it from models in inference mode"
     if not training.state:
-        cautions.append(
-            "`mode='train'`: the model has no BatchNormalization; exporters fold it into the convolution before it"
-        )
-    return cautions
+        yield "`mode='train'`: the model has no BatchNormalization; exporters fold it into the preceding convolution"
 
 
 def _in_bodies(graph: Graph, mode: str) -> list[str]:
     inner = {n.op_type for node in graph.nodes for body in subgraphs(node) for n in with_bodies(body.node)}
     found = sorted(inner & {"Dropout", "BatchNormalization"})
-    return [f"`mode={mode!r}`: a {kind} inside a subgraph stays as it is" for kind in found]
+    return [f"`mode={mode!r}`: a {kind} inside a subgraph does not change its mode" for kind in found]
 
 
 def _dropout(graph: Graph, node: Node, mode: str) -> Node:
-    """The Dropout in the mode that is asked for: the same node where nothing changes, else a copy."""
+    """Return the Dropout in the requested mode: the same node if nothing changes, otherwise a copy."""
     if mode == "eval":
         return node if is_for_inference(node) else for_inference(node)[0]
     new = copied(node)
@@ -284,7 +281,7 @@ def _dropout(graph: Graph, node: Node, mode: str) -> Node:
 
 
 def _drops(graph: Graph, node: Node) -> bool:
-    """Whether a Dropout drops, or may do so: its switch may be fed or computed."""
+    """Return True if a Dropout drops elements, or may do so because its training_mode is an input or computed."""
     switch = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
     return switch is None or bool(switch)
 
@@ -292,7 +289,7 @@ def _drops(graph: Graph, node: Node) -> bool:
 def _batch_normalization(
     graph: Graph, node: Node, mode: str, training: ModeRecord, refusals: list[Refusal]
 ) -> list[Node]:
-    """The nodes in place of a BatchNormalization, in the mode that is asked for."""
+    """Return the nodes that replace a BatchNormalization in the requested mode."""
     if _by_batch(graph, node, mode):
         if shape_of(graph.types.get(node.input[0])) is None:
             refusals.append(Refusal(node.name, node.op_type, f"the rank of '{node.input[0]}' is unknown"))
@@ -307,9 +304,9 @@ def _batch_normalization(
 
 
 def _in_training(graph: Graph, node: Node, training: ModeRecord) -> Node:
-    """A copy of a BatchNormalization in training mode, which outputs both next running statistics.
+    """Return a copy of a BatchNormalization in training mode, which outputs both next running statistics.
 
-    Of layers that share running statistics, each takes those that the one before it outputs.
+    If layers share running statistics, each one reads the statistics that the preceding one returns.
     """
     new = copied(node)
     if (graph.opset() or 0) >= BY_ATTRIBUTE:
@@ -319,8 +316,9 @@ def _in_training(graph: Graph, node: Node, training: ModeRecord) -> Node:
     fed = {*graph.input_names, *graph.initializers}
     if attributes_of(node).get("momentum", MOMENTUM) >= 1 and not fed.isdisjoint(node.input[3:5]):
         text = (
-            f"the momentum of '{node.name}' is 1: its running statistics never change, and what is written normalizes "
-            "by them and not as it was trained; export it with a momentum below 1 (in PyTorch: above 0)"
+            f"the momentum of '{node.name}' is 1, so its running statistics never change, and the written "
+            "inference model normalizes with these instead of the statistics of the training; export the "
+            "model with a momentum below 1 (in PyTorch: above 0)"
         )
         training.cautions.append(Caution("note", SUBJECT, text))
     asked = [*node.output[1:3], "", ""]
@@ -334,13 +332,13 @@ def _in_training(graph: Graph, node: Node, training: ModeRecord) -> Node:
         if name in fed:
             training.state[name] = after
         else:
-            text = f"the running {which} '{name}' of '{node.name}' is computed, not stored: it is not learned"
+            text = f"the running {which} '{name}' of '{node.name}' is computed, not stored, so it is not learned"
             training.cautions.append(Caution("note", SUBJECT, text))
     return new
 
 
 def _with_batch_statistics(graph: Graph, node: Node, options: ModeOptions, training: ModeRecord) -> list[Node]:
-    """y = (x - mean) scale / sqrt(var + epsilon) + b with the statistics of the batch, and the next running ones."""
+    """Write y = (x - mean) scale / sqrt(var + epsilon) + b with batch statistics, and the next running statistics."""
     op = Op(graph)
     op.replaces(node)
     x, scale, b = (op.val(name) for name in node.input[:3])
@@ -350,7 +348,7 @@ def _with_batch_statistics(graph: Graph, node: Node, options: ModeOptions, train
     op.scope = f"{node.name}/batch_mean"
     mean = op.mean(work, axes)
     op.scope = f"{node.name}/batch_var"
-    centred = work + -mean  # the adjoint of Sub would negate a tensor of the size of x
+    centred = work + -mean  # the gradient of Sub would negate a tensor as large as x
     var = op.mean(centred * centred, axes)
     op.scope = f"{node.name}/normalize"
     deviation = op.Sqrt(var + attributes_of(node).get("epsilon", EPSILON))
@@ -358,13 +356,8 @@ def _with_batch_statistics(graph: Graph, node: Node, options: ModeOptions, train
     y = op.cast(centred * factor + op.reshape(op.cast(b, work), per_channel), x)
     op.rename(y, node.output[0])
     kept = (centred.name, deviation.name, factor.name)
-    training.fusions[node.output[0]] = Fusion(
-        "ai.onnx::BatchNormalization",
-        tuple(node.input[:3]),
-        kept,
-        through_batch_statistics,
-        through_convolved_statistics,
-    )
+    rules = through_batch_statistics, through_convolved_statistics
+    training.fusions[node.output[0]] = Fusion("ai.onnx::BatchNormalization", tuple(node.input[:3]), kept, *rules)
     momentum = attributes_of(node).get("momentum", MOMENTUM)
     learned = var
     if options.unbiased_variance:

@@ -1,4 +1,4 @@
-"""Functions inlined, constants held as initializers, every node named."""
+"""Inline functions, turn constants into initializers, and name every node."""
 
 from __future__ import annotations
 
@@ -11,49 +11,54 @@ from onnxgrad_cli.ir.dialects import fatal_node
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
-from onnxgrad_cli.passes.prepare.functions import inline
-from onnxgrad_cli.passes.prepare.rnn_layout import to_time_major
-from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs
+from onnxgrad_cli.passes.prepare.inline_functions import inline
+from onnxgrad_cli.passes.prepare.safe_forms import LAYERS, to_time_major
+from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs, store
 from onnxgrad_cli.targets.standard import to_standard
 
 
 def normalise(graph: Graph) -> None:
-    """Inline functions, hold constants as initializers, and name every node.
+    """Inline functions, turn constants into initializers, and name every node.
 
     Raises:
-        OnnxgradError: a node lacks an input, or has an equation that is none; a call of a function may make such.
+        OnnxgradError: a node lacks an input or has an invalid equation, which may result from inlining a function.
     """
     to_standard(graph.proto, graph.nodes)
-    inline_functions(graph)
-    check_depth(graph.nodes)
+    if graph.proto.functions:
+        inline_functions(graph)
+    bodies = any(map(subgraphs, graph.nodes))
+    if bodies:
+        check_depth(graph.nodes)
     if fault := fatal_node(graph.nodes, graph.opset() or 0):
-        raise OnnxgradError(f"the model is no valid ONNX model: {fault}", "export it again")
+        raise OnnxgradError(f"the model is not a valid ONNX model: {fault}", "export it again")
     forget_placeholders(graph)
+    if bodies:
+        hoist(graph, _constant_tensor)
     _hoist_constants(graph)
-    separate_outputs(graph)
+    if bodies:
+        separate_outputs(graph)
     name_nodes(graph)
     _write_defaults(graph)
-    to_time_major(graph)
+    if any(node.op_type in LAYERS for node in graph.nodes):
+        to_time_major(graph)
 
 
 def inline_functions(graph: Graph) -> None:
-    """Write out the functions that the model defines."""
+    """Inline the functions that the model defines."""
     inline(graph, _constant_tensor)
 
 
 def _hoist_constants(graph: Graph) -> None:
-    """Constant nodes become initializers of the same name: weights are found there, and inference skips them."""
-    hoist(graph, _constant_tensor)
+    """Replace Constant nodes by initializers with the same names, so that weights among them are found."""
     others = []
     for node in graph.nodes:
         tensor = _constant_tensor(node)
         if tensor is None or node.output[0] in graph.output_names:
             others.append(node)
             continue
-        tensor.name = node.output[0]
-        graph.proto.graph.initializer.append(tensor)
-        graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
+        store(graph, tensor, node.output[0])
     graph.nodes = others
 
 
@@ -71,9 +76,9 @@ def _constant_tensor(node: Node) -> onnx.TensorProto | None:
 
 
 def name_nodes(graph: Graph) -> None:
-    """Backward nodes are named after forward nodes, so each of these needs a name, and onnxruntime wants one owner.
+    """Give every node a unique name. onnxruntime requires that, and backward nodes are named after forward nodes.
 
-    It wants every output of Split named too: else it dies.
+    Every output of Split gets a name too, because onnxruntime crashes without one.
     """
     taken: set[str] = set()
     for node in graph.nodes:
@@ -85,7 +90,7 @@ def name_nodes(graph: Graph) -> None:
 
 
 _UNKNOWN_DEFAULTS = {"MeanVarianceNormalization": ("axes", [0, 2, 3]), "STFT": ("onesided", 1)}
-"""Attributes whose default the inference of shapes does not know: it follows the operator's body, or takes another."""
+"""Map: operator for which shape inference assumes another default of an attribute -> (attribute, right default)."""
 
 
 def _write_defaults(graph: Graph) -> None:

@@ -1,7 +1,9 @@
-"""Operators on integers, written as the float operators that they stand for between quantizers.
+"""Replace operators on integers by float operators between quantizers, as their definitions prescribe.
 
-So they can be differentiated by the straight-through estimator, and the weights that they store as integers be trained.
-Of dynamic quantization, whose scale follows the data, the scale has its true derivative, and rounding is the identity.
+The float operators can be differentiated with the straight-through estimator, and the weights that are stored as
+integers can be trained. In dynamic quantization, the scale depends on the data. The scale is differentiated exactly,
+and rounding is differentiated like the identity.
+
 Source: https://onnx.ai/onnx/operators; https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -21,120 +23,124 @@ from onnxgrad_cli.ir.node import Node, copied, make_node
 from onnxgrad_cli.ir.types import is_external
 
 QUANTIZED = "_quantized"
-"""How the names of integer weights end that onnxruntime's quantizer has written."""
+"""Suffix that onnxruntime's quantization tool appends to the names of integer weights."""
 
 FIRST_BY_AXIS = 13
-"""The opset from which QuantizeLinear has one scale for each index of an axis."""
+"""The first opset at which QuantizeLinear may have one scale for each index of an axis."""
 
 
-class _Unfit(Exception):
-    """A node is none of the forms that are known."""
+class _UnknownForm(Exception):
+    """Raised if a node has a form that this module can't replace."""
 
 
-class _Writer:
-    """Writes the nodes in place of one."""
+class NodeWriter:
+    """Writes the nodes that replace a node."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node, self.nodes = graph, node, list[Node]()
-        self.inputs = [*node.input, *[""] * 16]
-        self.attributes = {attribute.name: attribute for attribute in node.attribute}
 
     def __call__(self, op_type: str, *inputs: str, kept: Sequence[AttributeProto] = (), **attributes: Any) -> str:
+        """Add a node with one output, and return the output. `kept` are further attributes, as messages."""
         y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
-        last = max((i for i, name in enumerate(inputs) if name), default=-1)  # what is absent ends with the inputs
+        last = max((i for i, name in enumerate(inputs) if name), default=-1)  # absent inputs at the end are left out
         self.nodes.append(make_node(op_type, inputs[: last + 1], [y], name=y, **attributes))
         self.nodes[-1].attribute.extend(kept)
         self.nodes[-1].metadata = origin(self.node)
         return y
 
+    def rename(self) -> None:
+        """Give the last written node the name and the outputs of the node that is being replaced."""
+        self.nodes[-1].output[:], self.nodes[-1].name = self.node.output, self.node.name
+
+
+class _QuantizedWriter(NodeWriter):
+    """Writes the float operators that replace an operator on integers. A call with an operator's name adds a node."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        super().__init__(graph, node)
+        self.inputs = [*node.input, *[""] * 16]
+        self.attributes = {attribute.name: attribute for attribute in node.attribute}
+
     def floats(self, at: int, axis: int | None = None) -> str:
-        """What the integers at three inputs stand for: values, scale and zero point; one scale, or one along `axis`."""
+        """Dequantize three inputs from `at` on (integers, scale, zero point). With `axis`, scales are along it."""
         values, scale, zero = self.inputs[at : at + 3]
         if axis is None:
             self.single(scale)
         return self.floats_of(values, scale, zero, axis)
 
     def floats_of(self, values: str, scale: str, zero: str, axis: int | None = None) -> str:
-        """What integers stand for: of one scale and zero point, or of one for each index of `axis`."""
+        """Return dequantized values, with one scale and zero point, or one for each index along `axis`."""
         several = self.size(scale) > 1
         if (several and axis is None) or (zero and self.size(zero) != self.size(scale)):
-            raise _Unfit
+            raise _UnknownForm
         given: dict[str, Any] = {} if axis is None else {"axis": axis}
         return self("DequantizeLinear", *([values, scale, zero] if zero else [values, scale]), **given)
 
     def size(self, name: str) -> int:
-        """How many numbers an initializer has; 1 for what is none, as a scale that follows the data."""
+        """Return the number of elements of an initializer; for any other value, return 1."""
         tensor = self.graph.initializers.get(name)
         return 1 if tensor is None else math.prod(tensor.dims)
 
     def array(self, name: str) -> np.ndarray:
-        """The value of an initializer."""
+        """Return the value of an initializer."""
         tensor = self.graph.initializers.get(name)
         if tensor is None or is_external(tensor):
-            raise _Unfit
+            raise _UnknownForm
         return numpy_helper.to_array(tensor)
 
     def product(self, a: str, b: str, bias: str) -> None:
-        """A product, and what is added to it, which get the name of the node's output."""
+        """Write a MatMul and, if there is a bias, an Add. The result gets the name of the node's output."""
         y = self("MatMul", a, b)
         if bias:
             self("Add", y, bias)
         self.rename()
 
-    def constant(self, array: np.ndarray) -> str:
-        """A new initializer."""
-        return self.graph.add_constant(array)
-
     def stored(self, name: str, channels: int) -> np.ndarray:
-        """The value of an initializer: one number, or a vector of one for each channel."""
+        """Return the values of an initializer that has one element, or one element per channel."""
         values = self.array(name)
         if values.shape not in ((), (1,), (channels,)):
-            raise _Unfit
+            raise _UnknownForm
         return values
 
     def single(self, scale: str) -> None:
         known = self.graph.initializers.get(scale)
         if known is None or list(known.dims) not in ([], [1]):
-            raise _Unfit
+            raise _UnknownForm
 
     def sums(self, values: str, *scales: str, factor: float = 1.0) -> str:
-        """What integers stand for that are added to sums of products of quantized numbers."""
+        """Dequantize the integer bias of a product. Its scale is the product of `scales` and `factor`."""
         if not values:
             return ""
         product = np.array([factor], np.float32)
         for name in scales:
             product = product * self.array(name).reshape(-1)
-        scale = self.constant(product[0] if product.size == 1 else product)
+        scale = self.graph.add_constant(product[0] if product.size == 1 else product)
         given: dict[str, Any] = {} if product.size == 1 else {"axis": 0}
         return self("DequantizeLinear", values, scale, **given)
 
     def end(self, y: str, scale: str, zero: str) -> None:
-        """Quantize the result, which gets the name of the node's output."""
+        """Quantize the result. The integers get the name of the node's output."""
         self("QuantizeLinear", *([y, scale, zero] if zero else [y, scale]))
         self.rename()
 
-    def rename(self) -> None:
-        """Give the last node the name and the outputs of the node that it stands for."""
-        self.nodes[-1].output[:], self.nodes[-1].name = self.node.output, self.node.name
-
     def given(self, *without: str) -> list[AttributeProto]:
-        """The node's attributes but some, which must not be set to anything but 0."""
+        """Return the node's attributes except those in `without`, which must be 0 or absent."""
         if any(self.attributes[name].i for name in without if name in self.attributes):
-            raise _Unfit
+            raise _UnknownForm
         return [attribute for name, attribute in self.attributes.items() if name not in without]
 
 
-def _conv(op: _Writer) -> None:
+def _conv(op: _QuantizedWriter) -> None:
     x, w = op.floats(0), op.floats(3, axis=0)
     bias = op.sums(op.inputs[8], op.inputs[1], op.inputs[4])
     op.end(op("Conv", *([x, w, bias] if bias else [x, w]), kept=op.given()), op.inputs[6], op.inputs[7])
 
 
-def _matmul(op: _Writer) -> None:
+def _matmul(op: _QuantizedWriter) -> None:
     op.end(op("MatMul", op.floats(0), op.floats(3, axis=-1)), op.inputs[6], op.inputs[7])
 
 
-def _gemm(op: _Writer) -> None:
+def _gemm(op: _QuantizedWriter) -> None:
     by_rows = "transB" in op.attributes and op.attributes["transB"].i
     alpha = op.attributes["alpha"].f if "alpha" in op.attributes else 1.0
     a, b = op.floats(0), op.floats(3, axis=0 if by_rows else 1)
@@ -146,33 +152,33 @@ def _gemm(op: _Writer) -> None:
         op.rename()
 
 
-def _of_two(op_type: str) -> Callable[[_Writer], None]:
-    def write(op: _Writer) -> None:
+def _of_two(op_type: str) -> Callable[[_QuantizedWriter], None]:
+    def write(op: _QuantizedWriter) -> None:
         op.end(op(op_type, op.floats(0), op.floats(3)), op.inputs[6], op.inputs[7])
 
     return write
 
 
-def _of_one(op_type: str, *without: str) -> Callable[[_Writer], None]:
-    def write(op: _Writer) -> None:
+def _of_one(op_type: str, *without: str) -> Callable[[_QuantizedWriter], None]:
+    def write(op: _QuantizedWriter) -> None:
         op.end(op(op_type, op.floats(0), kept=op.given(*without)), op.inputs[3], op.inputs[4])
 
     return write
 
 
-def _concat(op: _Writer) -> None:
+def _concat(op: _QuantizedWriter) -> None:
     parts = [op.floats(at) for at in range(2, len(op.node.input), 3)]
     op.end(op("Concat", *parts, kept=op.given()), op.inputs[0], op.inputs[1])
 
 
-def _conv_of_microsoft(op: _Writer) -> None:
+def _conv_of_microsoft(op: _QuantizedWriter) -> None:
     op.given("channels_last")
     op.attributes.pop("channels_last", None)
     _conv(op)
 
 
-def _softmax(op: _Writer) -> None:
-    """Along an axis, if its attribute `opset` is 13 or newer; of an older one over all axes from that one on."""
+def _softmax(op: _QuantizedWriter) -> None:
+    """Write a Softmax over one axis or, if the attribute `opset` is below 13, over all axes from that one on."""
     x, axis = op.floats(0), op.attributes["axis"].i if "axis" in op.attributes else -1
     if "opset" in op.attributes and op.attributes["opset"].i >= FIRST_BY_AXIS:
         y = op("Softmax", x, axis=axis)
@@ -181,17 +187,17 @@ def _softmax(op: _Writer) -> None:
     op.end(y, op.inputs[3], op.inputs[4])
 
 
-def _where(op: _Writer) -> None:
+def _where(op: _QuantizedWriter) -> None:
     op.end(op("Where", op.inputs[0], op.floats(1), op.floats(4)), op.inputs[7], op.inputs[8])
 
 
-def _matmul_to_float(op: _Writer) -> None:
+def _matmul_to_float(op: _QuantizedWriter) -> None:
     a, b, a_scale, b_scale, a_zero, b_zero, bias = op.inputs[:7]
     op.product(op.floats_of(a, a_scale, a_zero), op.floats_of(b, b_scale, b_zero, -1), bias)
 
 
-def _dynamic_matmul(op: _Writer) -> None:
-    """The data are quantized by the scale and zero point that DynamicQuantizeLinear finds for them."""
+def _dynamic_matmul(op: _QuantizedWriter) -> None:
+    """Write a product whose data are quantized by the scale and zero point that DynamicQuantizeLinear computes."""
     a, b, b_scale, b_zero, bias = op.inputs[:5]
     op("DynamicQuantizeLinear", a)
     scale, zero = (op.graph.fresh(f"{op.node.output[0]}/{name}") for name in ("scale", "zero_point"))
@@ -200,55 +206,54 @@ def _dynamic_matmul(op: _Writer) -> None:
     op.product(x, op.floats_of(b, b_scale, b_zero, -1), bias)
 
 
-def _attention(op: _Writer) -> None:
+def _attention(op: _QuantizedWriter) -> None:
     x, weights, bias, x_scale, w_scale, mask, x_zero, w_zero, past = op.inputs[:9]
     given = [op.floats_of(x, x_scale, x_zero), op.floats_of(weights, w_scale, w_zero, -1), bias, mask, past]
     op("Attention", *given, domain="com.microsoft", kept=op.given())
     op.rename()
 
 
-def _embeddings(op: _Writer) -> None:
-    """The tables, and the weights of the normalization; that of the segments may be left out."""
+def _embeddings(op: _QuantizedWriter) -> None:
+    """Write an EmbedLayerNormalization of dequantized tables and parameters. The segment table may be absent."""
     stored = zip(op.inputs[2:7], op.inputs[8:13], op.inputs[13:18], strict=True)
     given = [*op.inputs[:2], *(op.floats_of(*each) if each[0] else "" for each in stored), op.inputs[7]]
     op("EmbedLayerNormalization", *given, domain="com.microsoft", kept=op.given())
     op.rename()
 
 
-def _lstm(op: _Writer) -> None:
-    """An LSTM of what its stored weights stand for; the kernel quantizes what it multiplies them with, too."""
+def _lstm(op: _QuantizedWriter) -> None:
+    """Write an LSTM with dequantized weights. (The kernel of DynamicQuantizeLSTM quantizes the other factors too.)"""
     x, w, r, *others, w_scale, w_zero, r_scale, r_zero = op.inputs[:12]
-    op(
-        "LSTM",
-        x,
-        _of_directions(op, w, w_scale, w_zero),
-        _of_directions(op, r, r_scale, r_zero),
-        *others,
-        kept=op.given(),
-    )
+    weights = _of_directions(op, w, w_scale, w_zero), _of_directions(op, r, r_scale, r_zero)
+    op("LSTM", x, *weights, *others, kept=op.given())
     op.rename()
 
 
-def _of_directions(op: _Writer, weights: str, scale: str, zero: str) -> str:
-    """Stored weights [directions, n, m] as floats [directions, m, n], of one scale a direction, or for each m of it.
+def _of_directions(op: _QuantizedWriter, weights: str, scale: str, zero: str) -> str:
+    """Dequantize stored weights [directions, n, m], and return them as [directions, m, n].
 
-    They are stored side by side, [n, directions m], with a scale for each column. A single scale onnxruntime 1.32 moves
-    behind what follows, and ends the process where a body reads that, as in the backward part of an LSTM.
+    There is one scale for each direction, or for each direction and index of m. The weights are stored again as one
+    matrix, [n, directions * m], with a scale for each column. With a single scale, onnxruntime 1.32 would move the
+    DequantizeLinear after the following nodes, and crash if a body reads the result, as in the backward part of an
+    LSTM.
     """
     matrices = op.array(weights)
     directions, rows, columns = matrices.shape
     steps = [op.array(each).reshape(directions, -1) for each in (scale, zero)]
     if any(each.shape[1] not in (1, columns) for each in steps):
-        raise _Unfit
+        raise _UnknownForm
     name = op.graph.fresh(f"{weights.removesuffix(QUANTIZED)}_side_by_side{QUANTIZED}")
     op.graph.store(name, matrices.transpose(1, 0, 2).reshape(rows, -1))
-    scales, zeros = (op.constant(np.broadcast_to(step, (directions, columns)).reshape(-1)) for step in steps)
-    floats, shape = op.floats_of(name, scales, zeros, axis=1), op.constant(np.array([rows, directions, columns]))
+    scales, zeros = (op.graph.add_constant(np.broadcast_to(step, (directions, columns)).reshape(-1)) for step in steps)
+    floats, shape = (
+        op.floats_of(name, scales, zeros, axis=1),
+        op.graph.add_constant(np.array([rows, directions, columns])),
+    )
     return op("Transpose", op("Reshape", floats, shape), perm=[1, 2, 0])
 
 
-def _dynamic(op: _Writer) -> None:
-    """The same integers by QuantizeLinear, of the scale and zero point that the node goes on to find."""
+def _dynamic(op: _QuantizedWriter) -> None:
+    """Quantize by QuantizeLinear, with equal results. The original node only computes scale and zero point."""
     q, scale, zero = op.node.output
     kept = copied(op.node)
     kept.output[0] = op.graph.fresh(f"{q}_unread")
@@ -256,23 +261,24 @@ def _dynamic(op: _Writer) -> None:
     op.nodes.append(make_node("QuantizeLinear", [op.inputs[0], scale, zero], [q], name=op.graph.fresh(q)))
 
 
-def _product(op_type: str, axis: int) -> Callable[[_Writer], None]:
-    """A product of integers less their zero points, as one of floats; its scales are multiplied in by nodes behind it.
+def _product(op_type: str, axis: int) -> Callable[[_QuantizedWriter], None]:
+    """Return a function that writes an integer product, (a - a_zero)(w - w_zero), as a product of floats.
 
-    The integers of a weight stand for its values where its scale is found there, else for their number of steps. Scale
-    and zero point of the weight may be one number or one for each index of its `axis`.
+    In such models, nodes after the product multiply it by the scales. If the scale of the weight is found there, the
+    weight is dequantized with it, otherwise with a scale of 1. The weight may have one scale and zero point, or one for
+    each index along its `axis`.
     """
 
-    def write(op: _Writer) -> None:
+    def write(op: _QuantizedWriter) -> None:
         a, w, a_zero, w_zero = op.inputs[:4]
         y = op.node.output[0]
         readers = [reader.op_type for reader, _ in op.graph.uses().get(y, ())]
         if set(readers) != {"Cast"} or y in op.graph.output_names:
-            raise _Unfit  # somebody goes on with integers
+            raise _UnknownForm  # other nodes read the integers
         weight_tensor = op.graph.initializers.get(w)
         channels = weight_tensor.dims[axis] if weight_tensor is not None and len(weight_tensor.dims) > 1 else 1
         scale = _scale_behind(op, channels if axis == -1 else 1)
-        one = op.constant(np.array(1, np.float32))
+        one = op.graph.add_constant(np.array(1, np.float32))
         steps = op("DequantizeLinear", a, one, *([a_zero] if a_zero else []))
         zero = op.stored(w_zero, channels) if w_zero else None
         of_weight = op.stored(scale or one, channels)
@@ -281,32 +287,33 @@ def _product(op_type: str, axis: int) -> Callable[[_Writer], None]:
             of_weight = np.broadcast_to(of_weight.reshape(-1), channels)
             zero = None if zero is None else np.broadcast_to(zero.reshape(-1), channels)
             given = {"axis": axis}
-        weight = op("DequantizeLinear", w, *map(op.constant, [of_weight] + ([] if zero is None else [zero])), **given)
+        weight = op(
+            "DequantizeLinear", w, *map(op.graph.add_constant, [of_weight] + ([] if zero is None else [zero])), **given
+        )
         y = op(op_type, steps, weight, kept=op.given())
         if scale:
             op("Div", y, scale)
         op.rename()
-        _forget_types(op.graph, {op.node.output[0]})  # it is no int32
+        _forget_types(op.graph, {op.node.output[0]})  # it is not int32 now
 
     return write
 
 
 def _forget_types(graph: Graph, names: Collection[str]) -> None:
-    declared = graph.proto.graph.value_info
-    for value in [value for value in declared if value.name in names]:
-        declared.remove(value)
+    for value in [value for value in graph.proto.graph.value_info if value.name in names]:
+        graph.proto.graph.value_info.remove(value)
 
 
-def _scale_behind(op: _Writer, channels: int) -> str:
-    """The stored scale of a weight, one number or a vector of one for each channel; else "".
+def _scale_behind(op: _QuantizedWriter, channels: int) -> str:
+    """Find the stored scale of the weight of an integer product, and return its name, or "" if it is not found.
 
-    It stands in Mul(Cast(product), Mul(scale of the data, scale)).
+    It is the operand `scale` in Mul(Cast(product), Mul(scale of the data, scale)): one number, or one per channel.
     """
     uses, makers = op.graph.uses(), op.graph.producers()
     for cast, _ in uses.get(op.node.output[0], ()):
         readers = uses.get(cast.output[0], ()) if cast.op_type == "Cast" else ()
         behind = [use for reader, _ in readers if reader.op_type == "Add" for use in uses.get(reader.output[0], ())]
-        for mul, at in (*readers, *behind):  # a bias may be added to the product before
+        for mul, at in (*readers, *behind):  # a bias may have been added to the product
             factors = makers.get(mul.input[1 - at]) if mul.op_type == "Mul" else None
             for name in factors.input if factors is not None and factors.op_type == "Mul" else ():
                 known = op.graph.initializers.get(name)
@@ -315,7 +322,7 @@ def _scale_behind(op: _Writer, channels: int) -> str:
     return ""
 
 
-MEANINGS: dict[str, Callable[[_Writer], None]] = {
+MEANINGS: dict[str, Callable[[_QuantizedWriter], None]] = {
     "ai.onnx::ConvInteger": _product("Conv", 0),
     "ai.onnx::DynamicQuantizeLinear": _dynamic,
     "ai.onnx::MatMulInteger": _product("MatMul", -1),
@@ -341,23 +348,23 @@ MEANINGS: dict[str, Callable[[_Writer], None]] = {
 
 
 def is_known_quantized(node: Node) -> bool:
-    """Return True if a node is an operator on integers that has a form in floats."""
+    """Return True if a node is an operator on integers that can be replaced by float operators."""
     return full_name(node.op_type, node.domain) in MEANINGS
 
 
 def write_out_quantized(graph: Graph) -> None:
-    """Replace operators on integers by float ones between quantizers, where a form is known, at opset 13 and newer."""
+    """Replace known operators on integers by float operators between quantizers, at opset 13 and newer."""
     if (graph.opset() or 0) < FIRST_BY_AXIS:
         return
     _add_as_floats(graph)
     nodes: list[Node] = []
     for node in graph.nodes:
         meaning = MEANINGS.get(full_name(node.op_type, node.domain))
-        op = _Writer(graph, node)
+        op = _QuantizedWriter(graph, node)
         try:
             if meaning is not None:
                 meaning(op)
-        except _Unfit:
+        except _UnknownForm:
             op.nodes.clear()
         nodes += op.nodes or [node]
     graph.set_nodes(nodes)
@@ -369,11 +376,11 @@ ROUNDERS = frozenset({"Ceil", "Floor", "Round"})
 
 
 def _add_as_floats(graph: Graph) -> None:
-    """Add a bias to a product of integers as floats, if it is rounded to integers for that sum alone.
+    """If a bias is rounded to integers only to add it to a product of integers, add both as floats instead.
 
-    Old quantizers write Cast(Add(product, Cast(Floor(b / s)))), where s is the scale of the product. It becomes
-    Add(Cast(product), b / s + off), where off = Floor(b / s) - b / s counts as a constant, which is the
-    straight-through estimator.
+    Old quantization tools write Cast(Add(product, Cast(Floor(b / s)))), where s is the scale of the product. This
+    becomes Add(Cast(product), b / s + off). As in the straight-through estimator, off = Floor(b / s) - b / s counts as
+    a constant.
     """
     uses, makers, outputs = graph.uses(), graph.producers(), set(graph.output_names)
 
@@ -394,9 +401,8 @@ def _add_as_floats(graph: Graph) -> None:
         end = only_reader(add)
         if product is None or bias is None or rounder is None or end is None:
             continue
-        if only_reader(product) is not add or rounder.op_type not in ROUNDERS or end.op_type != "Cast":
-            continue
-        if only_reader(bias) is not (moves[-1] if moves else add):
+        alone = only_reader(product) is add and only_reader(bias) is (moves[-1] if moves else add)
+        if not alone or rounder.op_type not in ROUNDERS or end.op_type != "Cast":
             continue
         exact, whole = rounder.input[0], rounder.output[0]
         off, cast = graph.fresh(f"{whole}_off"), graph.fresh(f"{product.output[0]}_cast")
@@ -415,11 +421,11 @@ def _add_as_floats(graph: Graph) -> None:
 
 
 MOVES = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze".split())
-"""Operators that give of integers the same integers, so that they may as well be handed what those stand for."""
+"""Operators that only select or move elements, so dequantizing before them gives the same values as after them."""
 
 
 def _move_floats(graph: Graph) -> None:
-    """Dequantize before integers are moved, not behind: a cotangent goes through floats."""
+    """Dequantize before nodes that move integers, instead of after them, because only floats have gradients."""
     makers, nodes = graph.producers(), list[Node]()
     for node in graph.nodes:
         chain: list[Node] = []
@@ -427,7 +433,7 @@ def _move_floats(graph: Graph) -> None:
         while name in makers and makers[name].op_type in MOVES and not any(makers[name].output[1:]):
             chain.append(makers[name])
             name = chain[-1].input[0]
-        op = _Writer(graph, node)
+        op = _QuantizedWriter(graph, node)
         try:
             if chain:
                 op.single(node.input[1])
@@ -435,7 +441,7 @@ def _move_floats(graph: Graph) -> None:
                 for each in reversed(chain):
                     value = op(each.op_type, value, *each.input[1:], kept=each.attribute)
                 op.rename()
-        except _Unfit:
+        except _UnknownForm:
             op.nodes.clear()
         nodes += op.nodes or [node]
     graph.set_nodes(nodes)

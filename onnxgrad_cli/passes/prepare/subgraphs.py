@@ -1,7 +1,7 @@
-"""Bring the branches of If and the bodies of Loop and Scan into the form that the graph around them has.
+"""Bring the branches of If and the bodies of Loop and Scan into the form of the graph around them.
 
-Their constants become initializers of the model, so that weights are found wherever they stand; an If whose condition
-is constant becomes its branch; and every step that replaces nodes of the model replaces those of bodies too.
+Their constants become initializers of the model, so that weights in bodies are found. An If whose condition is constant
+is replaced by the branch that runs. Every replacement of nodes in the model is applied to bodies too.
 """
 
 from __future__ import annotations
@@ -13,35 +13,39 @@ from onnx import AttributeProto, GraphProto, TensorProto
 
 from onnxgrad_cli.errors import Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import input_types, inside
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import body_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
+from onnxgrad_cli.ir.type_inference import input_types, inside
 
 MOST_LOOPS = 6
-"""Loops in one another: the types of a body are inferred several times for each time that those around it are."""
+"""Largest number of loops that may be nested.
+
+Each time the types around a body are inferred, the types in the body are inferred several times.
+"""
 
 
 def check_depth(nodes: Iterable[Node], around: int = 0) -> None:
-    """Refuse loops that are nested so deep that the time to infer their types, which doubles with each, has no end.
+    """Refuse deeply nested loops, because the time to infer their types doubles with each level.
 
     Raises:
-        UnsupportedError: there are more than `MOST_LOOPS` in one another.
+        UnsupportedError: more than `MOST_LOOPS` loops are nested.
     """
     for node in nodes:
         depth = around + (node.op_type in ("Loop", "Scan"))
         if depth > MOST_LOOPS:
             label = node.name or next(iter(node.output), "")
             raise UnsupportedError(
-                f"node '{label}' ({node.op_type}) stands in {around} other loops; at most {MOST_LOOPS} may be nested",
-                hint="export the model with fewer loops in one another",
+                f"node '{label}' ({node.op_type}) is nested in {around} loops; at most {MOST_LOOPS} levels of "
+                "loops are supported",
+                hint="export the model with fewer nested loops",
             )
         for body in subgraphs(node):
             check_depth(body.node, depth)
 
 
 def hoist(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None:
-    """Make the initializers and constants of all bodies initializers of the model; a name that occurs once stays."""
+    """Move the initializers and constants of all bodies to the model's initializers. Unique names don't change."""
     every = [body for node in with_bodies(graph.nodes) if node.attribute for body in subgraphs(node)]
     if not every:
         return
@@ -53,13 +57,13 @@ def hoist(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None:
 
 
 def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProto | None], made: Counter[str]) -> None:
-    """Make the constants of a body initializers of the model.
+    """Move the constants of a body to the model's initializers.
 
     Args:
         graph: the model.
-        body: the body, whose nodes read the constants by their new names after that.
-        constant: the tensor that a Constant node holds.
-        made: how often each name is made in the model and its bodies.
+        body: the body. Its nodes then read the constants by their new names.
+        constant: returns the tensor of a Constant node, or None for another node.
+        made: how often each name is defined in the model and its bodies.
     """
     found = _constants(body, constant)
     if not found:
@@ -68,31 +72,39 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProt
     alone = {name for name in found if made[name] == 1 and name not in returned}
     names = {name: name if name in alone else graph.fresh(name) for name in found}
     for name, tensor in found.items():
-        copy = graph.proto.graph.initializer.add()
-        copy.CopyFrom(tensor)
-        copy.name = names[name]
-        graph.initializers[copy.name] = copy
+        store(graph, tensor, names[name])
     overridable = [tensor for tensor in body.initializer if tensor.name not in found]
-    for position in reversed(range(len(body.node))):  # in place: bodies of the other nodes have their turn yet
+    for position in reversed(range(len(body.node))):  # in place, as the other nodes' bodies follow
         if names.keys() & set(body.node[position].output):
             del body.node[position]
     rename(body.node, names)
     del body.initializer[:]
     body.initializer.extend(overridable)
-    for name in dict.fromkeys(returned):  # a body returns its own values only
+    for name in dict.fromkeys(returned):  # a body may return only its own values
         body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
 
 
+def store(graph: Graph, tensor: TensorProto, name: str) -> None:
+    """Add a copy of a tensor to the initializers of a graph."""
+    copy = graph.proto.graph.initializer.add()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    graph.initializers[name] = copy
+
+
 def _constants(body: GraphProto, constant: Callable[[Node], TensorProto | None]) -> dict[str, TensorProto]:
-    """The constants of a body: initializers that can't be fed, and Constant nodes."""
+    """Return a map from each constant of a body to its tensor: initializers that are not inputs, and Constant nodes."""
     fed = {value.name for value in body.input}
     stored = {tensor.name: tensor for tensor in body.initializer if tensor.name not in fed}
     return stored | {node.output[0]: tensor for node in body.node if (tensor := constant(node)) is not None}
 
 
 def separate_outputs(graph: Graph) -> None:
-    """Let every body return values of its own, each once: onnxruntime leaves unset what a body returns for the second
-    time, and what a Scan's body returns of its inputs."""
+    """Insert Identity nodes so that all outputs of a body are distinct and computed in the body.
+
+    Otherwise, onnxruntime leaves outputs unset: a value that a body returns twice, or an input that the body of a Scan
+    returns.
+    """
     for node in with_bodies(graph.nodes):
         for body in subgraphs(node):
             returned = {value.name for value in body.input} if node.op_type == "Scan" else set()
@@ -106,7 +118,7 @@ def separate_outputs(graph: Graph) -> None:
 
 
 def choose_branches(graph: Graph) -> bool:
-    """Put the branch that is always taken in the place of an If whose condition is constant; whether there is one."""
+    """Replace each If with a constant condition by the branch that runs. Return True if there was one."""
     nodes: list[Node] = []
     changed = False
     for node in graph.nodes:
@@ -122,25 +134,20 @@ def choose_branches(graph: Graph) -> bool:
 
 
 def put_branch(graph: Graph, node: Node, branch: str) -> list[Node]:
-    """Return the nodes of a branch of an If, under names of their own, and an Identity for each output of the If.
+    """Return nodes that replace an If by one branch: the branch's nodes with unique names, and Identities for outputs.
 
     The initializers of the branch become initializers of the graph.
     """
     body = renamed(graph, body_of(node, branch))
     for tensor in body.initializer:
-        graph.proto.graph.initializer.append(tensor)
-        graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
-    pairs = zip(node.output, body.output, strict=True)
-    identities = [
-        make_node("Identity", [value.name], [name], name=graph.fresh(f"{node.name}/Identity"))
-        for name, value in pairs
-        if name
-    ]
+        store(graph, tensor, tensor.name)
+    pairs = [(value.name, name) for name, value in zip(node.output, body.output, strict=True) if name]
+    identities = [make_node("Identity", [a], [b], name=graph.fresh(f"{node.name}/Identity")) for a, b in pairs]
     return [*map(Node.read, body.node), *identities]
 
 
 def settle_bodies(graph: Graph, settle: Callable[[Graph], None]) -> bool:
-    """Do to every body what `settle` does to a graph; whether that changed any."""
+    """Apply `settle`, such as a part of `infer_and_lower`, to every body. Return True if a body changed."""
     changed = False
     for node in graph.nodes:
         for given in node.attribute:
@@ -148,7 +155,7 @@ def settle_bodies(graph: Graph, settle: Callable[[Graph], None]) -> bool:
                 continue
             try:
                 inner = inside(graph, given.g, input_types(graph, node))
-            except Unknown:  # left as it is; whoever needs its types says so
+            except Unknown:  # unchanged; code that needs its types reports them missing
                 continue
             before = [n.message().SerializeToString() for n in inner.nodes]
             settle(inner)

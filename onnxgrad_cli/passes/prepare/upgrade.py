@@ -1,13 +1,15 @@
-"""Raise a model to a newer opset, each operator that has changed its form since into the new one.
+"""Upgrade a model to a newer opset by rewriting each operator whose schema has changed since.
 
-onnx's own converter does this too, but changes what some models compute without a word: it takes Resize 10 and
-Upsample to half-pixel coordinates and Hardmax to another axis, and writes float32 constants into models of other types.
-Here every step of an operator is either one of the changes below, or one whose schema takes the node as it is.
+onnx's own converter does this too, but silently changes the results of some models. It gives half-pixel coordinates to
+Resize 10 and Upsample and another axis to Hardmax, and writes float32 constants into models of other types. Here, a
+node stays unchanged only if the operator's new schema accepts it. Other nodes are rewritten by the functions below, or
+refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,27 +28,30 @@ from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
 Change = Callable[["_Upgrade", Node], Sequence[Node] | None]
 CHANGES: dict[tuple[str, int], Change] = {}
-"""(operator, the opset that changed its form) -> what rewrites a node: in place (None), or by others."""
+"""Map from (operator, the opset that changed its schema) to the function that rewrites a node for that opset.
+
+The function returns the nodes that replace the node, or None if it changed the node in place.
+"""
 
 
 def upgrade(graph: Graph, opset: int) -> None:
-    """Take a graph, and the graphs inside it, to a newer opset of the default domain; other domains stay.
+    """Convert a graph and its bodies to a newer opset of the default domain. Other domains stay unchanged.
 
     Args:
-        graph: changed in place. Its types, if it has any, are those of the old opset and remain right.
-        opset: not below the graph's own.
+        graph: the graph; changed in place. Types that were inferred at the old opset remain valid.
+        opset: the new opset, at least the graph's own.
 
     Raises:
-        UnsupportedError: nodes have no form at that opset; all of them are listed.
+        UnsupportedError: nodes can't be converted to that opset; all of them are listed.
 
     Source: the operators' pages and change log, https://onnx.ai/onnx/operators.
     """
     work = _Upgrade(graph)
     for version in range(work.opset + 1, opset + 1):
-        work.step(version)
+        graph.set_nodes(work.stepped(graph.nodes, version))
     if work.refused:
         raise UnsupportedError(
-            f"what is at opset {work.opset} can't be converted to opset {opset}, which its gradient needs:",
+            f"these nodes can't be converted from opset {work.opset} to opset {opset}, which the gradient requires:",
             work.refused.values(),
             hint=f"export the model at opset {opset} or newer",
         )
@@ -57,8 +62,8 @@ def upgrade(graph: Graph, opset: int) -> None:
     graph.proto.ir_version = max(graph.proto.ir_version, helper.find_min_ir_version_for(imports))
 
 
-class _Unfit(Exception):
-    """Why a node has no form at the next opset."""
+class _NotUpgradable(Exception):
+    """Raised with the reason why a node can't be converted to the next opset."""
 
 
 class _Upgrade:
@@ -72,26 +77,23 @@ class _Upgrade:
             inferred = infer_shapes(graph.skeleton()).graph
             self.types = {**types_in(inferred), **self.types}
 
-    def step(self, version: int) -> None:
-        self.graph.set_nodes(self._stepped(self.graph.nodes, version))
-
-    def _stepped(self, nodes: Iterable[Node], version: int) -> list[Node]:
+    def stepped(self, nodes: Iterable[Node], version: int) -> list[Node]:
         result: list[Node] = []
         for node in nodes:
             for inner in subgraphs(node) if node.attribute else ():
-                stepped = messages(self._stepped(inner.node, version))
+                stepped = messages(self.stepped(inner.node, version))
                 del inner.node[:]
                 inner.node.extend(stepped)
             try:
                 result += self._next(node, version)
-            except _Unfit as reason:
+            except _NotUpgradable as reason:
                 label = node.name or node.output[0]
                 self.refused.setdefault(node.output[0], Refusal(label, node.op_type, str(reason)))
                 result.append(node)
         return result
 
     def _next(self, node: Node, version: int) -> Sequence[Node]:
-        """The nodes in place of one at opset `version`."""
+        """Return the nodes that replace one node at opset `version`."""
         if not is_standard(node.domain) or node.output[0] in self.refused:
             return [node]
         change = CHANGES.get((node.op_type, version))
@@ -102,17 +104,17 @@ class _Upgrade:
         if old is None and node.op_type in OF_ONNXRUNTIME:
             return [node]
         if old is None or new is None:
-            raise _Unfit(f"opset {version - 1} has no such operator")
+            raise _NotUpgradable(f"opset {version - 1} does not have this operator")
         if new.since_version == version:
             _same_form(node, old, new)
         return [node]
 
-    # -- what a change asks for and writes ----------------------------------------------------------------------
+    # -- helpers of the changes ---------------------------------------------------------------------------------------
 
     def dtype(self, name: str) -> int:
         found = dtype_of(self.types.get(name))
         if not found:
-            raise _Unfit(f"the type of '{name}' is unknown")
+            raise _NotUpgradable(f"the type of '{name}' is unknown")
         return found
 
     def shape(self, name: str) -> Shape | None:
@@ -129,7 +131,7 @@ class _Upgrade:
 
 
 def types_in(graph: GraphProto) -> dict[str, TypeProto]:
-    """The types that a graph, and the graphs inside it, declare."""
+    """Return the types of all values that a graph and its bodies declare."""
     types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
     types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer}
     for node in graph.node:
@@ -138,47 +140,36 @@ def types_in(graph: GraphProto) -> dict[str, TypeProto]:
     return types
 
 
-_SCHEMAS: dict[tuple[str, int], onnx.defs.OpSchema | None] = {}
-
-
+@cache
 def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    key = (op_type, version)
-    if key not in _SCHEMAS:
-        try:
-            found = onnx.defs.get_schema(op_type, version, "")
-        except onnx.defs.SchemaError:
-            found = None
-        _SCHEMAS[key] = found
-    return _SCHEMAS[key]
+    return onnx.defs.get_schema(op_type, version, "") if onnx.defs.has(op_type, version, "") else None
 
 
 def _same_form(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
-    """See that the new schema takes a node as it is; a default that it changed is written out."""
+    """Check that the new schema accepts a node unchanged. If it changed defaults, write the old ones out."""
     if new.deprecated:
-        raise _Unfit(f"opset {new.since_version} removed it")
+        raise _NotUpgradable(f"opset {new.since_version} removed it")
     given = {attribute.name for attribute in node.attribute}
     lost = sorted(given - set(new.attributes))
     missing = sorted(n for n, a in new.attributes.items() if a.required and n not in given)
     if lost or missing:
-        raise _Unfit(f"opset {new.since_version} changed its attribute {', '.join(lost or missing)}")
+        raise _NotUpgradable(f"opset {new.since_version} changed its attribute {', '.join(lost or missing)}")
     if not new.min_input <= len(node.input) <= new.max_input or len(node.output) > new.max_output:
-        raise _Unfit(f"opset {new.since_version} changed its inputs or outputs")
+        raise _NotUpgradable(f"opset {new.since_version} changed its inputs or outputs")
     _write_changed_defaults(node, old, new)
 
 
 def _write_changed_defaults(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
-    """Give a node those attributes that it does not have, and whose default is another one in the new schema."""
+    """Write out the old default of each attribute that a node doesn't set, if the new schema has another default."""
     given = {attribute.name for attribute in node.attribute}
     for name, attribute in old.attributes.items():
-        default = attribute.default_value
-        if name in given or name not in new.attributes:
-            continue
-        if default.type and default != new.attributes[name].default_value:
+        default, kept = attribute.default_value, name not in given and name in new.attributes
+        if kept and default.type and default != new.attributes[name].default_value:
             node.attribute.append(default)
 
 
 def _take(node: Node, name: str, default: Any = None) -> Any:
-    """An attribute's value (bytes decoded); the node has it no more."""
+    """Remove an attribute from a node and return its value, with bytes decoded."""
     for position, attribute in enumerate(node.attribute):
         if attribute.name == name:
             value = helper.get_attribute_value(attribute)
@@ -195,7 +186,7 @@ def _give(node: Node, **attributes: Any) -> None:
 
 
 def change(op_types: str, version: int) -> Callable[[Change], Change]:
-    """Register the change of form that some operators went through at an opset."""
+    """Register the decorated function as the change that opset `version` requires for some operators."""
 
     def register(function: Change) -> Change:
         CHANGES.update({(op_type, version): function for op_type in op_types.split()})
@@ -207,19 +198,12 @@ def change(op_types: str, version: int) -> Callable[[Change], Change]:
 # -- attributes that became inputs ------------------------------------------------------------------------------
 
 
-@change("ReduceSum Squeeze Unsqueeze", 13)
+@change("ReduceSum Split Squeeze Unsqueeze", 13)
 @change("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare", 18)
 def _axes(up: _Upgrade, node: Node) -> None:
-    axes = _take(node, "axes")
-    if axes:  # for a reduction none at all meant all of them, as the absent input does
-        node.input.append(up.constant(axes))
-
-
-@change("Split", 13)
-def _split(up: _Upgrade, node: Node) -> None:
-    sizes = _take(node, "split")
-    if sizes:
-        node.input.append(up.constant(sizes))
+    values = _take(node, "split" if node.op_type == "Split" else "axes")
+    if values:  # without axes, a reduction takes all, before and after the change
+        node.input.append(up.constant(values))
 
 
 @change("Split", 18)
@@ -262,7 +246,7 @@ def _pad(up: _Upgrade, node: Node) -> None:
 @change("Dropout", 10)
 def _dropout_mask(up: _Upgrade, node: Node) -> None:
     if any(name in up.read for name in node.output[1:]):
-        raise _Unfit("its mask, which before opset 10 an inference leaves unset, is read")
+        raise _NotUpgradable("the model reads its mask, which inference does not set before opset 10")
     del node.output[1:]
 
 
@@ -281,8 +265,9 @@ def _dft(up: _Upgrade, node: Node) -> None:
 
 
 @change("Scatter", 11)
-def _scatter(up: _Upgrade, node: Node) -> None:
-    node.op_type = "ScatterElements"
+@change("Upsample", 10)
+def _other_name(up: _Upgrade, node: Node) -> None:
+    node.op_type = {"Scatter": "ScatterElements", "Upsample": "Resize"}[node.op_type]
 
 
 @change("Upsample", 9)
@@ -290,17 +275,12 @@ def _upsample(up: _Upgrade, node: Node) -> None:
     node.input.append(up.constant(_take(node, "scales"), np.float32))
 
 
-@change("Upsample", 10)
-def _resize(up: _Upgrade, node: Node) -> None:
-    node.op_type = "Resize"
-
-
 # -- changes of meaning -------------------------------------------------------------------------------------------
 
 
 @change("Resize", 11)
 def _coordinates(up: _Upgrade, node: Node) -> Sequence[Node] | None:
-    """What was unsaid before: where samples lie, and that 'nearest' rounds down, or up where the axis shrinks."""
+    """Write out the old rules: asymmetric coordinates; 'nearest' rounds down, or up along axes that shrink."""
     x, scales = node.input
     node.input[:] = [x, up.constant([], np.float32), scales]
     _give(node, coordinate_transformation_mode="asymmetric")
@@ -308,7 +288,9 @@ def _coordinates(up: _Upgrade, node: Node) -> Sequence[Node] | None:
         return None
     known = up.graph.constant(scales)
     if known is None:
-        raise _Unfit(f"whether '{scales}' shrinks or grows an axis, on which its rounding depends, is not known")
+        raise _NotUpgradable(
+            f"its rounding depends on whether '{scales}' shrinks or enlarges an axis, which is unknown"
+        )
     if np.all(known >= 1) or np.all(known <= 1):
         _give(node, nearest_mode="floor" if np.all(known >= 1) else "ceil")
         return None
@@ -324,7 +306,7 @@ def _coordinates(up: _Upgrade, node: Node) -> Sequence[Node] | None:
 
 @change("Softmax LogSoftmax Hardmax", 13)
 def _one_axis(up: _Upgrade, node: Node) -> Sequence[Node] | None:
-    """Every axis from `axis` on was taken as one; now it is that axis alone."""
+    """Convert an operator that works on all axes from `axis` on as if they were one, to a single axis."""
     axis, shape = _take(node, "axis", 1), up.shape(node.input[0])
     if shape is not None:
         rest = range(axis % len(shape), len(shape))
@@ -347,7 +329,7 @@ def _batch_normalization(up: _Upgrade, node: Node) -> Sequence[Node] | None:
     if _take(node, "spatial", 1):
         return None
     if any(name in up.read for name in node.output[1:]):
-        raise _Unfit("it takes statistics of every element (spatial=0) in training")
+        raise _NotUpgradable("in training, it uses statistics of each element (spatial=0)")
     x, scale, b, mean, var = node.input
     epsilon = up.constant(_take(node, "epsilon", 1e-5), helper.tensor_dtype_to_np_dtype(up.dtype(x)))
     nodes = [up.node("Sub", [x, mean], node), up.node("Add", [var, epsilon], node)]
@@ -363,16 +345,16 @@ def _batch_normalization(up: _Upgrade, node: Node) -> Sequence[Node] | None:
 def _training_mode(up: _Upgrade, node: Node) -> None:
     if any(node.output[1:]):
         if any(name in up.read for name in node.output[3:]):
-            raise _Unfit("its outputs saved_mean and saved_var are read, which opset 14 has no more")
+            raise _NotUpgradable("the model reads its outputs saved_mean and saved_var, which opset 14 removed")
         _give(node, training_mode=1)
         del node.output[3:]
 
 
 @change("Scan", 9)
 def _scan(up: _Upgrade, node: Node) -> Sequence[Node]:
-    """There was a batch axis before the scanned one: now one Scan goes through the batch, one through a sample."""
+    """Convert a Scan 8, with a batch axis before the scanned axis, to nested Scans: over the batch, then inside."""
     if node.input[0]:
-        raise _Unfit("its sequences have lengths of their own, which opset 9 has no more")
+        raise _NotUpgradable("its sequences have individual lengths, which opset 9 does not support")
     given = list(node.input[1:])
     inner = up.node("Scan", [up.graph.fresh(f"{name}_sample") for name in given], node)
     inner.output[:] = [up.graph.fresh(f"{name or node.name}_sample") for name in node.output]
@@ -407,7 +389,7 @@ def _grid_sample(up: _Upgrade, node: Node) -> None:
 
 @change("GroupNormalization", 21)
 def _group_normalization(up: _Upgrade, node: Node) -> Sequence[Node]:
-    """Scale and bias, which were one a group, become one a channel."""
+    """Expand scale and bias from one entry per group to one entry per channel."""
     groups = next(a.i for a in node.attribute if a.name == "num_groups")
     if up.dtype(node.input[0]) == onnx.TensorProto.DOUBLE:
         _give(node, stash_type=onnx.TensorProto.DOUBLE)

@@ -1,11 +1,12 @@
-"""Rematerialization: forward values are recomputed in the backward part instead of being stored for it.
+"""Rematerialization: recompute forward values in the backward part instead of storing them.
 
-- `request`: what was asked for.
-- `recompute`: what the pass does.
-- `dataflow`: what the forward part hands to the backward part, in segments, and where it is first needed.
-- `layers`: where the layers of a network end, by what repeats.
-- `plan`: which values are stored and which recomputed: cheap ones, those between boundaries, or to keep a budget.
-- `solver`: the plan with the fewest operations within a budget.
+- `recompute`: parses the request and runs the pass.
+- `dataflow`: cuts the forward part into segments, and finds which forward values the backward part reads and where it
+  first needs them.
+- `layers`: finds the layers of a network, which repeat the same sequence of operators.
+- `plan`: chooses the values that are recomputed: cheap ones, those between boundaries, or as many as a memory budget
+  requires.
+- `solver`: finds the plan with the fewest operations within a budget.
 - `rewrite`: writes the copies, with control dependencies that keep runtimes from running them early.
 """
 
@@ -18,14 +19,14 @@ __all__ = ["RECOMPUTE"]
 
 
 def _run(graph: Graph, options: RematerializationOptions, training: Training) -> bool:
-    from onnxgrad_cli.passes.rematerialization.recompute import recompute  # which few builds need
+    from onnxgrad_cli.passes.rematerialization.recompute import recompute  # few builds need this module
 
     return recompute(graph, options, training)
 
 
 RECOMPUTE = Pass(
     "recompute",
-    "with --recompute: values computed again in the backward part instead of being kept",
+    "with --recompute: computes values again in the backward part instead of storing them",
     _run,
     ("backward",),
 )

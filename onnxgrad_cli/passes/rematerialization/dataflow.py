@@ -1,12 +1,12 @@
-"""What flows from the forward part of a training model into its backward part.
+"""Analyse which values the backward part of a training model reads from the forward part.
 
-The forward part is cut into *segments*: a segment ends at an operator that takes many operations, at a named boundary,
-where a layer ends, or where a chain of cheap nodes becomes long. A value is recomputed from stored values of any
-segment and from others of its own segment, so that one recomputation never brings back more than a segment.
+The forward part is cut into *segments*. A segment ends at an expensive operator, at a named boundary, at the end of a
+layer, or when a chain of cheap nodes becomes long. A value is recomputed from stored values of any segment and from
+other values of its own segment. So one recomputation never runs nodes of more than one segment.
 
-The backward part begins at the *seed*, the cotangent that the YieldOp hands in. Every value computed from the seed is
-called a *cotangent* here. Other nodes of the backward part read no cotangent, such as the transpose of a forward value:
-a runtime may run them at any time.
+The backward part begins at the *seed*, the cotangent that the YieldOp returns. Every value computed from the seed is
+called a *cotangent* here. Some nodes of the backward part read no cotangent, such as the transpose of a forward value.
+A runtime may run these at any time.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.record import BackwardRecord
 
 EXPENSIVE = frozenset(EXACT) - {"AveragePool", "MaxPool", "LpPool"}
-"""Operators that take many operations for each element that they read."""
+"""Operators that need many operations per element that they read, such as convolutions."""
 
 SIZES = frozenset("Constant Shape Size".split())
-"""Operators whose results depend on no data: values computed from them alone are small, and runtimes fold them."""
+"""Operators whose results depend on no data. Values computed from these alone are small, and runtimes fold them."""
 
 LONGEST_CHAIN = 32
-"""How many cheap nodes in a row one segment holds: a longer chain would be recomputed as a whole."""
+"""Largest number of consecutive cheap nodes in a segment. A longer chain would be recomputed as a whole."""
 
 
 class Dataflow:
-    """The forward values that the backward part reads, and where it reads them.
+    """The forward values that the backward part reads, and the nodes that read them.
 
     Positions are indices into `backward`.
 
     Attributes:
         graph: the training model.
-        forward, backward: the nodes before and after the seed; the node that makes the seed is the last of `forward`.
-        producers: forward value -> the node that makes it.
-        data_dependent: the values that depend on what the model is fed.
-        segments: forward value -> its segment.
+        forward, backward: the nodes before and after the seed. The node that computes the seed is the last one of
+        `forward`.
+        producers: map from a forward value to the node that computes it.
+        data_dependent: the values that depend on the model's inputs.
+        segments: map from a forward value to the number of its segment.
         cotangents: the values that depend on the seed.
         gradients: the gradients of weights and inputs.
-        first_use: forward value -> the position of the first node that reads a cotangent and needs the value, directly
-            or through nodes without cotangents.
-        node_use: for each node of the backward part its own position; where the node reads no cotangent, the position
-            of the first node that reads one and needs its result.
-        must_store: forward values that may not be recomputed, whoever reads them.
+        first_use: map from a forward value to the position of the first node that reads a cotangent and needs the
+            value. The node reads the value itself, or a value that nodes without cotangents compute from it.
+        node_use: for each node of the backward part, the position at which it is needed: its own position or, if it
+            reads no cotangent, the position of the first node that reads one and needs its result.
+        must_store: forward values that may never be recomputed.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Dataflow:
             graph: a training model with its YieldOp, after the backward pass.
             training: its record.
             boundaries: names of nodes and values that end a segment.
-            longest: the nodes of the longest chain in a segment; None where only `boundaries` end segments.
-            ends: finds the positions in the forward part at which segments end; then nothing else ends them.
+            longest: largest number of nodes of a chain in a segment. If None, only `boundaries` end segments.
+            ends: a function that returns the positions in the forward part at which segments end. If given, nothing
+                else ends segments.
         """
         seeds = set(training.yielded.values())
         start = 1 + next(i for i, node in enumerate(graph.nodes) if seeds.intersection(node.output))
@@ -84,9 +86,9 @@ class Dataflow:
             self.segments = Segments(self.forward, self.data_dependent, frozenset(boundaries), longest)
         self.gradients = set(training.gradients.values())
         self.cotangents = set(seeds)
-        self._made_at: dict[int, list[str]] = {}  # position -> the cotangent tensors that its node makes
-        self._unfoldable: set[str] = set()  # cotangents that depend on data too, which no runtime computes in advance
-        self._first_unfoldable = len(self.backward)  # the position of the node that makes the first of them
+        self._made_at: dict[int, list[str]] = {}  # position -> the cotangent tensors that its node computes
+        self._unfoldable: set[str] = set()  # cotangents that depend on data too, so runtimes can't fold them
+        self._first_unfoldable = len(self.backward)  # the position of the node that computes the first one
         self._find_cotangents()
         self.first_use: dict[str, int] = {}
         self.node_use = list(range(len(self.backward)))
@@ -96,7 +98,7 @@ class Dataflow:
     # -- the backward part ------------------------------------------------------------------------------------------
 
     def _find_cotangents(self) -> None:
-        """Follow the seed through the backward part."""
+        """Find all values of the backward part that depend on the seed."""
         for position, node in enumerate(self.backward):
             operands = reads(node)
             if self.cotangents.isdisjoint(operands):
@@ -112,8 +114,8 @@ class Dataflow:
         return name in self._unfoldable or (name in self.data_dependent and name not in self.cotangents)
 
     def _find_uses(self) -> None:
-        """Go back from the nodes that read cotangents to the forward values that each of them needs."""
-        uses: dict[str, int] = {}  # value that is no cotangent -> the first position at which a cotangent needs it
+        """Find for each forward value the first node that reads a cotangent and needs the value."""
+        uses: dict[str, int] = {}  # value that is not a cotangent -> the first position where a cotangent needs it
         for position in reversed(range(len(self.backward))):
             node = self.backward[position]
             if self.cotangents.isdisjoint(node.output):
@@ -130,40 +132,38 @@ class Dataflow:
         self.must_store.update(name for name, use in self.first_use.items() if use <= self._first_unfoldable)
 
     def _store_operands(self, node: Node, operands: list[str]) -> None:
-        """Store what a backward node reads from another segment than its forward node does, and what bodies read."""
-        segment = self._segment_of_forward(node)
+        """Mark operands of a backward node that must be stored: read by a body, or from another segment.
+
+        The segment is compared with that of the forward node that the backward node differentiates.
+        """
+        segment = self.segments.read_by.get(metadata_of(node, FORWARD))
         if segment is not None:
             self.must_store.update(name for name in operands if self.segments.get(name, segment) != segment)
         if subgraphs(node):
             self.must_store.update(reads(node))
 
-    def _segment_of_forward(self, node: Node) -> int | None:
-        """The segment that the forward node of a backward node reads; None where the node names no forward node."""
-        label = metadata_of(node, FORWARD)
-        return self.segments.read_by.get(label)
-
     def control_values(self, start: int, end: int) -> list[str]:
-        """Cotangents that show that the backward part has come to position `end`: their values exist only then.
+        """Return cotangents that don't exist before the backward part has reached position `end`.
 
-        They are in memory at that time anyway: the cotangents that the node at `end` reads, and the gradients that the
-        nodes from `start` on have made; where there are none, the cotangent that was made last.
+        They are in memory at that time anyway: the cotangents that the node at `end` reads, and the gradients computed
+        from position `start` on. If there are none, it is the cotangent that was computed last.
         """
         read = [name for name in reads(self.backward[end]) if name in self._unfoldable and self._is_tensor(name)]
         made = [name for at in range(start, end) for name in self._made_at.get(at, ()) if name in self._unfoldable]
         return [*(name for name in made if name in self.gradients and name not in read), *read] or made[-1:]
 
     def made_at(self) -> dict[str, int]:
-        """Cotangent tensor -> the position of the node that makes it."""
+        """Return a map from each cotangent that is a tensor to the position of the node that computes it."""
         return {name: position for position, names in self._made_at.items() for name in names}
 
     # -- forward values ---------------------------------------------------------------------------------------------
 
     def storage(self, name: str) -> str:
-        """The value whose memory `name` shares: the one that it is a view of, or `name` itself."""
+        """Return the value in whose memory `name` lies: the value that `name` is a view of, or `name` itself."""
         return self._viewed.get(name, name)
 
     def _find_views(self) -> dict[str, str]:
-        """Forward value that is a view -> the value that is none at the end of the chain of views behind it."""
+        """Return a map from each forward value that is a view to the value that it is a view of, through all views."""
         found: dict[str, str] = {}
         for name, node in self.producers.items():
             if node.op_type in VIEWS and not node.domain and self.data_dependent.isdisjoint(node.input[1:]):
@@ -171,14 +171,14 @@ class Dataflow:
         return found
 
     def is_resident(self, name: str) -> bool:
-        """Whether a value is in memory whatever the backward part reads: fed, stored, or computed without data."""
+        """Return True if a value is always in memory: an input, an initializer, or computed without data."""
         return name not in self.producers or name not in self.data_dependent
 
     def can_run_twice(self, node: Node) -> bool:
-        """Whether a second run of a node gives the same and harms nothing.
+        """Return True if a second run of a node gives the same result and has no side effect.
 
-        The node is a standard operator, draws no random numbers, updates no statistics, has no body, and reads a value
-        that can be delayed.
+        This requires a standard operator that draws no random numbers, updates no statistics and has no body. It also
+        requires an operand that can be delayed.
         """
         if not is_standard(node.domain) or subgraphs(node) or is_random(self.graph, node):
             return False
@@ -189,7 +189,7 @@ class Dataflow:
         return any(self.can_be_delayed(name) for name in node.input)
 
     def can_be_delayed(self, name: str) -> bool:
-        """Whether a Reshape can make readers of a value wait: it depends on data and has a known number of axes."""
+        """Return True if a Reshape can delay the readers of a value: it depends on data and has a known rank."""
         return name in self.data_dependent and bool(shape_of(self.graph.types.get(name)))
 
     def _is_tensor(self, name: str) -> bool:
@@ -198,15 +198,15 @@ class Dataflow:
 
 
 class Segments(dict[str, int]):
-    """The segment of each forward value.
+    """A map from each forward value to the number of its segment.
 
     Attributes:
-        read_by: name of a forward node -> the last segment that it reads.
+        read_by: map from the name of a forward node to the last segment from which it reads.
     """
 
     @classmethod
     def between(cls, forward: Sequence[Node], ends: Sequence[int]) -> Segments:
-        """Segments that end at positions of `forward`, whatever the nodes read."""
+        """Return segments that end at the given positions of `forward`, whatever values the nodes read."""
         found = cls((), frozenset(), frozenset(), None)
         for position, node in enumerate(forward):
             segment = bisect_right(ends, position)
@@ -215,11 +215,7 @@ class Segments(dict[str, int]):
         return found
 
     def __init__(
-        self,
-        forward: Sequence[Node],
-        data_dependent: Set[str],
-        boundaries: frozenset[str],
-        longest: int | None,
+        self, forward: Sequence[Node], data_dependent: Set[str], boundaries: frozenset[str], longest: int | None
     ) -> None:
         super().__init__()
         self.read_by: dict[str, int] = {}

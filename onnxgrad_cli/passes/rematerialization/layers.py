@@ -1,9 +1,9 @@
-"""The layers of a network, found by what repeats: the operators of one layer follow each other as those of the next do.
+"""Find the layers of a network: the longest part of the graph in which the same sequence of operators repeats.
 
-Exporters write a network layer after layer, whatever they call the nodes, and definitions replace nodes where they
-stand. So the longest part of the graph that repeats itself is its layers. Where an exporter has left out of later
-layers what they share with the first, nothing repeats; then the modules tell that the nodes are from, layers.0 and so
-on.
+Exporters write a network layer after layer, whatever the names of the nodes are, and expanding definitions does not
+change the order. But an exporter may compute values that all layers share only once, in the first layer. Later layers
+then lack these nodes, and nothing repeats. In this case, layers are found by the module paths of the nodes, such as
+layers.0.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 
 NUMBERED = re.compile(r"(.*?)(\d{1,9})")
-"""The path of a module that is one of several, and its number."""
+"""Pattern of the path of a numbered module: the part before the number, and the number."""
 
 SHARE = 3
-"""Layers are at least one in so many of the nodes: what repeats besides them is no layer."""
+"""Layers must contain at least 1 / SHARE of all nodes. A smaller repetition does not count as layers."""
 
-LONGEST = 4096
-"""Nodes of a layer at most: what is longer is not looked for, as each length is tried."""
+MAX_LAYER_NODES = 4096
+"""Largest number of nodes of a layer. Longer ones are not searched for, because each length has to be tried."""
 
 
 def ends_of_layers(nodes: Sequence[Node]) -> list[int]:
-    """The positions in `nodes` at which layers begin, and at which the last one has ended; none if there are no layers.
+    """Return the positions in `nodes` at which layers begin, and the end of the last layer; [] if there are no layers.
 
-    Of all positions within a layer that repeats it is that one which the fewest values cross.
+    A layer may be taken to begin at any of the repeated nodes. The position is chosen across which the fewest values
+    are passed on.
 
     Args:
         nodes: the forward part, in order.
@@ -43,7 +44,7 @@ def ends_of_layers(nodes: Sequence[Node]) -> list[int]:
 
 
 def _ends_of_modules(nodes: Sequence[Node]) -> list[int]:
-    """Where the first of the modules that are numbered alike begins, and where each of them ends."""
+    """Return the position where the first of several numbered modules begins, and the end of each of these modules."""
     found: dict[str, dict[int, list[int]]] = {}
     for at, node in enumerate(nodes):
         for path in modules_around(node):
@@ -57,12 +58,12 @@ def _ends_of_modules(nodes: Sequence[Node]) -> list[int]:
 
 
 def _longest_repetition(nodes: Sequence[Node]) -> tuple[int, int, int]:
-    """Where the longest repetition begins, how many nodes it repeats, and how often; the shortest of equal ones."""
+    """Return start, length (in nodes) and count of the longest repetition. Ties go to the shorter length."""
     kinds: dict[tuple[str, str, int, int], int] = {}
     keys = ((node.domain, node.op_type, len(node.input), len(node.output)) for node in nodes)
     codes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int64)
     best, covered = (0, 1, 0), 0
-    for length in range(1, min(len(codes) // 2, LONGEST) + 1):
+    for length in range(1, min(len(codes) // 2, MAX_LAYER_NODES) + 1):
         start, run = _longest_run(codes[length:] == codes[:-length])
         count = (run + length) // length
         if count > 1 and count * length > covered:
@@ -71,7 +72,7 @@ def _longest_repetition(nodes: Sequence[Node]) -> tuple[int, int, int]:
 
 
 def _longest_run(same: np.ndarray) -> tuple[int, int]:
-    """Where the longest run of True begins, and how long it is."""
+    """Return the start and the length of the longest run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
     if not edges.size:
         return 0, 0
@@ -81,7 +82,11 @@ def _longest_run(same: np.ndarray) -> tuple[int, int]:
 
 
 def _narrowest(nodes: Sequence[Node], first: int, length: int) -> int:
-    """How far behind `first` the position lies that the fewest values of the `length` nodes before it cross."""
+    """Return the distance from `first` to the position across which the fewest values are passed on.
+
+    Positions less than `length` after `first` are compared. Only values computed by the `length` nodes before a
+    position are counted.
+    """
     last_read: dict[str, int] = {}
     for at, node in enumerate(nodes):
         last_read.update(dict.fromkeys(reads(node), at))

@@ -1,9 +1,9 @@
-"""Which forward values the backward part reads from memory, and which it recomputes.
+"""Plans: which forward values are stored for the backward part, and which are recomputed.
 
 This is activation checkpointing (T. Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016,
-arXiv:1604.06174): a few forward values are stored, and what the backward part reads besides is recomputed from these,
-segment by segment. Strategies choose the stored values: `plan_elementwise`, `plan_blocks`, `plan_budget` and
-that of `solver`.
+arXiv:1604.06174). A few forward values are stored, and the other values that the backward part reads are recomputed
+from them, segment by segment. A strategy chooses the stored values: `plan_elementwise`, `plan_blocks`, `plan_budget`,
+or the strategy of `solver`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ CHEAP = VIEWS | frozenset(
     "QuantizeLinear RMSNormalization Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Slice Softplus "
     "Softsign SpaceToDepth Split Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Tile Transpose Trilu Where Xor".split()
 )
-"""Operators that go over their elements once or twice and give about as many."""
+"""Cheap operators: they read each element once or twice, and their outputs are about as large as their inputs."""
 
 
 class Recomputation(NamedTuple):
-    """How some values are recomputed.
+    """The nodes that have to run again in order to recompute some values.
 
     Attributes:
         nodes: the forward nodes that run again.
-        operands: the stored values that these nodes read.
+        operands: the available values that these nodes read.
     """
 
     nodes: list[Node]
@@ -43,15 +43,15 @@ class Recomputation(NamedTuple):
 
 
 class Plan:
-    """The choice of what is stored.
+    """A choice of the forward values to store; the others are recomputed.
 
-    A value and its views share memory, so that they are stored or recomputed together: each such group is known by the
+    A value and its views share memory, so they are stored or recomputed together. Such a group is identified by the
     value that the others are views of.
 
     Attributes:
-        flow: the dataflow that is planned.
-        groups: value that is no view -> the values of its group that the backward part reads.
-        stored: the groups that are stored; at first all.
+        flow: the dataflow.
+        groups: map from a value that is not a view to the values of its group that the backward part reads.
+        stored: the groups that are stored; initially all.
     """
 
     def __init__(self, flow: Dataflow) -> None:
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def recomputed(self) -> list[str]:
-        """The values that the backward part reads and that are not stored, in the order of the forward part."""
+        """The values that are read by the backward part but not stored, in the order of the forward part."""
         return [name for root, names in self.groups.items() if root not in self.stored for name in names]
 
     @property
@@ -74,21 +74,22 @@ class Plan:
         return {root for root, names in self.groups.items() if not self.flow.must_store.isdisjoint((root, *names))}
 
     def is_available(self, name: str) -> bool:
-        """Whether a forward value is in memory when the backward part begins."""
+        """Return True if a forward value is still in memory when the backward part begins."""
         root = self.flow.storage(name)
         return self.flow.is_resident(root) or root in self.stored
 
     def can_run_twice(self, node: Node) -> bool:
-        """Whether a second run of a node gives the same and harms nothing."""
+        """Return True if a second run of a node gives the same result and has no side effect."""
         if id(node) not in self._can_run_twice:
             self._can_run_twice[id(node)] = self.flow.can_run_twice(node)
         return self._can_run_twice[id(node)]
 
     def recomputation(self, names: Iterable[str], recomputed: Collection[str] = ()) -> Recomputation | None:
-        """How `names` are recomputed from what is available and from values that are `recomputed` already.
+        """Return how to recompute `names` from available values and from those that are already `recomputed`.
 
         Returns:
-            None where one of the nodes may not run twice, or reads a value of another segment that is not available.
+            The recomputation. None if a node may not run twice, or reads a value of another segment that is not
+            available.
         """
         nodes: dict[int, Node] = {}
         stored: set[str] = set()
@@ -111,7 +112,7 @@ class Plan:
 
 
 def computed(flow: Dataflow, node: Node) -> list[str]:
-    """The operands of a node that are not in memory anyway."""
+    """Return the operands of a node that are not always in memory (see `Dataflow.is_resident`)."""
     return [name for name in node.input if name and not flow.is_resident(name)]
 
 
@@ -119,7 +120,7 @@ def computed(flow: Dataflow, node: Node) -> list[str]:
 
 
 def plan_elementwise(flow: Dataflow) -> Plan:
-    """Recompute the results of cheap operators, from values that are stored anyway."""
+    """Return a plan that recomputes the results of cheap operators from values that are stored anyway."""
     plan = Plan(flow)
     undecided = {root for root in plan.groups if flow.producers[root].op_type in CHEAP} - plan.must_store
     plan.stored -= undecided
@@ -136,7 +137,7 @@ def plan_elementwise(flow: Dataflow) -> Plan:
 
 
 def plan_blocks(flow: Dataflow, boundaries: Collection[str]) -> Plan:
-    """Store the results at `boundaries`, names of values or nodes, and recompute what lies between."""
+    """Return a plan that stores the results at `boundaries` (nodes or values) and recomputes those in between."""
     plan = Plan(flow)
     stored = plan.must_store | _results_at(flow, boundaries)
     needed = {name for names in plan.groups.values() for name in names}
@@ -162,14 +163,14 @@ def _results_at(flow: Dataflow, boundaries: Collection[str]) -> set[str]:
 
 
 def plan_budget(flow: Dataflow, budget: int, sizes: Facts, total: int) -> Plan:
-    """Recompute first what frees most bytes for an operation, until no more than `budget` bytes are stored.
+    """Return a plan that stores at most `budget` bytes; recomputes first the values that free most bytes per operation.
 
     Args:
         flow: the dataflow.
-        budget: in bytes.
+        budget: the largest number of bytes to store.
         sizes: the size of every value.
-        total: the bytes that the backward part reads of the forward part if nothing is recomputed, values included that
-            are computed of weights alone and are in memory anyway.
+        total: the bytes of all forward values that the backward part reads, if nothing is recomputed. This includes
+            values that are computed from weights alone and are in memory anyway.
     """
     plan = Plan(flow)
     if total > budget:
@@ -180,7 +181,7 @@ def plan_budget(flow: Dataflow, budget: int, sizes: Facts, total: int) -> Plan:
 
 
 def trade(flow: Dataflow, sizes: Facts, total: int) -> list[tuple[int, float]]:
-    """What `plan_budget` has to offer: the bytes that stay stored, from all to the fewest, and the operations for that.
+    """Return the choices that `plan_budget` has: (bytes stored, operations added), from the most bytes to the fewest.
 
     Args:
         flow, sizes, total: see `plan_budget`.
@@ -194,16 +195,16 @@ def trade(flow: Dataflow, sizes: Facts, total: int) -> list[tuple[int, float]]:
 
 
 def _freed(plan: Plan, sizes: Facts, total: int) -> Iterator[tuple[int, Recomputation]]:
-    """Let group after group be recomputed, first what frees most bytes for an operation.
+    """Mark groups as recomputed one by one. Groups that free the most bytes per operation come first.
 
     Yields:
-        The bytes that stay stored, and how the group is recomputed.
+        The bytes that stay stored, and the recomputation of the group.
     """
     must_store, recomputed = plan.must_store, set[str]()
     size = {root: size_of(root, sizes) for root in plan.groups}
 
     def way(root: str) -> Recomputation | None:
-        """How `root` is recomputed from what is stored besides it."""
+        """Return how to recompute `root` from the other stored values, or None."""
         plan.stored.discard(root)
         found = plan.recomputation(plan.groups[root], recomputed)
         plan.stored.add(root)
@@ -215,7 +216,7 @@ def _freed(plan: Plan, sizes: Facts, total: int) -> Iterator[tuple[int, Recomput
             break
         if root in must_store or (found := way(root)) is None:
             continue
-        plan.stored.discard(root)  # no other price rises by this: who reads `root` finds it recomputed
+        plan.stored.discard(root)  # this raises no other price: nodes that read `root` find it recomputed
         total -= size[root]
         must_store.update(_of_other_segments(plan, root, found))
         recomputed.update(name for node in found.nodes for name in node.output)
@@ -223,14 +224,14 @@ def _freed(plan: Plan, sizes: Facts, total: int) -> Iterator[tuple[int, Recomput
 
 
 def _of_other_segments(plan: Plan, root: str, recomputation: Recomputation) -> Iterator[str]:
-    """The groups of other segments that the recomputation of `root` reads: they have to stay stored."""
+    """Yield the groups of other segments that the recomputation of `root` reads, which therefore must stay stored."""
     segments = plan.flow.segments
     own = {segments[name] for name in plan.groups[root]}
     return (plan.flow.storage(name) for name in recomputation.operands if segments[name] not in own)
 
 
 def flops_of(recomputation: Recomputation, sizes: Facts) -> float:
-    """The operations of a recomputation; infinitely many where nobody can tell."""
+    """Return the number of operations of a recomputation, or infinity if the number is unknown."""
     try:
         return sum(node_flops(node, sizes) for node in recomputation.nodes)
     except LookupError:
@@ -238,7 +239,7 @@ def flops_of(recomputation: Recomputation, sizes: Facts) -> float:
 
 
 def size_of(name: str, sizes: Facts) -> int:
-    """The bytes of a value; 0 where nobody can tell."""
+    """Return the size of a value in bytes, or 0 if it is unknown."""
     try:
         return sizes.bytes(name)
     except LookupError:

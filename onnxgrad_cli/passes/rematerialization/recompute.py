@@ -1,16 +1,19 @@
-"""The pass behind --recompute: forward values are recomputed in the backward part instead of being stored for it.
+"""Implement --recompute: recompute forward values in the backward part instead of storing them.
 
-Less memory is paid for with more operations. `dataflow` finds what the backward part reads, `plan` chooses what is
-recomputed, `rewrite` writes the nodes.
+This saves memory at the cost of more operations. `dataflow` finds the values that the backward part reads, `plan`
+chooses which are recomputed, and `rewrite` writes the nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import get_args
 
+from onnxgrad_cli.common.byte_sizes import bytes_of
+from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.training_cost import Cost, cost
-from onnxgrad_cli.errors import Caution, UsageError
+from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.options import RecomputeSpec, RematerializationOptions
@@ -19,20 +22,44 @@ from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
 from onnxgrad_cli.passes.rematerialization.layers import ends_of_layers
 from onnxgrad_cli.passes.rematerialization.plan import Plan, plan_blocks, plan_budget, plan_elementwise, trade
-from onnxgrad_cli.passes.rematerialization.request import AUTO, BLOCK, OPTIMAL, SIZED
 from onnxgrad_cli.passes.rematerialization.solver import plan_optimal
 from onnxgrad_cli.record import Recomputed, Training
 
+KINDS: tuple[Recomputation, ...] = get_args(Recomputation)
+ELEMENTWISE, BLOCK, BUDGET, OPTIMAL = KINDS
+SIZED = (BUDGET, OPTIMAL)
+AUTO = "auto"
+"""The pattern of `block:` that stands for the ends of the network's layers."""
+
+FORM = "`recompute` must be elementwise, block:auto, block:GLOB, budget:SIZE or optimal:SIZE"
+
+
+def parse_recompute(text: str) -> RecomputeSpec:
+    """Parse `elementwise`, `block:auto`, `block:GLOB`, `budget:SIZE` or `optimal:SIZE`, such as budget:512MB.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    word, _, rest = (part.strip() for part in text.partition(":"))
+    kind = next((kind for kind in KINDS if kind == word), None)
+    if kind is None:
+        raise unknown_name(f"{FORM}, not '{text}'", suggest(word, KINDS, "kinds"))
+    if bool(rest) != (kind != ELEMENTWISE):
+        raise UsageError(f"{FORM}, not '{text}'", "write, for example, block:'*layer*/output' or budget:512MB")
+    size = bytes_of(rest, f"`recompute` {kind}") if kind in SIZED else 0
+    return RecomputeSpec(kind, rest if kind == BLOCK else "", size)
+
+
 OFFERS = 40
-"""How many plans the report shows beside the one that was taken, at most."""
+"""Largest number of alternative plans that the report shows."""
 
 
 def recompute(graph: Graph, options: RematerializationOptions, training: Training) -> bool:
-    """Compute values again, as the options ask for; returns whether any are."""
+    """Recompute values as the options request. Return True if any value is recomputed."""
     spec = options.recompute
     assert spec is not None
     results = [training.loss, *training.gradients.values(), *training.state.values()]
-    graph.remove_unused([*results, *training.yielded.values()])  # zero gradients alone need no seed, passes do
+    graph.remove_unused([*results, *training.yielded.values()])  # passes need the seed, zero gradients do not
     before = cost(graph, training)
     sizes = Facts(graph, {**before.sizes, **before.assumed})
     offers = trade(_flow(graph, options, training), sizes, before.kept_bytes)
@@ -49,7 +76,7 @@ def recompute(graph: Graph, options: RematerializationOptions, training: Trainin
 def _plan(
     graph: Graph, options: RematerializationOptions, training: Training, spec: RecomputeSpec, sizes: Facts, before: Cost
 ) -> Plan:
-    """The plan that `spec` asks for; `before` is what the model costs without recomputation, of values of `sizes`."""
+    """Return the plan that `spec` requests. `sizes` has all values' sizes, `before` the cost without recomputation."""
     by_layers = spec.kind == BLOCK and spec.pattern == AUTO
     boundaries = _boundaries(graph, training, spec) if spec.kind == BLOCK and not by_layers else set()
     longest = None if spec.kind == BLOCK else LONGEST_CHAIN
@@ -64,7 +91,7 @@ def _plan(
 
 
 def _thinned(offers: Sequence[tuple[int, float]]) -> tuple[tuple[int, int], ...]:
-    """Some of the offers, the first and the last among them."""
+    """Return at most about `OFFERS` of the alternative plans, including the first and the last."""
     every = -(-len(offers) // OFFERS)
     return tuple((kept, int(flops)) for kept, flops in dict.fromkeys((*offers[::every], offers[-1])))
 
@@ -77,49 +104,52 @@ def _flow(
     longest: int | None = LONGEST_CHAIN,
     layers: Callable[[Sequence[Node]], list[int]] | None = None,
 ) -> Dataflow:
-    """The dataflow of a model, and what of it has to be stored; see `Dataflow`."""
+    """Return the dataflow of a model; next states, kept outputs and values of loss chunks must be stored."""
     flow = Dataflow(graph, training, boundaries, longest, layers)
     flow.must_store.update(training.state.values(), graph.output_names if options.keep_outputs else ())
-    if training.chunks is not None:  # they are gone before the backward part of the rest begins
+    if training.chunks is not None:  # their memory is free before the other backward nodes begin
         own = frozenset().union(*training.chunks.nodes)
         flow.must_store.update(name for node in flow.forward if node.name in own for name in node.output if name)
     return flow
 
 
 def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: Mapping[str, int]) -> Iterator[str]:
-    """What was asked for and not reached, in sentences for the cautions.
+    """Yield a sentence for the user about each part of the request that was not fulfilled.
 
     Args:
-        spec: what was asked for.
-        done: what was reached.
-        assumed: the sizes with which symbols count that nobody gave one.
+        spec: the request.
+        done: the result.
+        assumed: the sizes that were assumed for symbols without a size.
     """
     if not done.nodes and (spec.kind not in SIZED or done.kept_before > spec.size):
-        yield "there is nothing that could be computed again"
+        yield "no value can be computed again"
     elif spec.kind in SIZED and done.kept > spec.size:
-        yield f"{done.kept:,} bytes stay, for the rest can't be computed again from them; try block:GLOB"
+        yield (
+            f"{done.kept:,} bytes stay stored, because the other values can't be computed again from less; try "
+            "block:GLOB"
+        )
     if spec.kind in SIZED and assumed:
         sizes = ", ".join(f"{symbol} = {size}" for symbol, size in assumed.items())
-        yield f"bytes were counted with {sizes}; `dims=NAME=SIZE` gives a size"
+        yield f"the bytes were counted with {sizes}; set another size with `dims=NAME=SIZE`"
 
 
 def _layers(forward: Sequence[Node]) -> list[int]:
-    """Where the layers of the forward part end.
+    """Return the positions at which the layers of the forward part end.
 
     Raises:
-        UsageError: it has none that are alike.
+        UsageError: no layers repeat.
     """
     found = ends_of_layers(forward)
     if not found:
         raise UsageError(
-            f"`recompute` block:{AUTO} found no layers that repeat each other",
-            "name their ends: block:GLOB, or take elementwise",
+            f"`recompute` block:{AUTO} found no repeating layers",
+            "name the ends of the layers with block:GLOB, or use elementwise",
         )
     return found
 
 
 def _boundaries(graph: Graph, training: Training, spec: RecomputeSpec) -> set[str]:
-    """The forward nodes and values that the pattern of `--recompute block` names."""
+    """Return the forward nodes and values that match the pattern of `--recompute block`."""
     names: dict[str, None] = {}
     for node in graph.nodes:
         if training.yielded.keys() & set(node.input):

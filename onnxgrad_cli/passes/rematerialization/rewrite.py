@@ -1,8 +1,8 @@
 """Write recomputation into a training model: copies of forward nodes, placed where the backward part needs them.
 
-A runtime would merge a copy with the node that it is a copy of, or run it early. A control dependency keeps it from
-both: an operand of the copy goes through a Reshape to zeros, which keep each size, computed from *control values*,
-cotangents that exist only when the backward part has come so far.
+A runtime would merge a copy with its original node, or run it early. A control dependency prevents both: an operand of
+the copy is passed through a Reshape to a shape of zeros, which keeps each size. The zeros are computed from *control
+values*, which are cotangents that don't exist before the backward part has reached this position.
 """
 
 from __future__ import annotations
@@ -15,59 +15,59 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.node import ROLE, Node, copied
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.passes.control import zero_after
+from onnxgrad_cli.passes.control_dependencies import zero_after
 from onnxgrad_cli.passes.rematerialization.plan import Plan
 
 SCOPE = "recompute"
-"""What the names of the nodes begin with."""
+"""Prefix of the names of the nodes that are written here."""
 
 
 def write_recomputation(plan: Plan) -> int:
-    """Let the backward part read recomputed values in place of those that the plan does not store.
+    """Make the backward part read recomputed values in place of the values that the plan does not store.
 
     Args:
         plan: the plan; its graph is changed.
 
     Returns:
-        How many nodes were copied.
+        The number of copied nodes.
     """
     if not plan.recomputed:
         return 0
-    writer = _Writer(plan)
+    writer = _CopyWriter(plan)
     inserted = _copies(plan, writer)
     rename(plan.flow.backward, writer.names)
     plan.flow.graph.nodes = [*plan.flow.forward, *_rescheduled(plan, writer, inserted)]
     return writer.count
 
 
-def _copies(plan: Plan, writer: _Writer) -> dict[int, list[Node]]:
-    """The nodes that recompute values, by the position of the first node that reads a cotangent and needs the value."""
+def _copies(plan: Plan, writer: _CopyWriter) -> dict[int, list[Node]]:
+    """Return a map: position of the first node with a cotangent that needs values -> the nodes that recompute them."""
     needed: dict[int, list[str]] = defaultdict(list)
     for name in plan.recomputed:
         needed[plan.flow.first_use[name]].append(name)
     inserted: dict[int, list[Node]] = defaultdict(list)
-    start = 0  # control values are looked for from here on
+    start = 0  # first position at which control values are searched
     for position, names in sorted(needed.items()):
         barriers, control_values = writer.barriers, plan.flow.control_values(start, position)
-        if not control_values:  # nothing of the backward part is there to wait for: these values are still in memory
+        if not control_values:  # the backward part has not begun: the values are still in memory
             continue
         inserted[position] = writer.recompute(names, control_values)
-        if writer.barriers > barriers:  # else the next copies wait for these gradients too
+        if writer.barriers > barriers:  # otherwise the next copies wait for these gradients too
             start = position
     return inserted
 
 
-def _rescheduled(plan: Plan, writer: _Writer, inserted: dict[int, list[Node]]) -> list[Node]:
-    """The backward part with the copies in it, and with nodes that read no cotangent as late as possible.
+def _rescheduled(plan: Plan, writer: _CopyWriter, inserted: dict[int, list[Node]]) -> list[Node]:
+    """Return the backward part with the copies inserted, and nodes that read no cotangent moved back or delayed.
 
-    Such a node may run at any time, before the backward part too, and its result would then take the memory that
-    recomputation has freed. It is moved to its first use if it reads a recomputed value, else it gets a control
-    dependency on what that use waits for.
+    A node that reads no cotangent may run at any time, even before the backward part, and its result would then take
+    the memory that recomputation saves. If the node reads a recomputed value, it is moved to its first use. Otherwise,
+    it gets a control dependency on the values that its first use waits for.
 
     Args:
         plan: the plan.
-        writer: what wrote the copies.
-        inserted: position -> nodes that stand before the node there; more of them are added.
+        writer: the writer of the copies.
+        inserted: map from a position to the nodes to insert before the node there; more nodes are added to it.
     """
     flow, nodes = plan.flow, list[Node]()
     late = set(writer.names.values())  # values that exist only after a control dependency
@@ -85,13 +85,13 @@ def _rescheduled(plan: Plan, writer: _Writer, inserted: dict[int, list[Node]]) -
     return nodes
 
 
-class _Writer:
+class _CopyWriter:
     """Writes copies of forward nodes, and control dependencies.
 
     Attributes:
-        names: forward value -> the recomputed one.
-        count: how many nodes were copied.
-        barriers: how many control dependencies were written for copies and delayed nodes.
+        names: map from a forward value to the name of the recomputed value.
+        count: number of copied nodes.
+        barriers: number of control dependencies written for copies and delayed nodes.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -105,7 +105,7 @@ class _Writer:
         self._order = {id(node): position for position, node in enumerate(plan.flow.forward)}
 
     def recompute(self, names: list[str], control_values: list[str]) -> list[Node]:
-        """The nodes that recompute values, from stored and recomputed ones, not before `control_values` exist."""
+        """Return nodes that recompute `names` from available and recomputed values, after `control_values` exist."""
         nodes, stack = dict[int, Node](), list(names)
         while stack:
             name = stack.pop()
@@ -121,16 +121,16 @@ class _Writer:
         return self._copying.nodes[before:]
 
     def delay(self, node: Node, use: int, late: set[str]) -> tuple[int, list[Node]]:
-        """Give a node that reads no cotangent a control dependency on what the node at position `use` waits for.
+        """Delay a node that reads no cotangent until the values exist for which the node at position `use` waits.
 
         Args:
-            node: the node; its first operand that a Reshape can delay is replaced.
-            use: the position of its first use.
-            late: the values behind a control dependency; the delayed operand is added.
+            node: the node. Its first operand that a Reshape can delay is replaced.
+            use: the position of the node that first uses its result.
+            late: the values that exist only after a control dependency. The delayed operand is added.
 
         Returns:
-            The position where the last control value is made, and the nodes of the control dependency; (0, []) if there
-            is nothing to delay, or no control value.
+            The position where the last control value is computed, and the nodes of the control dependency. The result
+            is (0, []) if no operand can be delayed or there is no control value.
         """
         flow = self.plan.flow
         position = next((i for i, name in enumerate(node.input) if flow.can_be_delayed(name)), None)
@@ -143,7 +143,7 @@ class _Writer:
         return max(self._made_at[name] for name in control_values), self._delaying.nodes[count:]
 
     def _copy(self, node: Node, control_values: list[str]) -> None:
-        """Write a copy of a node, which reads recomputed values, or else one operand behind a control dependency."""
+        """Write a copy of a node. If it reads no recomputed value, delay one operand until `control_values` exist."""
         inputs = [self.names.get(name, name) for name in node.input]
         if inputs == list(node.input):
             position = next(i for i, name in enumerate(inputs) if self.plan.flow.can_be_delayed(name))
@@ -160,21 +160,21 @@ class _Writer:
         self.count += 1
 
     def _recomputed(self, name: str) -> str:
-        """A new value for the recomputed `name`, of its type."""
+        """Return a new name for the recomputed version of a value, with the same type."""
         new, types = self.graph.fresh(f"{name}_recomputed"), self.graph.types
         if name in types:
             types[new] = types[name]
         return new
 
     def _delayed(self, op: Op, name: str, control_values: list[str]) -> str:
-        """A value equal to `name` that exists only after all of `control_values`."""
+        """Return the name of a copy of `name` that does not exist before all of `control_values` exist."""
         own = self.graph.types[name]
         x = op.val(name)
         op.scope = SCOPE
         zeros = op.Expand(zero_after(op, [op.val(each) for each in control_values]), op.ints([x.rank]))
         before = len(op.nodes)
         delayed = op.emit("Reshape", x, zeros, types=[own])
-        if len(op.nodes) > before:  # else the same control dependency was written before
+        if len(op.nodes) > before:  # otherwise the same control dependency was written before
             self.barriers += 1
             self.graph.proto.graph.value_info.append(helper.make_value_info(delayed.name, own))
         return delayed.name

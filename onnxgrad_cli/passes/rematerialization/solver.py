@@ -1,10 +1,10 @@
-"""The plan of recomputation that takes the fewest operations within a budget, found by a solver.
+"""Find the recomputation with the fewest operations within a memory budget, by integer programming.
 
 P. Jain et al., Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020, arXiv:1910.02653,
-chooses what is in memory at every step of a run, with as many unknowns as the nodes have pairs. Here every value is
-stored from the forward part on or computed again once, before its first use, as `rewrite` does it. So there are two
-unknowns for a node, and networks of thousands of nodes are solved in seconds: by HiGHS (Q. Huangfu, J. A. J. Hall,
-Parallelizing the dual revised simplex method, Mathematical Programming Computation 10, 2018), which scipy has.
+choose the values in memory at every step of a run, which takes an unknown for each pair of nodes. Here, every value is
+either stored from the forward part on, or recomputed once, before its first use, as `rewrite` does. So there are only
+two unknowns for each node, and networks of thousands of nodes are solved in seconds. The solver is HiGHS in scipy (Q.
+Huangfu, J. A. J. Hall, Parallelizing the dual revised simplex method, Mathematical Programming Computation 10, 2018).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.rematerialization.plan import Plan, computed, flops_of, size_of
 
 SECONDS = 20.0
-"""What the solver may take; the best plan that it has found until then is kept to, if it beats the heuristic's."""
+"""Time limit of the solver in seconds. The best plan found until then is used, if it beats the heuristic plan."""
 
 GAP = 1e-3
-"""The share of the operations by which a plan may lie above the least that the solver holds possible."""
+"""The solver stops when a plan's number of operations is at most this fraction above the lower bound."""
 
 Terms = dict[int, float]
 
 
 @dataclass
-class Program:
-    """An integer program: unknowns that are 0 or 1, and rows of which each says that a sum is at least a number.
+class IntegerProgram:
+    """An integer program: unknowns that are 0 or 1, and constraints (rows): a weighted sum is at least a number.
 
     Attributes:
-        cost: of each unknown what 1 costs.
-        fixed: unknown -> its value, where that is known.
-        rows: the sums, by unknown, and the least that each may be.
+        cost: for each unknown, the amount added to the total cost if the unknown is 1.
+        fixed: map from an unknown whose value is prescribed to the value.
+        rows: for each constraint, a map from unknowns to their coefficients, and the lower bound of the sum.
     """
 
     cost: list[float] = field(default_factory=list)
@@ -44,12 +44,12 @@ class Program:
     rows: list[tuple[Terms, float]] = field(default_factory=list)
 
     def unknown(self, cost: float = 0.0) -> int:
-        """A new unknown."""
+        """Add an unknown and return its index."""
         self.cost.append(cost)
         return len(self.cost) - 1
 
     def solved(self, more: list[tuple[Terms, float]], cost: np.ndarray) -> np.ndarray | None:
-        """The values with the least cost; None where there are none, or the time ends before any is found."""
+        """Return the cheapest values of the unknowns, or None if there is no solution or none was found in time."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
 
@@ -71,16 +71,18 @@ class Program:
 
 
 def plan_optimal(heuristic: Plan, budget: int, sizes: Facts, total: int) -> Plan:
-    """Recompute with the fewest operations so that no more than `budget` bytes are stored, or as few as can be.
+    """Return the plan with the fewest operations that stores at most `budget` bytes.
+
+    If the budget can't be reached, the plan stores as few bytes as possible.
 
     Args:
-        heuristic: what `plan_budget` has found, which is taken where the solver finds nothing better.
+        heuristic: the plan of `plan_budget`, which is returned if the solver finds no better one.
         budget, sizes, total: see `plan_budget`.
 
     Raises:
         UsageError: the solver is not installed.
     """
-    load_package("scipy.optimize", "`recompute=optimal`", f"`recompute=budget:{budget}`, which plans without it")
+    load_package("scipy.optimize", "`recompute=optimal`", f"`recompute=budget:{budget}`, which plans without scipy")
     plan = Plan(heuristic.flow)
     everything = sum(size_of(root, sizes) for root in plan.groups)
     if total <= budget or not plan.groups:
@@ -103,18 +105,18 @@ def plan_optimal(heuristic: Plan, budget: int, sizes: Facts, total: int) -> Plan
 
 
 def _price(plan: Plan, sizes: Facts, allowed: int) -> tuple[int, float]:
-    """What a plan stores beyond what it may, and the operations that it adds."""
+    """Return the bytes that a plan stores above the allowed number, and the operations that it adds."""
     again = plan.recomputation(plan.recomputed)
     stored = sum(size_of(root, sizes) for root in plan.stored)
     return max(stored - allowed, 0), inf if again is None else flops_of(again, sizes)
 
 
-def _program(plan: Plan, sizes: Facts) -> tuple[Program, dict[str, int]]:
-    """The program of a plan, and its unknown for each value without view: whether that is stored.
+def _program(plan: Plan, sizes: Facts) -> tuple[IntegerProgram, dict[str, int]]:
+    """Return the integer program for a plan, and a map: value that is not a view -> unknown that is 1 if it is stored.
 
-    What runs again reads what is stored, or of its own segment what runs again too.
+    A node that runs again reads stored values, or values of its own segment whose nodes run again too.
     """
-    flow, program = plan.flow, Program()
+    flow, program = plan.flow, IntegerProgram()
     forward = [node for node in flow.forward if any(not flow.is_resident(name) for name in node.output if name)]
     runs = {name: unknown for node in forward for unknown in [_runs_again(program, plan, node, sizes)]
             for name in node.output if name}  # fmt: skip
@@ -136,8 +138,11 @@ def _program(plan: Plan, sizes: Facts) -> tuple[Program, dict[str, int]]:
     return program, kept
 
 
-def _runs_again(program: Program, plan: Plan, node: Node, sizes: Facts) -> int:
-    """The unknown that says whether a node runs again; one operation for each kernel, lest what is free be copied."""
+def _runs_again(program: IntegerProgram, plan: Plan, node: Node, sizes: Facts) -> int:
+    """Add an unknown that is 1 if a node runs again, and return its index.
+
+    Each node costs one operation more than it has, so that nodes without operations are not recomputed needlessly.
+    """
     try:
         unknown = program.unknown(1.0 + node_flops(node, sizes))
     except LookupError:
@@ -149,6 +154,6 @@ def _runs_again(program: Program, plan: Plan, node: Node, sizes: Facts) -> int:
 
 
 def _at_most(weight: dict[int, int], most: float) -> tuple[Terms, float]:
-    """The row that keeps a sum to `most`, in units of which it is of the size of 1."""
+    """Return the constraint that a weighted sum is at most `most`, scaled so that the largest weight is 1."""
     unit = max(max(weight.values()), 1)
     return {unknown: -size / unit for unknown, size in weight.items() if size}, -most / unit

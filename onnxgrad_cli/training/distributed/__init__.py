@@ -1,4 +1,4 @@
-"""Several processes train together: an engine connects the processes that a launcher has started."""
+"""Train in several processes: connect the processes that a launcher has started, through gloo or MPI."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from onnxgrad_cli.training.distributed.gloo import Gloo
 from onnxgrad_cli.training.distributed.mpi import Mpi
 
 ENGINES: dict[str, tuple[type[Gloo | Mpi], ...]] = {"torchrun": (Gloo,), "Slurm": (Gloo, Mpi)}
-"""Launcher -> the engines that work under it, the preferred one first. All others are launchers of MPI."""
+"""Launcher -> the engines that can connect its processes, the preferred one first. Other launchers use MPI."""
 
 
 @contextmanager
 def connected(tell: Tell = silent) -> Iterator[Communicator]:
-    """Connect this process to those that a launcher has started with it, for as long as the block runs.
+    """Connect this process to the other processes that a launcher has started.
+
+    The connection lasts for the `with` block.
 
     Args:
-        tell: takes a line if the others keep this process waiting.
+        tell: receives a message if this process has to wait for others.
 
     Raises:
-        UsageError: the environment contradicts itself, or the package of the engine is missing.
+        UsageError: the launcher's environment variables contradict each other, or the package of the engine is missing.
         OnnxgradError: the other processes can't be reached.
     """
     found = launches()
@@ -40,7 +42,7 @@ def connected(tell: Tell = silent) -> Iterator[Communicator]:
 
 
 def _join(found: Sequence[Launch], tell: Tell) -> Gloo | Mpi:
-    """Connect by the first engine whose package is installed."""
+    """Connect with the first engine whose package is installed."""
     engines = [(launch, engine) for launch in found for engine in ENGINES.get(launch.launcher, (Mpi,))]
     for launch, engine in engines:
         if find_spec(engine.package) is not None:
@@ -48,4 +50,4 @@ def _join(found: Sequence[Launch], tell: Tell) -> Gloo | Mpi:
     launch, engine = engines[0]
     others = dict.fromkeys(install_command(other.package) for _, other in engines[1:] if other is not engine)
     load_package(engine.package, f"a run of {launch.world} processes under {launch.launcher}", " or ".join(others))
-    raise AssertionError("load_package has found what was not installed")
+    raise AssertionError("load_package did not report a missing package")

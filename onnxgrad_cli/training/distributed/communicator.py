@@ -1,6 +1,7 @@
 """Communication between the processes of one training run.
 
-A run needs a sum over all processes, a broadcast from the first process, and an end of all processes if one fails.
+A run needs three operations: sum an array over all processes, broadcast a value from the first process, and end all
+processes if one fails.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from onnxgrad_cli.errors import OnnxgradError
 
 
 class RankError(OnnxgradError):
-    """A failed process of several. The message names it.
+    """The error of a process that failed, in a run of several processes. The message names the process.
 
     Attributes:
-        rank: the number of the process.
+        rank: the rank of the process.
     """
 
     def __init__(self, rank: int, error: OnnxgradError, *, name: bool = True) -> None:
         """Args:
-        rank: the number of the process.
-        error: its error.
-        name: put the rank in front of the message; otherwise the message already has it.
+        rank: the rank of the process.
+        error: the error of the process.
+        name: put the rank in front of the message. False if the message contains it already.
         """
         super().__init__(f"rank {rank}: {error.message}" if name else error.message, error.hint, error.details)
         self.rank, self.exit_code = rank, error.exit_code
@@ -58,15 +59,15 @@ class Communicator(Protocol):
         """
 
     def fail(self, error: OnnxgradError) -> OnnxgradError | None:
-        """Announce to the other processes that this one fails.
+        """Announce to the other processes that this one has failed.
 
         Returns:
-            The error that this process reports: its own, or the one that caused it in another process. None if another
-            process reports it.
+            The error that this process reports to the user: its own, or the error of another process that caused its
+            own. None if another process reports the error.
         """
 
     def abort(self, code: int) -> None:
-        """End this process, or all processes, with an exit code, without waiting for others."""
+        """End this process, or all processes, with an exit code. Don't wait for other processes."""
 
 
 class Alone:

@@ -1,6 +1,7 @@
 """Communicate by gloo, through torch.distributed.
 
-A collective is polled, so that a process notices within a second that another one has failed, and answers signals.
+A process polls each collective operation. So it handles signals, and notices within a second that another process
+failed.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from onnxgrad_cli.training.distributed.communicator import RankError
 from onnxgrad_cli.training.distributed.liveness import PERIOD, Liveness, ended
 
 CONNECT = 600.0
-"""Seconds that processes have to connect."""
+"""Seconds that the processes have to connect to each other at the start."""
 
 COLLECTIVE = timedelta(days=30)
-"""The limit of one collective. `Liveness` notices lost processes; a validation by rank 0 may take hours."""
+"""Timeout of one collective operation.
+
+The timeout is long because other processes wait while rank 0 validates, which may take hours. `Liveness` detects dead
+processes much earlier.
+"""
 
 REPORT = 5.0
-"""Seconds in which a process of a lower rank has to announce that it reports an error."""
+"""Seconds that a failed process waits for one of lower rank to announce the error, before reporting it itself."""
 
 
 class Gloo:
@@ -40,18 +45,17 @@ class Gloo:
         """Join the other processes.
 
         Raises:
-            UsageError: the launcher does not say where the processes meet.
-            OnnxgradError: they can't be reached.
+            UsageError: the launcher does not set the address of rank 0.
+            OnnxgradError: the other processes can't be reached.
         """
         self.rank, self.world = launch.rank, launch.world
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its warnings and errors come with stacks of C++
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # hide warnings and errors with C++ stack traces
         torch, distributed = import_module("torch"), import_module("torch.distributed")
         self._tensor = torch.from_numpy
         if not launch.address:
-            raise UsageError(
-                f"{launch.launcher} does not say where rank 0 runs", "set MASTER_ADDR to the name of its machine"
-            )
-        self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # by rank 0, and not by torchrun
+            hint = "set MASTER_ADDR to the host name of rank 0"
+            raise UsageError(f"{launch.launcher} does not say where rank 0 runs", hint)
+        self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # True: rank 0 hosts, not torchrun
         try:
             store = self._connected(distributed.TCPStore, launch)
             # torchrun's store outlives the processes that it restarts after a failure
@@ -61,27 +65,26 @@ class Gloo:
             self._group = distributed.ProcessGroupGloo(store, self.rank, self.world, timedelta(seconds=CONNECT))
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            raise OnnxgradError(
-                f"rank {self.rank} can't connect through {launch.address}:{launch.port}: {reason}",
-                "check MASTER_ADDR, MASTER_PORT and the firewall; GLOO_SOCKET_IFNAME chooses a network interface",
-            ) from None
+            message = f"rank {self.rank} can't connect through {launch.address}:{launch.port}: {reason}"
+            hint = "check MASTER_ADDR, MASTER_PORT and the firewall; GLOO_SOCKET_IFNAME chooses a network interface"
+            raise OnnxgradError(message, hint) from None
         self._sum, self._from_first = distributed.AllreduceOptions(), distributed.BroadcastOptions()
         self._from_first.rootRank = self._from_first.rootTensor = 0
         self._sum.timeout = self._from_first.timeout = COLLECTIVE
 
     def _connected(self, store: Any, launch: Launch) -> Any:
-        """Return the store. It is waited for in short calls, between which Python answers signals.
+        """Connect to the key-value store and return it.
+
+        Calls have short timeouts, so that Python can handle signals between them.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: the store can't be created or reached.
         """
         hosts = self._hosted and self.rank == 0
-        until = time.monotonic() + CONNECT
+        until, short = time.monotonic() + CONNECT, timedelta(seconds=5)
         while True:
             try:
-                found = store(
-                    launch.address, launch.port, is_master=hosts, timeout=timedelta(seconds=5), wait_for_workers=False
-                )
+                found = store(launch.address, launch.port, is_master=hosts, timeout=short, wait_for_workers=False)
                 found.set_timeout(timedelta(seconds=CONNECT))  # a store that answers late has not failed
                 return found
             except RuntimeError:
@@ -103,7 +106,7 @@ class Gloo:
         return value if self.rank == 0 else pickle.loads(data.data)
 
     def _finish(self, collective: Any, array: np.ndarray, options: Any) -> None:
-        """Run a collective on an array, and wait for it.
+        """Run a collective operation on an array, and wait for its end.
 
         Raises:
             RankError: another process has failed.
@@ -115,7 +118,7 @@ class Gloo:
                 error = self._liveness.failure()
                 if error is not None or self._liveness.unreachable:
                     raise self._liveness.cause(REPORT) or error or self._lost()
-                time.sleep(pause)  # without a pause at first: most collectives of small models take less than 1 ms
+                time.sleep(pause)  # almost no pause at first: most collectives of small models take less than 1 ms
                 pause = min(pause + 1e-6, 1e-3)
             work.wait()
         except RuntimeError:  # a connection was closed
@@ -127,9 +130,9 @@ class Gloo:
         return RankError(0, ended(host), name=False)
 
     def fail(self, error: OnnxgradError) -> OnnxgradError | None:
-        """See `Communicator.fail`. The lowest rank that is alive reports."""
+        """See `Communicator.fail`. The process with the lowest rank that is still alive reports the error."""
         cause: OnnxgradError = error
-        if error.exit_code == INTERRUPTED:  # perhaps by a launcher, as another process has failed
+        if error.exit_code == INTERRUPTED:  # possibly by the launcher, because another process has failed
             cause = self._liveness.cause(2) or error
         shared = cause if isinstance(cause, RankError) else RankError(self.rank, cause)
         self._liveness.announce(shared)
@@ -145,8 +148,8 @@ class Gloo:
         return shared if self.rank else cause
 
     def abort(self, code: int) -> None:
-        """End this process. Its connections are not closed in order, which might wait for others."""
-        time.sleep(2 * PERIOD)  # the others read its error, perhaps from a store that ends with it
+        """End this process. Its connections are not shut down first, because that might wait for other processes."""
+        time.sleep(2 * PERIOD)  # let the others read the error, as the store may end with this process
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,7 +1,7 @@
-"""Find out which processes of a run are alive, and why one has failed, through a key-value store.
+"""Detect failed processes of a run, and share their errors, through a key-value store.
 
-A thread of each process counts up in the store and reads the counts of the others. A process that fails writes its
-error in place of its count. A process that was killed stops counting.
+A thread of each process regularly increments a count in the store (a heartbeat), and reads the counts of the other
+processes. A process that fails writes its error in place of its count. The count of a killed process stops.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from onnxgrad_cli.errors import INTERRUPTED, OnnxgradError
 from onnxgrad_cli.training.distributed.communicator import RankError
 
 PERIOD = 0.25
-"""Seconds between two counts."""
+"""Seconds between two increments of a process's count."""
 
 PATIENCE = 10.0
-"""Seconds after which a process says for which ones it waits."""
+"""Seconds that a process waits for others at the start before it reports which ones are missing."""
 
 SILENT = 1.5
-"""Seconds without a count after which a process is taken for dead, if a connection to some process was lost."""
+"""If some connection was lost: seconds without a new count after which a process is considered dead."""
 
 LOST = 300.0
-"""Seconds without a count after which a process is taken for dead in any case. One call of a library may block the
-thread for as long as it takes to read a large model."""
+"""Seconds without a new count after which a process is considered dead, even if no connection was lost.
+
+A single library call, such as one that reads a large model, may block the counting thread for a long time.
+"""
 
 
 class Store(Protocol):
@@ -43,11 +45,11 @@ class Store(Protocol):
 
 
 class Liveness:
-    """The counts of all processes, and the errors of those that have failed.
+    """Writes the count of this process to the store, and reads the counts and errors of the other processes.
 
     Attributes:
         others: the ranks of the other processes.
-        unreachable: the store did not answer.
+        unreachable: True once the store did not answer.
     """
 
     def __init__(self, store: Store, rank: int, world: int) -> None:
@@ -67,11 +69,11 @@ class Liveness:
         """Wait for the first counts of all processes, and start the thread.
 
         Args:
-            seconds: how long to wait at most.
-            tell: takes a line if it takes long.
+            seconds: the longest time to wait.
+            tell: receives a message if the wait takes long.
 
         Raises:
-            OnnxgradError: some processes are missing after so many seconds.
+            OnnxgradError: some processes are missing after this time.
         """
         start, told = time.monotonic(), False
         missing = self.others
@@ -79,10 +81,8 @@ class Liveness:
             waited = time.monotonic() - start
             which = f"{len(missing)} of {len(self.others) + 1} processes: rank {', '.join(map(str, missing))}"
             if waited > seconds:
-                raise OnnxgradError(
-                    f"after {seconds:.0f} s there is no connection to {which}",
-                    "look for their errors, and start all processes with the same number of them",
-                )
+                hint = "look for errors of these processes, and start all with the same number of processes"
+                raise OnnxgradError(f"after {seconds:.0f} s there is no connection to {which}", hint)
             if waited > PATIENCE and not told:
                 tell(f"waiting for {which}", 0)
                 told = True
@@ -114,7 +114,7 @@ class Liveness:
             self._errors[rank] = RankError(fields["rank"], error, name=False)
 
     def announce(self, error: RankError) -> None:
-        """Write an error to the store: that of this process, or the one that it found in another process."""
+        """Write an error to the store: the error of this process, or the error of another process that caused it."""
         self._announced = True
         fields = {"rank": error.rank, "message": error.message, "hint": error.hint, "details": error.details}
         try:
@@ -127,7 +127,10 @@ class Liveness:
         return rank in self._errors
 
     def failure(self) -> RankError | None:
-        """Return the error of a process that has announced one, or that has not counted for minutes."""
+        """Return an announced error, or an error for a process whose count has stood still for `LOST` seconds.
+
+        None if all processes are alive.
+        """
         if self._errors:
             return self._cause() or next(iter(self._errors.values()))
         now = time.monotonic()
@@ -138,7 +141,7 @@ class Liveness:
         """Wait for the error that led to a lost connection or to an interrupt of this process.
 
         Args:
-            seconds: how long to wait at most.
+            seconds: the longest time to wait.
 
         Returns:
             The error; None if all other processes are alive, or were interrupted as well.
@@ -151,12 +154,15 @@ class Liveness:
             silent = [rank for rank in self.others if rank not in self._errors and now - self._times[rank] > SILENT]
             if now - start > seconds:
                 return _ended(silent) if silent else None
-            if len(silent) == 1 and now - start > SILENT + 2 * PERIOD:  # by now the one that is dead is silent
+            if len(silent) == 1 and now - start > SILENT + 2 * PERIOD:  # a dead process is silent by now
                 return _ended(silent)
             time.sleep(0.05)
 
     def _cause(self) -> RankError | None:
-        """Return an error that is not an interrupt, or None. When one process fails, launchers interrupt the others."""
+        """Return an announced error that is not an interrupt, or None.
+
+        Interrupts are effects: launchers send them after a failure.
+        """
         return next((each for each in list(self._errors.values()) if each.exit_code != INTERRUPTED), None)
 
     def close(self) -> None:
@@ -176,7 +182,6 @@ def _ended(ranks: list[int]) -> RankError:
 
 def ended(which: str) -> OnnxgradError:
     """Return the error for a process that ended without announcing one."""
-    return OnnxgradError(
-        f"{which} ended without an error message: it was killed, or its machine or network failed",
-        "systems kill a process when memory is full; `resume` continues from the last checkpoint of the run",
-    )
+    message = f"{which} ended without an error message: it was killed, or its machine or network failed"
+    hint = "systems kill a process when memory is full; `resume` continues from the last checkpoint of the run"
+    return OnnxgradError(message, hint)

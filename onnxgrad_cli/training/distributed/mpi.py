@@ -29,15 +29,14 @@ class Mpi:
             self._mpi = import_module("mpi4py.MPI")
         except (ImportError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
-            raise UsageError(
-                f"mpi4py can't load MPI: {reason}", f"install {launch.launcher}, or load its module"
-            ) from None
+            hint = f"install {launch.launcher}, or load its module"
+            raise UsageError(f"mpi4py can't load MPI: {reason}", hint) from None
         self._group = self._mpi.COMM_WORLD
         self.rank, self.world = self._group.Get_rank(), self._group.Get_size()
         if self.world != launch.world:
             raise UsageError(
-                f"{launch.launcher} has started {launch.world} processes, but mpi4py finds {self.world}: it belongs to "
-                "another MPI",
+                f"{launch.launcher} has started {launch.world} processes, but mpi4py finds {self.world}: mpi4py "
+                "belongs to another MPI",
                 "start the processes with the mpirun of the MPI that mpi4py was built for",
             )
 
@@ -50,7 +49,10 @@ class Mpi:
         return self._group.bcast(value if self.rank == 0 else None)
 
     def fail(self, error: OnnxgradError) -> OnnxgradError | None:
-        """See `Communicator.fail`. If all processes fail alike, rank 0 ends the others while they sleep here."""
+        """See `Communicator.fail`.
+
+        Other ranks wait for a second first: if all fail with the same error, rank 0 ends the others.
+        """
         if self.rank == 0:
             return error
         time.sleep(1)

@@ -1,1 +1,1 @@
-"""A run of training as files: its folder, checkpoints, and the way back to a model."""
+"""A training run: its folder with checkpoints and logs, its events, and its response to interrupts."""

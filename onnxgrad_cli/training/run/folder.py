@@ -1,7 +1,7 @@
-"""The folder of a run: its checkpoints and its log, held by one process at a time.
+"""The folder of a run, with its checkpoints and its log. A lock prevents two processes from using the folder at once.
 
-A checkpoint is written under a temporary name and renamed once the disk has it, so that a process that is killed, or
-a machine that loses its power, at any moment leaves a whole one.
+A checkpoint is written under a temporary name, flushed to the disk and renamed. If the process is killed or the machine
+loses power, the folder still contains a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -16,37 +16,43 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.checkpoints.tensors import load_tensors, load_words, tensor_bytes
+from onnxgrad_cli.checkpoints.validate_checkpoint import OF_A_RUN, check_progress, check_run, is_log_line
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.inputs import check_is_no_input
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import Switch, hold, is_special, opened, save_bytes, tidy, told
-from onnxgrad_cli.training.data.preprocessing import FILE as PREPROCESSING
+from onnxgrad_cli.data.preprocessing import FILE as PREPROCESSING
+from onnxgrad_cli.errors import OnnxgradError, UsageError, unreadable
+from onnxgrad_cli.files import AtomicWriteGroup, hold, is_special, opened, save_bytes, tidy, told
+from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.logs import CSV, EVENTS, TENSORBOARD, Sink, sinks
-from onnxgrad_cli.training.run.progress import OF_A_RUN, check_progress, check_run, is_log_line
-from onnxgrad_cli.training.run.tensors import load_tensors, load_words, tensor_bytes
 
 CHECKPOINT, BEST, LOG, LOCK = "checkpoint.safetensors", "best.safetensors", "train.jsonl", "lock"
 
 NAMES = (CHECKPOINT, BEST, LOG, LOCK, CSV, TENSORBOARD, PREPROCESSING)
-"""What is a run's own in its folder."""
+"""The names of the files and folders that a run writes to its folder."""
 
 
 class Log:
-    """One JSON object a line. Lines are gathered and written once a second: alone, each costs more than a small step.
+    """A log with one JSON object per line.
 
-    Who is killed may lose those of the last second; no checkpoint is of a step that the log does not have, for the
-    loop has them written before it saves.
+    Lines are collected and written once per second, because writing each line on its own takes longer than a small
+    step. If the process is killed, the lines of the last second may be lost. The training loop writes all lines before
+    each checkpoint, so the log contains all steps up to the checkpoint.
     """
 
-    def __init__(self, path: Path, others: Sequence[Sink] = ()) -> None:
+    def __init__(self, path: Path | None, others: Sequence[Sink] = ()) -> None:
+        """Args:
+        path: the file; None writes no file.
+        others: writers of the same lines in other formats.
+        """
         self._path, self._others = path, others
         self._lines: list[Mapping[str, Any]] = []
         self._written = time.monotonic()
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Write a line, now or soon.
+        """Add a line. It may be written together with later lines.
 
         Raises:
             OnnxgradError: the file can't be written.
@@ -58,38 +64,42 @@ class Log:
             self.write()
 
     def note(self, line: Mapping[str, Any]) -> None:
-        """Take a line of words for this log alone: the other forms have numbers."""
+        """Add a line that contains text. It is not added to the logs in other formats, which contain only numbers."""
         self._lines.append(line)
 
     def write(self) -> None:
-        """Write all lines that are not yet written.
+        """Write all lines that have not been written yet.
 
         Raises:
             OnnxgradError: the file can't be written.
         """
-        with told(self._path), self._path.open("a", encoding="utf-8") as stream:
-            stream.writelines(strict_json.dumps(line) + "\n" for line in self._lines)
+        if self._path is not None:
+            with told(self._path), self._path.open("a", encoding="utf-8") as stream:
+                stream.writelines(strict_json.dumps(line) + "\n" for line in self._lines)
         self._lines, self._written = [], time.monotonic()
         for other in self._others:
             other.write()
 
 
 class RunFolder:
-    """A folder that this process holds."""
+    """The folder of a run.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    If several processes train together, only rank 0 accesses the folder, and broadcasts the contents of checkpoints.
+    """
+
+    def __init__(self, path: Path, communicator: Communicator | None = None) -> None:
+        self.path, self._communicator = path, communicator or Alone()
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """True if the folder has a checkpoint from which a run can continue."""
         return holds_checkpoint(self.path)
 
     def clear(self, files: Iterable[Path]) -> None:
         """Remove the files of an earlier run. Other files in the folder stay.
 
         Args:
-            files: what runs write to the folder; see `check_replaceable`.
+            files: the files that runs write to the folder; see `check_replaceable`.
 
         Raises:
             UsageError: a file is an input.
@@ -107,61 +117,74 @@ class RunFolder:
             for file in events.glob(EVENTS):
                 with told(file):
                     file.unlink()
-            with suppress(OSError):  # it holds files of other programs
+            with suppress(OSError):  # the folder also has files of other programs
                 events.rmdir()
 
     def save(self, values: Mapping[str, np.ndarray], progress: Mapping[str, Any], best: bool = False) -> None:
-        """Write a checkpoint; where it is kept as the best one too, both take their names once both are whole.
+        """Write a checkpoint, and with `best` also the best checkpoint.
+
+        Both files are written completely before either is renamed.
 
         Args:
             values: weights and state.
-            progress: what else it takes to go on; JSON must hold it.
-            best: keep it as the best one, too.
+            progress: the other data that a resumed run needs; must be serializable as JSON.
+            best: also save it as the best checkpoint.
 
         Raises:
-            OnnxgradError: it can't be written; the one before is whole.
+            OnnxgradError: the checkpoint can't be written; the previous one is still intact.
         """
+        if self._communicator.rank:
+            return
         data = tensor_bytes(values, {"progress": progress})
-        with Switch(self.path / CHECKPOINT) as switch:
+        with AtomicWriteGroup(self.path / CHECKPOINT) as switch:
             for name in (BEST,) * best + (CHECKPOINT,):
                 switch.stage(self.path / name, methodcaller("write", data), durable=True)
             switch.commit()
 
     def growth(self, size: int, best: bool) -> int:
-        """Return the bytes by which the folder grows: a new checkpoint is whole before the old one is removed.
+        """Return the largest number of bytes by which a run may increase the size of the folder.
+
+        While a checkpoint is written, the folder also contains the previous one.
 
         Args:
             size: the bytes of weights and state.
-            best: the best checkpoint is kept, too.
+            best: True if the best checkpoint is saved, too.
         """
         names = (CHECKPOINT, *[BEST] * best)
         there = sum(file.stat().st_size for name in names if (file := self.path / name).is_file())
         return 2 * len(names) * size - there
 
     def load(self, best: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The values and the progress of the last checkpoint, or of the best one.
+        """Return the weights and state, and the progress, of the last or the best checkpoint.
+
+        All processes must call this.
 
         Raises:
-            OnnxgradError: it can't be read, is damaged, or is of no run.
+            OnnxgradError: the checkpoint can't be read, is damaged, or does not belong to a run.
         """
-        path = self.path / (BEST if best else CHECKPOINT)
-        values, said = load_checkpoint(path)
-        check_run(path, said)
-        return values, said
+        found = None
+        if self._communicator.rank == 0:
+            path = self.path / (BEST if best else CHECKPOINT)
+            found = load_checkpoint(path)
+            check_run(path, found[1])
+        return self._communicator.broadcast(found)
 
     def history(self) -> list[dict[str, Any]]:
-        """What the log says."""
+        """Return the lines of the log, decoded."""
         return [line for _, line in _lines(self.path / LOG)]
 
     @contextmanager
     def log(self, steps: int, forms: Sequence[LogForm] = (), results: Sequence[str] = ()) -> Iterator[Log]:
-        """The log; what it says of steps after `steps` is forgotten, for they come again.
+        """Open the log. Remove its lines about steps after `steps`, because the run takes these steps again.
 
         Args:
-            steps: how many were taken before.
-            forms: in which other forms it is written, too.
-            results: what a judgement says, by the names in its lines.
+            steps: the number of steps that the run took before.
+            forms: the formats of the log in addition to JSON lines.
+            results: the names of the results of an evaluation.
         """
+        if self._communicator.rank:
+            yield Log(None)
+            return
         file = self.path / LOG
         kept = [text for text, line in _lines(file) if line["step"] <= steps] if steps else []
         save_bytes("".join(kept).encode(), file)
@@ -169,28 +192,27 @@ class RunFolder:
         try:
             yield log
         except BaseException:
-            with suppress(OnnxgradError):  # the first error is the one to tell
+            with suppress(OnnxgradError):  # report the first error, not one that follows it
                 log.write()
             raise
         log.write()
 
 
 def _lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The whole lines of a log, as text and as what they say: the last one may have been cut.
+    """Return the complete lines of a log, as text and as decoded JSON. An incomplete last line is left out.
 
     Raises:
-        OnnxgradError: a line is none of a log's.
+        OnnxgradError: the file can't be read, or a complete line is not a line of a log.
     """
     if not file.exists():
         return []
     if not file.is_file():
-        raise OnnxgradError(f"'{file}' is no log: it is a folder, a device or a pipe", "move it away")
+        raise OnnxgradError(f"'{file}' is not a log: it is a folder, a device or a pipe", "move it away")
     try:
         text = file.read_text("utf-8", errors="replace")
     except OSError as error:
-        raise OnnxgradError(
-            f"'{file}' can't be read: {error.strerror}", "move it away: a run goes on without"
-        ) from None
+        hint = "move it away: a run continues without it"
+        raise unreadable(f"'{file}' can't be read: {error.strerror}", hint) from None
     found = []
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         if not line.endswith("}\n"):
@@ -200,27 +222,25 @@ def _lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
         except (ValueError, RecursionError):
             said = None
         if not is_log_line(said):
-            raise OnnxgradError(
-                f"'{file}', line {number}: this is no line of a log",
-                "correct or remove it: the log is there to be read, and a run goes on without what it lacks",
-            )
+            hint = "correct or remove the line: a run continues without it"
+            raise OnnxgradError(f"'{file}', line {number} is not a line of a log", hint)
         found.append((line, said))
     return found
 
 
 def load_checkpoint(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The values in a checkpoint, and the progress of its run.
+    """Return the weights and state in a checkpoint, and the progress of its run.
 
     Args:
         path: the file.
-        tell: takes a line where another program has written it, without checksums.
+        tell: receives a note if the file has no checksums because another program wrote it.
 
     Raises:
-        OnnxgradError: there is none, it is damaged, or it is a file of another kind, or one without values.
+        OnnxgradError: the file is missing, is damaged, is not a checkpoint, or contains no values.
     """
     values, words = load_tensors(path, tell)
     if "progress" not in words:
-        raise OnnxgradError(f"'{path}' is no checkpoint of onnxgrad", "`onnxgrad train` writes them")
+        raise OnnxgradError(f"'{path}' is not a checkpoint of onnxgrad", "`onnxgrad train` writes them")
     said = words["progress"]
     if isinstance(said, dict) and "nominal" in said:
         raise OnnxgradError(f"'{path}' is a nominal checkpoint: it has names, shapes and types, but no values")
@@ -229,28 +249,32 @@ def load_checkpoint(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarr
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a folder with a pipe or a device: in the place of a log it would let whoever opens it wait for ever."""
+    """Raise an error if the folder contains a pipe or a device.
+
+    Opening it as a log or a checkpoint might block forever.
+    """
     for file in folder.iterdir():
         if is_special(file):
-            raise OnnxgradError(f"`run`: '{file}' is no file: it is a device or a pipe", "move it away")
+            raise OnnxgradError(f"`run`: '{file}' is not a file: it is a device or a pipe", "move it away")
 
 
 def holds_checkpoint(path: Path) -> bool:
-    """Return True if a folder holds a checkpoint, or a file of that name."""
+    """Return True if a folder has a file with the name of a checkpoint."""
     return (path / CHECKPOINT).exists()
 
 
 def check_replaceable(path: Path, files: Iterable[Path]) -> None:
-    """Make sure that no run has to replace files that another program or a user has written.
+    """Check that a run would not replace files that another program or a user wrote.
 
-    A folder is a run's if its checkpoint says so. A run that was killed before its first checkpoint leaves its lock.
+    A folder belongs to a run if its checkpoint contains the progress of a run. A folder without a checkpoint belongs to
+    a run if it has an empty lock file. A run that is killed before its first checkpoint leaves such a file.
 
     Args:
         path: the folder.
-        files: what runs write to it.
+        files: the files that runs write to it.
 
     Raises:
-        UsageError: one of the files exists, and the folder is not a run's.
+        UsageError: a file in `files` exists, and the folder does not belong to a run.
     """
     if not holds_checkpoint(path):
         ours = (path / LOCK).is_file() and not (path / LOCK).stat().st_size
@@ -262,32 +286,36 @@ def check_replaceable(path: Path, files: Iterable[Path]) -> None:
             ours = False
     foreign = None if ours else next((file for file in files if os.path.lexists(file)), None)
     if foreign is not None:
-        raise UsageError(
-            f"`run`: '{foreign}' is not a file of a run of onnxgrad, so it is not replaced",
-            "name another folder with `run`",
-        )
+        hint = "name another folder with `run`"
+        raise UsageError(f"`run`: '{foreign}' is not a file of a run of onnxgrad, so it is not replaced", hint)
 
 
 @contextmanager
-def run_folder(path: Path) -> Iterator[RunFolder]:
-    """Make a folder, and hold it as long as the block runs.
+def run_folder(path: Path, communicator: Communicator | None = None) -> Iterator[RunFolder]:
+    """Create a folder, and lock it while the block runs.
+
+    Args:
+        path: the folder.
+        communicator: connects the processes that train together; only rank 0 locks the folder.
 
     Raises:
-        UsageError: another process holds it.
-        OnnxgradError: it can't be made, or holds what is no file.
+        UsageError: another process has locked the folder.
+        OnnxgradError: the folder can't be created, or it contains a pipe or a device.
     """
+    if communicator is not None and communicator.rank:
+        yield RunFolder(path, communicator)
+        return
     with ExitStack() as held:
         try:
             path.mkdir(parents=True, exist_ok=True)
             alone = hold(held.enter_context(opened(path / LOCK)))
         except OSError as error:
-            what = "written to" if os.path.isdir(path) else "made"
-            raise OnnxgradError(
-                f"`run`: '{path}' can't be {what}: {error.strerror}", "name another folder with `run`"
-            ) from None
+            what = "written to" if os.path.isdir(path) else "created"
+            hint = "name another folder with `run`"
+            raise OnnxgradError(f"`run`: '{path}' can't be {what}: {error.strerror}", hint) from None
         if not alone:
-            raise UsageError(f"`run`: another run is going on in '{path}'", "name another folder with `run`")
-        with suppress(PermissionError):  # who may write in a folder need not be one who may read it
+            raise UsageError(f"`run`: another run is using '{path}'", "name another folder with `run`")
+        with suppress(PermissionError):  # a user may be allowed to write in a folder but not to list it
             _check_files(path)
         tidy(path)
-        yield RunFolder(path)
+        yield RunFolder(path, communicator if communicator is not None and communicator.world > 1 else None)

@@ -1,10 +1,12 @@
-"""How a run hears that it is to end: an interrupt asks for it, and the run ends after its step, with a checkpoint."""
+"""Handle signals that interrupt a run: the run finishes its current step, writes a checkpoint and ends."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,35 +16,45 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.training.distributed.communicator import Communicator, any_of
 
 WAIT = 0.3
-"""Seconds that the main thread has to handle a signal. Open MPI kills a process one second after it sent SIGTERM."""
+"""Seconds that the main thread has to handle a signal before another thread reports it.
+
+Open MPI kills a process one second after sending SIGTERM, so the report must come earlier.
+"""
+
+REPEATED = 0.5
+"""Seconds in which a second signal is ignored.
+
+`timeout` signals the process and then its whole group, so one stop may arrive as two signals.
+"""
 
 
 @contextmanager
 def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Callable[[], bool]]:
-    """Let an interrupt ask for an end instead of making one; a second one does make it.
+    """Turn the first interrupt into a request to stop after the current step. A second interrupt stops at once.
 
-    Before the first step there is nothing to be kept, and a file that is opened may let this process wait for ever: an
-    interrupt makes an end until whoever takes the steps asks for the first time.
+    Until the training loop calls the returned function for the first time, an interrupt stops at once too. There is
+    nothing to save then, and opening a file such as a pipe may block forever.
 
-    Several processes end at the same step. If one of them has died, another may wait for it in C code, where no handler
-    runs: the request is then told by a thread.
+    If several processes train together, all stop at the same step. If one of them has died, the others may wait for it
+    in C code, where Python runs no signal handler. A thread then reports the interrupt.
 
     Args:
         link: connects the processes.
-        folder: of the run, which is named in what is told.
-        tell: takes a line of narration and the verbosity it belongs to.
+        folder: the folder of the run, for messages.
+        tell: receives a message and its verbosity.
 
-    Returns:
-        Whether any process was asked, as a function that all of them call at the same time.
+    Yields:
+        A function that returns True if any process was asked to stop. All processes must call it at the same time.
     """
     heard, asked, handled = False, False, threading.Event()
+    asked_at = -math.inf
 
     def ask(number: int, frame: Any) -> None:
-        nonlocal asked
+        nonlocal asked, asked_at
         handled.set()
-        if asked or not heard:
+        if not heard or (asked and time.monotonic() - asked_at > REPEATED):
             raise KeyboardInterrupt
-        asked = True
+        asked, asked_at = True, time.monotonic()
 
     def stop() -> bool:
         nonlocal heard
@@ -51,7 +63,7 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
 
     try:
         before = {number: signal.signal(number, ask) for number in _heard()}
-    except ValueError:  # not the main thread: nobody can ask
+    except ValueError:  # this is not the main thread, so no signal can be handled
         before = {}
     ears = _told_by_thread(handled, folder, tell) if link.world > 1 and before else nullcontext()
     try:
@@ -63,21 +75,21 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
 
 
 def _heard() -> list[int]:
-    """The signals that ask for an end; a terminal that closes sends SIGHUP, unless nohup has it ignored."""
+    """Return the signals that request a stop, without those that the process ignores, as SIGHUP under nohup."""
     named = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
     return [number for number in named if number is not None and signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let an interrupt wait for the end of what would be lost if it came between."""
+    """Delay interrupts until the end of the block. An in-place update, for example, must not stop halfway."""
     came: list[int] = []
     before: dict[int, Any] = {}
     try:
         for number in _heard():
-            if signal.getsignal(number) is not None:  # else it is not Python that hears it
+            if signal.getsignal(number) is not None:  # None: the handler was not installed from Python
                 before[number] = signal.signal(number, lambda number, frame: came.append(number))
-    except ValueError:  # not the main thread, which alone is interrupted
+    except ValueError:  # this is not the main thread, and only the main thread is interrupted
         pass
     try:
         yield
@@ -90,7 +102,10 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def _told_by_thread(handled: threading.Event, folder: Path, tell: Tell) -> Iterator[None]:
-    """Tell of a signal that the main thread does not handle within `WAIT`, as it waits for another process."""
+    """Report a signal from a thread, if the main thread does not handle it within `WAIT` s.
+
+    The main thread may be waiting for a process that has died.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer)
@@ -99,11 +114,11 @@ def _told_by_thread(handled: threading.Event, folder: Path, tell: Tell) -> Itera
         with open(reader, "rb", buffering=0) as heard:
             if heard.read(1) and not handled.wait(WAIT):
                 tell(
-                    f"the run is being ended, or another of its processes has died: '{folder}' has the last "
-                    "checkpoint, `resume` goes on from it",
+                    f"the run is being stopped, or another of its processes has died: '{folder}' has the last "
+                    "checkpoint, and `resume` continues from it",
                     0,
                 )
-            while heard.read(64):  # a signal more would fail to write to a closed pipe
+            while heard.read(64):  # keep reading, because a further signal would fail to write to a closed pipe
                 pass
 
     listener = threading.Thread(target=listen, daemon=True)

@@ -1,6 +1,6 @@
-"""The log of a run in the forms that other programs read, written beside train.jsonl and line by line as it is.
+"""The log of a run in CSV and TensorBoard format, with the same lines as train.jsonl.
 
-A run that goes on from a checkpoint forgets what came after it, for these steps come again.
+If a run is resumed from a checkpoint, lines about later steps are removed, because the run takes these steps again.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.escape import table_cell
 from onnxgrad_cli.common.packages import load_package
-from onnxgrad_cli.common.visible import table_cell
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import save_bytes, told
 
 CSV, TENSORBOARD = "train.csv", "tensorboard"
-"""The file and the folder in the run's folder."""
+"""Names in the run's folder: the CSV file, and the folder of TensorBoard's files."""
 
 EVENTS = "events.out.tfevents.*"
-"""The files in the folder."""
+"""A glob pattern that matches TensorBoard's files."""
 
 OF_A_STEP = ("step", "epoch", "loss", "rate", "seconds")
-"""What a line of a log says of a step, which alone has a rate."""
+"""The keys of a log line about a step. Lines about evaluations have no 'rate'."""
 
 
 class Sink(Protocol):
-    """Takes the lines of a log."""
+    """A writer of log lines in some format."""
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Take a line, to be written now or soon."""
+        """Add a line. It may be written later."""
 
     def write(self) -> None:
-        """Write all lines that are not yet written.
+        """Write all lines that have not been written yet.
 
         Raises:
-            OnnxgradError: they can't be written.
+            OnnxgradError: the lines can't be written.
         """
 
 
 def sinks(folder: Path, forms: Sequence[LogForm], steps: int, results: Sequence[str]) -> list[Sink]:
-    """What writes a log in other forms.
+    """Return the writers of a log in other formats than JSON lines.
 
     Args:
-        folder: of the run.
-        forms: which.
-        steps: how many were taken before; what was written of later ones is forgotten.
-        results: what a judgement says, by the names in the lines of the log.
+        folder: the folder of the run.
+        forms: the formats.
+        steps: the number of steps that the run took before; lines about later steps are removed.
+        results: the names of the results of an evaluation.
 
     Raises:
         UsageError: a package is missing.
@@ -59,7 +59,10 @@ def sinks(folder: Path, forms: Sequence[LogForm], steps: int, results: Sequence[
 
 
 class _Csv:
-    """A row for each step and for each judgement, in which the columns of the other stand empty, as of CSVLogger."""
+    """A CSV file with a row per step and a row per evaluation, as PyTorch Lightning's CSVLogger writes it.
+
+    In a row of a step, the columns of evaluations are empty, and vice versa.
+    """
 
     def __init__(self, path: Path, steps: int, results: Sequence[str]) -> None:
         self._path, self._columns = path, [*OF_A_STEP, *map(_column, results)]
@@ -80,15 +83,18 @@ class _Csv:
 
 
 def _column(name: str) -> str:
-    """The name of a judgement's result, told from that of a step, as a reader sees it: outputs have any names."""
+    """Return the column name for a result of an evaluation.
+
+    The name differs from the columns of steps, and is not taken for a formula in a spreadsheet.
+    """
     return "epoch_loss" if name == "loss" else table_cell(name)
 
 
 def _rows(path: Path, steps: int) -> Iterator[dict[str, Any]]:
-    """The rows of a table that are of steps up to some; the last one may have been cut.
+    """Yield the rows of a CSV file about steps up to `steps`. An incomplete last row is left out.
 
     Raises:
-        OnnxgradError: it is no table.
+        OnnxgradError: the file is not a CSV file.
     """
     try:
         if not path.is_file():
@@ -97,18 +103,21 @@ def _rows(path: Path, steps: int) -> Iterator[dict[str, Any]]:
             for row in csv.DictReader(stream):
                 if (row.get("step") or "").isdecimal() and int(row["step"]) <= steps and None not in row.values():
                     yield row
-    except (csv.Error, ValueError) as error:  # the latter for a number of thousands of digits
-        raise OnnxgradError(f"'{path}' is no log of steps: {error}", "move it away: a run goes on without") from None
+    except (csv.Error, ValueError) as error:  # ValueError: int() refuses numbers with thousands of digits
+        raise OnnxgradError(
+            f"'{path}' is not a log of steps: {error}", "move it away: a run continues without it"
+        ) from None
 
 
 TAGS = {"loss": "train/loss", "rate": "train/rate"}
-"""What a line of a step says -> its tag in TensorBoard."""
+"""Key of a log line about a step -> its tag in TensorBoard."""
 
 
 class _TensorBoard:
-    """An event file of scalars, in which steps that come again replace those of before: TensorBoard purges them.
+    """An event file of scalars for TensorBoard.
 
-    The records are tensorboardX's, without its thread, in which an error of the disk would be lost.
+    A resumed run writes a start event. TensorBoard then discards earlier records about the steps that the run takes
+    again. The file is written with tensorboardX, but without its thread, in which errors of the disk would get lost.
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
@@ -116,10 +125,12 @@ class _TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
 
-        self._path = (folder / TENSORBOARD).resolve()  # tensorboardX takes the names of some schemes for a cloud's
+        self._path = (folder / TENSORBOARD).resolve()  # tensorboardX treats some relative names as cloud URLs
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         if (folder / TENSORBOARD).is_symlink():
-            raise OnnxgradError(f"'{folder / TENSORBOARD}' is a link, which may lead anywhere", "name another `run`")
+            raise OnnxgradError(
+                f"'{folder / TENSORBOARD}' is a link, which onnxgrad does not follow", "name another `run`"
+            )
         with told(self._path):
             self._path.mkdir(exist_ok=True)
             self._writer = EventsWriter(str(self._path / "events"), f".{steps}")
@@ -145,5 +156,5 @@ class _TensorBoard:
 
 
 def _tag(name: str) -> str:
-    """The tag of a judgement's result: val/accuracy for val_accuracy."""
+    """Return the TensorBoard tag for a result of an evaluation, such as val/accuracy for val_accuracy."""
     return "train/epoch_loss" if name == "loss" else name.replace("val_", "val/", 1)

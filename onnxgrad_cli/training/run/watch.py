@@ -1,4 +1,4 @@
-"""What a run tells as it goes: each step, each judgement, and how fast it gets on."""
+"""The events that a run reports, steps and evaluations, and its speed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Stepped:
-    """A step was taken.
+    """The event that a step was taken.
 
     Attributes:
-        step, steps: how many were taken, of how many there are to be.
-        epoch, epochs: in which epoch, counted from 1, of how many.
-        loss, rate: of this step.
+        step, steps: the number of steps so far, and the total number.
+        epoch, epochs: the current epoch, counted from 1, and the total number of epochs.
+        loss, rate: the loss and the learning rate of this step.
     """
 
     step: int
@@ -27,17 +27,17 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Judged:
-    """The weights were judged, at the end of an epoch or within one.
+    """The event that the weights were evaluated, at the end of an epoch or within one.
 
     Attributes:
         step, steps, epoch, epochs: see `Stepped`.
-        rate: of the last step.
-        results: what was found: 'loss', the mean over the epoch's samples, where it is over; 'val_loss' and
-            'val_<metric>' with validation data.
-        speed: samples a second, of the steps alone; nan before the first step.
-        left: the seconds until the end of the run, if it goes on as fast.
-        ends: whether the epoch is over.
-        best: whether it is the best one so far.
+        rate: the learning rate of the last step.
+        results: name -> value. At the end of an epoch, 'loss' is the mean training loss of its samples. With validation
+            data there are also 'val_loss' and 'val_<metric>'.
+        speed: samples per second, not counting the time between steps; nan before the first step.
+        left: the estimated seconds until the end of the run.
+        ends: True at the end of an epoch.
+        best: True if the epoch is the best one so far.
     """
 
     step: int
@@ -53,20 +53,20 @@ class Judged:
 
 
 Watch = Callable[[Stepped | Judged], None]
-"""Takes what a run tells."""
+"""A function that receives the events of a run."""
 
 
 def unwatched(event: Stepped | Judged) -> None:
-    """Tell nobody."""
+    """Ignore an event."""
 
 
 @dataclass
 class Pace:
-    """How fast a run gets on, since this process has begun it.
+    """The speed of a run, measured since this process started or resumed it.
 
     Attributes:
-        samples, seconds: of the steps of this epoch.
-        steps: of all epochs.
+        samples, seconds: the number of samples of this epoch's steps so far, and the time that these steps took.
+        steps: the number of steps of all epochs so far.
     """
 
     samples: int = 0
@@ -79,14 +79,14 @@ class Pace:
         self.samples, self.seconds, self.steps = self.samples + samples, self.seconds + seconds, self.steps + 1
 
     def lap(self) -> None:
-        """Begin an epoch."""
+        """Reset the counts of the epoch."""
         self.samples, self.seconds = 0, 0.0
 
     @property
     def speed(self) -> float:
-        """Samples a second in the steps of this epoch; nan before the first."""
+        """Samples per second in the steps of this epoch; nan before the first step."""
         return self.samples / self.seconds if self.seconds else float("nan")
 
     def left(self, steps: int) -> float:
-        """How many seconds so many steps will take, with all that lies between them."""
+        """Return the estimated seconds that `steps` more steps take, including the time between steps."""
         return (time.perf_counter() - self._begun) / self.steps * steps if self.steps else float("nan")

@@ -1,1 +1,1 @@
-"""A training step, in one run or several, and the memory in which weights and state stay."""
+"""Trainers: they hold weights and state in buffers, and take steps, each in one or several runs of onnxruntime."""

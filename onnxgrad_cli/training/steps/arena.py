@@ -1,11 +1,11 @@
-"""The memory that onnxruntime's runs take on the processor: which values share a buffer, and where buffers lie.
+"""Simulate how onnxruntime allocates memory on the CPU: which values share a buffer, and the addresses of buffers.
 
-Values alive are less than what a process takes. A dead value's buffer is kept for a later value of its shape, what lies
-free between two buffers is too small for a third, and what was written once stays with the process. All of that follows
-from the sizes of the values, so it is played through here.
+A process takes more memory than its live values do. The buffer of a dead value is kept for a later value of the same
+shape. Gaps between buffers may be too small for other buffers. A page that was written once stays with the process. All
+of this follows from the sizes of the values, so that it can be simulated.
 
-Source: AllocationPlanner (onnxruntime/core/framework/allocation_planner.cc) and BFCArena (bfc_arena.cc), whose settings
-are those by default: best fit, regions in powers of two.
+Source: AllocationPlanner (onnxruntime/core/framework/allocation_planner.cc) and BFCArena (bfc_arena.cc) with its
+default settings: best fit, regions in powers of two.
 """
 
 from __future__ import annotations
@@ -15,46 +15,55 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from onnxgrad_cli.cost.facts import Facts
-from onnxgrad_cli.cost.liveness import IN_PLACE
-from onnxgrad_cli.cost.steps import Step
+from onnxgrad_cli.cost.live_memory import IN_PLACE
+from onnxgrad_cli.cost.steps import ScheduledNode
 
 UNIT = 256
-"""Sizes of buffers are multiples of it."""
+"""Sizes of buffers are multiples of this number of bytes."""
 
 FIRST_REGION, LARGEST_REGION = 1 << 20, 1 << 30
-"""Bytes of the first region, and those up to which each region is twice as large as the last."""
+"""Bytes of the first and of the largest region.
+
+Each region is twice as large as the one before, up to the largest size.
+"""
 
 MOST_WASTED = 128 << 20
-"""Bytes that a buffer may leave unused at most, where it takes less than twice what was asked for."""
+"""Bytes that must be left over for a free chunk to be split.
+
+A chunk of twice the buffer's size is split in any case.
+"""
 
 RUNS = 3
-"""Runs after which no more is written to: the first one finds the memory empty, and so lays buffers out otherwise."""
+"""Number of simulated runs. Later runs write no new pages.
+
+The second run may place buffers differently from the first.
+"""
 
 PAGE = 4096
-"""Bytes that a process gets at once, when it first writes to one of them."""
+"""Size of a page in bytes. The system gives a page to a process when the process first writes to it."""
 
 
 class Arena:
-    """Memory that is taken from the system region by region, and never given back.
+    """A memory arena that requests regions from the system and never returns them.
 
     Attributes:
-        size: the bytes of its regions.
-        touched: the bytes that were ever written to.
+        size: the bytes of all regions.
+        touched: the bytes of all pages that were written to.
     """
 
     def __init__(self) -> None:
         self.size = self.touched = 0
         self._region = FIRST_REGION
-        self._end = 0  # where the next region ends: the system gives lower and lower addresses
+        self._end = 0  # end address of the next region: the system returns decreasing addresses
         self._free: list[tuple[int, int]] = []  # (size, address), sorted
         self._starts: dict[int, int] = {}  # free chunk's address -> size
-        self._ends: dict[int, int] = {}  # where a free chunk ends -> its address
+        self._ends: dict[int, int] = {}  # end address of a free chunk -> its address
         self._taken: dict[int, int] = {}  # address of a buffer -> size of its chunk
         self._pages: dict[int, bytearray] = {}
         self._regions: list[int] = []
 
     def take(self, size: int) -> int:
-        """The address of a new buffer of `size` bytes, which is written to."""
+        """Allocate a buffer of `size` bytes, mark its pages as written, and return its address."""
         rounded = -(-max(size, 1) // UNIT) * UNIT
         at = bisect_left(self._free, (rounded,))
         if at == len(self._free):
@@ -70,7 +79,7 @@ class Arena:
         return address
 
     def give_back(self, address: int) -> None:
-        """Let a buffer's memory be taken anew, joined with what lies free beside it."""
+        """Free a buffer, and merge its memory with adjacent free chunks."""
         size = self._taken.pop(address)
         if (after := address + size) in self._starts:
             size += self._remove(after)
@@ -109,14 +118,16 @@ class Arena:
         pages[first:last] = b"\1" * (last - first)
 
 
-def after_runs(steps: Sequence[Step], outputs: Collection[str], facts: Facts, elsewhere: Collection[str] = ()) -> Arena:
-    """The memory that a session has after some runs of a model.
+def after_runs(
+    steps: Sequence[ScheduledNode], outputs: Collection[str], facts: Facts, elsewhere: Collection[str] = ()
+) -> Arena:
+    """Return the memory arena of a session after `RUNS` runs of a model.
 
     Args:
         steps: the nodes, in the order in which they run.
-        outputs: the results, which stay to the end of a run.
-        facts: the size of every value; what has none counts as nothing.
-        elsewhere: those of the results that are written to memory which is there already.
+        outputs: the outputs, which stay in memory until the end of a run.
+        facts: the size of every value; values of unknown size count as 0 bytes.
+        elsewhere: the outputs that are written to existing buffers outside the arena.
     """
     arena, addresses = Arena(), dict[str, int]()
     owners = _owners(steps, frozenset(outputs), facts)
@@ -138,17 +149,18 @@ def after_runs(steps: Sequence[Step], outputs: Collection[str], facts: Facts, el
     return arena
 
 
-def _owners(steps: Sequence[Step], outputs: frozenset[str], facts: Facts) -> dict[str, str]:
-    """Of each value the one whose buffer it has; values that nodes make alone, and no views of others.
+def _owners(steps: Sequence[ScheduledNode], outputs: frozenset[str], facts: Facts) -> dict[str, str]:
+    """Return a map: value that a node computes -> the value that owns its buffer, possibly itself.
 
-    A result takes the buffer of the operand that it shows, of one that it may be written over, or else that one of its
-    shape which has become free last.
+    A result that is a view shares the buffer of its operand. Any other result gets the first of these that exists: the
+    buffer of an operand that it may overwrite, the last freed buffer of the same shape, a new buffer. A view of an
+    input or a constant has no owner.
     """
     owners: dict[str, str] = {}
     uses = Counter(name for step in steps for name in step.reads)
     uses.update(outputs)
-    left: Counter[str] = Counter()  # buffer -> how often it is still to be read
-    free: list[str] = []  # buffers, the one that has become free last at the end
+    left: Counter[str] = Counter()  # buffer -> number of remaining reads
+    free: list[str] = []  # free buffers, the last freed one at the end
     for step in steps:
         for name in step.made:
             owner = _owner(name, step, owners, left, free, outputs, facts)
@@ -167,14 +179,14 @@ def _owners(steps: Sequence[Step], outputs: frozenset[str], facts: Facts) -> dic
 
 def _owner(
     name: str,
-    step: Step,
+    step: ScheduledNode,
     owners: dict[str, str],
     left: Counter[str],
     free: list[str],
     outputs: frozenset[str],
     facts: Facts,
 ) -> str | None:
-    """Whose buffer a result gets; None where that is memory which no node has made."""
+    """Return the owner of the buffer that a result gets; None if the result is a view of an input or a constant."""
     if name in outputs:
         return name
     if step.shows:
@@ -193,7 +205,7 @@ def _owner(
 
 
 def _kind(name: str, facts: Facts) -> tuple[tuple[int, ...], int] | None:
-    """The shape of a value, and the bytes of it."""
+    """Return the shape of a value and its size in bytes; None if the size is unknown."""
     try:
         return facts[name].shape, facts.bytes(name)
     except LookupError:

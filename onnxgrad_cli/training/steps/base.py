@@ -1,7 +1,7 @@
-"""The base of all trainers: weights and state between steps, in two sets of buffers.
+"""The base class of all trainers. It keeps weights and state between steps in two sets of buffers.
 
-A step reads one set and writes the other, so that no update overwrites what a node may still read; then the two sets
-are swapped, and nothing is copied. What a step updates when all has been read is in both.
+A step reads one set and writes the other, so that no update overwrites a value that a node still has to read. After the
+step the two sets are swapped without copying. Tensors that a step updates in place have one buffer in both sets.
 """
 
 from __future__ import annotations
@@ -13,38 +13,48 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TypeProto, helper
 
+from onnxgrad_cli.adapters.merge import merge
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.execution.session import Buffer, load_onnxruntime, trim
-from onnxgrad_cli.files import ModelSource, check_target, followed, load_model, own_model, save_model
+from onnxgrad_cli.files import ModelSource, check_target, load_model, own_model, resolve_output, save_model
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.training.adapters.merge import merge
+from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.verification.written import check_opens
 
 ALIGNED = 64
-"""Bytes; the address of a buffer in a block is a multiple of this."""
+"""Alignment of the buffers within a block, in bytes."""
 
 RATE = 1e-3
-"""The learning rate where none is given."""
+"""The default learning rate."""
 
 
 class NotFinite(OnnxgradError):
-    """The loss is no finite number; weights and state are what they were before the step."""
+    """The loss is infinite or nan. The step has not changed weights and state."""
+
+    code = "not_finite"
 
 
 def _alone(value_type: TypeProto) -> TypeProto:
-    """A copy: as part of a model, the type would keep the memory of all of it."""
+    """Return a copy of a type.
+
+    A reference to the original, which is part of a model, would keep the model in memory.
+    """
     copy = TypeProto()
     copy.CopyFrom(value_type)
     return copy
 
 
 def _by_batch(inputs: Mapping[str, TypeProto]) -> list[list[str]]:
-    """Inputs whose first axis is the same symbol: onnxruntime would broadcast one sample to all."""
+    """Return groups of two or more inputs whose first axis has the same symbolic size.
+
+    The caller must check that the arrays of a group have the same number of samples: onnxruntime would broadcast an
+    array with a single sample.
+    """
     found: dict[str, list[str]] = {}
     for name, value_type in inputs.items():
         first = (shape_of(value_type) or ("?",))[0]
@@ -54,10 +64,10 @@ def _by_batch(inputs: Mapping[str, TypeProto]) -> list[list[str]]:
 
 
 def _in_one_block(like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Uninitialized arrays of these shapes and types, in one piece of memory.
+    """Return uninitialized arrays with the shapes and dtypes of the given ones, in one block of memory.
 
-    Pieces of their own would lie among what was read of the file, whose memory then is not given back to the system: of
-    BERT-small 43 MB.
+    Separate allocations would be scattered among data that were read from the model file. When those data are freed,
+    their memory could then not be returned to the system: 43 MB for BERT-small.
     """
     sizes = {name: -(-array.nbytes // ALIGNED) * ALIGNED for name, array in like.items()}
     block = np.empty(sum(sizes.values()) + ALIGNED, np.uint8)
@@ -70,12 +80,14 @@ def _in_one_block(like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class TrainerBase:
-    """A trainer without its step: weights and state, how they are read and replaced, and what a batch must be.
+    """The base class of trainers: everything except the step.
+
+    It stores weights and state, reads, loads and saves them, and checks batches.
 
     Attributes:
-        roles: what the inputs and outputs of a step are for.
-        inputs: what a step must be fed: the model's inputs and the labels.
-        steps: how many were taken.
+        roles: the roles of the inputs and outputs of the training model.
+        inputs: name -> type of each array in a batch: the model's inputs and the labels.
+        steps: the number of steps taken so far.
     """
 
     def __init__(
@@ -86,14 +98,14 @@ class TrainerBase:
         provider: str,
         in_place: Collection[str] = (),
     ) -> None:
-        """Allocate the buffers, and write the first values into them.
+        """Allocate the buffers, and write the initial values into them.
 
         Args:
             roles, inputs: see the class.
-            values: weights and state before the first step; what steps do not replace has one buffer. Each value is
-                copied and removed from the mapping at once, which is empty in the end.
-            provider: the execution provider in whose memory the buffers lie.
-            in_place: what a step replaces where it lies.
+            values: weights and state before the first step. Tensors that steps do not replace get one buffer. The
+                values are removed from the mapping as they are copied, so that it is empty at the end.
+            provider: the execution provider that allocates the buffers.
+            in_place: the weights and state that a step updates in place.
         """
         self.roles, self.steps = roles, 0
         self.inputs = {name: _alone(value_type) for name, value_type in inputs.items()}
@@ -116,76 +128,75 @@ class TrainerBase:
 
     @property
     def buffers(self) -> Mapping[str, Buffer]:
-        """The present weights and state where they lie; after the next step they lie elsewhere."""
+        """The buffers with the current weights and state. The next step switches to other buffers."""
         return self._sides[self._now]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """A copy of the trained weights."""
+        """Return a copy of the trained weights."""
         return {name: buffer.read() for name, buffer in self.buffers.items() if self.roles.inputs[name] == "weight"}
 
     def state(self) -> dict[str, np.ndarray]:
-        """A copy of the rest that steps replace: the optimizer's slots, running statistics."""
+        """Return a copy of the optimizer's state and the running statistics, which steps replace as they do weights."""
         return {name: self.buffers[name].read() for name in self._successors if self.roles.inputs[name] != "weight"}
 
     def load(self, values: Mapping[str, np.ndarray], steps: int | None = None) -> None:
-        """Go on from other weights and state.
+        """Replace weights and state.
 
         Args:
-            values: by name, of the shapes and types they have; what is not there stays as it is.
-            steps: how many were taken to get there.
+            values: name -> array of the same shape and dtype. Tensors that are not in it stay unchanged.
+            steps: the number of steps that led to these values; None leaves the count of steps unchanged.
 
         Raises:
-            UsageError: a name is unknown, or a shape or type is another.
+            UsageError: a name is unknown, or a shape or dtype differs.
         """
         for name, array in values.items():
             if name not in self.buffers:
-                raise UsageError(
-                    f"the training model has no weight or state '{name}'", suggest(name, self.buffers, "weights")
-                )
+                hint = suggest(name, self.buffers, "weights")
+                raise unknown_name(f"the training model has no weight or state '{name}'", hint)
             here = self.buffers[name].array
             if np.shape(array) != here.shape or np.asarray(array).dtype != here.dtype:
                 raise UsageError(
                     f"'{name}' is {np.asarray(array).dtype}{list(np.shape(array))}, "
-                    f"the model has {here.dtype}{list(here.shape)}",
-                    "it was trained as another model",
+                    f"but the model has {here.dtype}{list(here.shape)}",
+                    "load values of the same training model",
                 )
         for name, array in values.items():
             self.buffers[name].write(array)
         self.steps = self.steps if steps is None else steps
 
     def save(self, out: str | Path, model: str | Path, *, force: bool = False, keep_mode: bool = False) -> list[Path]:
-        """Write an inference model with the present weights and running statistics, adapters merged into them.
+        """Write an inference model with the current weights and running statistics. Adapters are merged into weights.
 
         Args:
             out: the file to write.
-            model: the inference model that the training model was built of.
+            model: the inference model that the training model was built from.
             force: replace a file that onnxgrad did not write.
-            keep_mode: leave BatchNormalization and Dropout in the mode in which the model came; else they are in
-                inference mode.
+            keep_mode: keep the mode of BatchNormalization and Dropout in `model`. By default they are set to inference
+                mode.
 
         Returns:
             The files written, the model first.
 
         Raises:
-            UsageError: a file would be replaced that must not be.
-            OnnxgradError: a file can't be read or written, or it is another model.
-            CheckFailed: onnxruntime does not open what would be written, and opens the original.
+            UsageError: writing would replace an input, or without `force` a file that onnxgrad did not write.
+            OnnxgradError: a file can't be read or written, or the training model was not built from `model`.
+            CheckFailed: onnxruntime can't open the new model although it opens the original.
         """
         original, path = load_model(model)
-        out = followed(checks.path("out", out))
+        out = resolve_output(checks.path("out", out))
         check_target(out, original, path, force)
         trained = self._merged(original, path, keep_mode)
         return save_model(trained, out, path, force, check=check_opens(trained, original, path))
 
     def merged(self, model: ModelSource, keep_mode: bool = False) -> tuple[ModelProto, Path | None]:
-        """The inference model that `save` would write, and the file that its external data are relative to.
+        """Return the inference model that `save` would write, and the file that its external data are relative to.
 
         Args:
-            model: the inference model that the training model was built of.
+            model: the inference model that the training model was built from.
             keep_mode: see `save`.
 
         Raises:
-            OnnxgradError: a file can't be read, or it is another model.
+            OnnxgradError: a file can't be read, or the training model was not built from `model`.
         """
         original, path = own_model(model)
         return self._merged(original, path, keep_mode), path
@@ -198,15 +209,15 @@ class TrainerBase:
         """Take a step on a batch.
 
         Args:
-            feeds: an array for each of `inputs`, in its type.
-            learning_rate: of this step, or the schedule that says it by the steps that were taken.
+            feeds: an array of the right dtype for each of `inputs`.
+            learning_rate: the learning rate of this step, or a schedule that computes it from `steps`.
 
         Returns:
-            The loss before the step.
+            The loss, computed with the weights before the step.
 
         Raises:
             UsageError: an input is missing or unknown, or does not fit.
-            NotFinite: the loss is infinite or no number; then no step was taken.
+            NotFinite: the loss is infinite or nan; then no step was taken.
         """
         raise NotImplementedError
 
@@ -216,42 +227,59 @@ class TrainerBase:
             return
         missing = [name for name in self.inputs if name not in feeds]
         if missing:
-            raise UsageError(f"the batch has no '{missing[0]}'", f"a step is fed {', '.join(self.inputs)}")
+            raise UsageError(f"the batch has no '{missing[0]}'", f"a step takes {', '.join(self.inputs)}")
         unknown = next(name for name in feeds if name not in self.inputs)
-        raise UsageError(f"the training model has no input '{unknown}'", suggest(unknown, self.inputs, "inputs"))
+        hint = suggest(unknown, self.inputs, "inputs")
+        raise unknown_name(f"the training model has no input '{unknown}'", hint)
 
     def _check_arrays(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Refuse what onnxruntime would read as other numbers: it takes bytes as they lie, and broadcasts."""
+        """Raise an error for arrays that onnxruntime would misinterpret.
+
+        onnxruntime ignores the byte order of an array, and broadcasts inputs with different numbers of samples.
+        """
         for name, array in feeds.items():
             if not isinstance(array, np.ndarray):
-                raise UsageError(
-                    f"'{name}' is a {type(array).__name__}, no array", f"give numpy.asarray({name}, dtype)"
-                )
+                hint = f"pass numpy.asarray({name}, dtype)"
+                raise UsageError(f"'{name}' must be an array, but is of type {type(array).__name__}", hint)
             if not array.dtype.isnative:
-                hint = f"give {name}.astype({name}.dtype.newbyteorder('='))"
-                raise UsageError(f"the bytes of '{name}' are in the order of another machine: {array.dtype}", hint)
+                hint = f"pass {name}.astype({name}.dtype.newbyteorder('='))"
+                raise UsageError(f"'{name}' has the byte order of another machine: {array.dtype}", hint)
         for names in self._together:
             if len({feeds[name].shape[:1] for name in names}) > 1:
                 given = ", ".join(f"{name} {list(feeds[name].shape)}" for name in names)
-                raise UsageError(f"the batch has other numbers of samples: {given}", "the first axis is the sample")
+                raise UsageError(
+                    f"the inputs have different numbers of samples: {given}", "the first axis is the sample"
+                )
 
     def _rate_now(self, learning_rate: float | Schedule) -> np.ndarray:
-        rate = learning_rate.rate(self.steps) if isinstance(learning_rate, Schedule) else learning_rate
-        return np.asarray(rate)
+        """Return the learning rate of this step. If the schedule cycles the momentum, write it into the state."""
+        if not isinstance(learning_rate, Schedule):
+            return np.asarray(learning_rate)
+        momentum = learning_rate.momentum(self.steps)
+        if momentum is not None:
+            slots = self.roles.slots.items()
+            cycled = OPTIMIZERS.lookup(self.roles.optimizer).cycled
+            name = next((name for name, slot in slots if not slot.of and slot.kind == cycled), None)
+            if name is None:
+                hint = "build it with `cycle_momentum=True`"
+                raise UsageError("the schedule changes the momentum, which in the training model is a constant", hint)
+            buffer = self.buffers[name]
+            buffer.write(np.asarray(momentum, buffer.array.dtype))
+        return np.asarray(learning_rate.rate(self.steps))
 
     def _draw(self, seed: int | None) -> None:
-        """Let the step draw random numbers of its own; None draws none."""
+        """Seed onnxruntime's random numbers for this step; do nothing if the seed is None."""
         if seed is not None:
             load_onnxruntime().set_seed(_spread(seed + 1_000_003 * self.steps))
 
     def _failed(self, feeds: Mapping[str, np.ndarray], error: Exception) -> OnnxgradError:
         given = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
         wanted = ", ".join(f"{name} {in_words(value_type)}" for name, value_type in self.inputs.items())
-        hint = f"it was fed {given}; it takes {wanted}"
+        hint = f"it got {given}, but takes {wanted}"
         return OnnxgradError(f"the step fails: {str(error).strip()}", "; ".join([hint, *self._other_axes(feeds)]))
 
     def _other_axes(self, feeds: Mapping[str, np.ndarray]) -> Iterator[str]:
-        """What to do about labels that don't fit the axis on which a loss takes the classes."""
+        """Yield hints for labels whose shape suggests that the loss expects the classes along another axis."""
         for term in self.roles.losses:
             sizes = zip(shape_of(self.inputs.get(term.label)) or (), np.shape(feeds.get(term.label, ())), strict=False)
             if (
@@ -259,28 +287,34 @@ class TrainerBase:
                 and term.class_axis == 1
                 and any(isinstance(d, int) and d != n for d, n in sizes)
             ):
-                yield f"if the last axis of '{term.output}' is that of the classes: `loss_options=class-axis=-1`"
+                yield f"if the classes are on the last axis of '{term.output}', build with `loss_options=class-axis=-1`"
 
     def _take(self, loss: float) -> float:
-        """Go on to what the step has written, or stay where its loss is no finite number."""
+        """Switch to the buffers that the step wrote, and count the step.
+
+        Raises:
+            NotFinite: the loss is not finite. The old buffers stay in use.
+        """
         if not math.isfinite(loss):
-            raise NotFinite(f"the loss is {loss}", "a smaller learning rate, or other data; the weights are as before")
+            raise NotFinite(
+                f"the loss is {loss}", "use a smaller learning rate, or other data; the weights did not change"
+            )
         self._now = 1 - self._now
         self.steps += 1
         return loss
 
 
 def drawing(model: ModelProto) -> list[str]:
-    """The operators besides Dropout that draw random numbers in a model."""
+    """Return the operators of a model, other than Dropout, that draw random numbers."""
     return sorted({node.op_type for node in with_bodies(model.graph.node)} & RANDOM - {"Dropout"})
 
 
 def _spread(number: int) -> int:
-    """A seed of 31 bits that tells nothing of the next number's.
+    """Return a 31-bit seed for a number. The seeds of successive numbers look independent.
 
-    onnxruntime's generator is linear in its seed: with seeds in equal steps, what a unit draws in one step of a
-    training follows from what it drew in the last. The finalizer of SplitMix64; G. L. Steele et al., Fast splittable
-    pseudorandom number generators, OOPSLA 2014.
+    onnxruntime's generator is linear in its seed. If the seeds of steps were equally spaced, the random value that a
+    Dropout draws for an element in one step would determine the value in the next step. This function is the finalizer
+    of SplitMix64; G. L. Steele et al., Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
     found = (number + 1) * 0x9E3779B97F4A7C15 % 2**64
     found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -289,9 +323,14 @@ def _spread(number: int) -> int:
 
 
 def loosen(model: ModelProto, seed: int) -> int | None:
-    """Let what is drawn depend on the seed of the run alone; None where no Dropout draws anew at each step."""
+    """Make random numbers depend only on the seed of the run: remove the seeds of Dropout nodes.
+
+    Returns:
+        The seed if the model has a Dropout node, so that the caller must seed onnxruntime before each step; otherwise
+        None.
+    """
     if drawing(model):
-        load_onnxruntime().set_seed(_spread(seed))  # they draw on from where the session has begun
+        load_onnxruntime().set_seed(_spread(seed))  # these operators are seeded once, when the session is created
     found = [node for node in with_bodies(model.graph.node) if node.op_type == "Dropout"]
     for node in found:
         for attribute in [a for a in node.attribute if a.name == "seed"]:
@@ -300,5 +339,5 @@ def loosen(model: ModelProto, seed: int) -> int | None:
 
 
 def numpy_type(value_type: TypeProto) -> np.dtype:
-    """The type of the elements of a tensor, as numpy knows it."""
+    """Return the numpy dtype of a tensor type."""
     return helper.tensor_dtype_to_np_dtype(dtype_of(value_type))

@@ -1,9 +1,10 @@
-"""Compile by LLVM, where llvmlite is installed, what an optimizer does to each element of a weight: as one loop.
+"""Compile the elementwise update of a weight to one machine code loop with LLVM, if llvmlite is installed.
 
-The loop reads and writes each number once, and needs no lock of Python's. It does what numpy's functions do one after
-the other (`elementwise`): the same operations of IEEE 754 in the same order, of which LLVM contracts none, so that the
-bits are the same. AdamW on two million numbers takes 0.6 to 0.7 ns a number so, and 2.1 to 3 by numpy (one thread).
-numba compiles to the same loop, but takes 0.8 s and 128 MB until it has: LLVM alone takes 0.05 s and 76 MB.
+The loop reads and writes each element once, and runs without Python's global interpreter lock. It does the same IEEE
+754 operations in the same order as the numpy functions of `in_place_optimizer`. LLVM does not fuse multiplications and
+additions, so the results are bit-identical. AdamW on two million elements takes 0.6 to 0.7 ns per element this way, and
+2.1 to 3 ns with numpy (one thread). numba compiles the same loop, but needs 0.8 s and 128 MB for it; LLVM alone needs
+0.05 s and 76 MB.
 """
 
 from __future__ import annotations
@@ -20,25 +21,28 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.passes.optimizer.slices import Update
-from onnxgrad_cli.training.steps.elementwise import InPlace, Scratch
+from onnxgrad_cli.training.steps.in_place_optimizer import InPlace, Scratch
 
 TYPES: Mapping[np.dtype, Callable[[ModuleType], Any]] = {
     np.dtype(np.float32): lambda ir: ir.FloatType(),
     np.dtype(np.float64): lambda ir: ir.DoubleType(),
     np.dtype(np.bool_): lambda ir: ir.IntType(1),
 }
-"""The types in which a processor computes the terms exactly -> LLVM's, of the package `ir`."""
+"""Dtype in which a processor computes the operators of `TERMS` exactly or with one rounding -> its LLVM type.
+
+The LLVM type is given as a function that takes llvmlite's module `ir`, because llvmlite may not be installed.
+"""
 
 
 def _call(b: Any, name: str, *operands: Any) -> Any:
-    """Call a function of LLVM's own, of which the operands and the result have one type."""
+    """Call an intrinsic function of LLVM whose operands and result have the same type."""
     kinds = [operand.type for operand in operands]
     kind = load_llvm().ir.FunctionType(kinds[0], kinds)
     return b.call(b.module.declare_intrinsic(f"llvm.{name}", kinds[:1], kind), operands)
 
 
 def _equal(b: Any, x: Any, y: Any) -> Any:
-    """Whether two floats, or two truths, are equal."""
+    """Compare two floats or two booleans for equality."""
     compare = b.icmp_unsigned if isinstance(x.type, load_llvm().ir.IntType) else b.fcmp_ordered
     return compare("==", x, y)
 
@@ -68,29 +72,32 @@ TERMS: Mapping[str, Callable[..., Any]] = {
     "Sum": lambda b, x, y: b.fadd(x, y),
     "Where": lambda b, condition, x, y: b.select(condition, x, y),
 }
-"""Operator -> what an LLVM builder `b` is asked for an element of the result. All are exact or rounded once;
-exponentials and powers are not, and libraries differ in their last digits. The sign of a zero is 0, as numpy has it; of
-two zeros, numpy leaves open which is the larger."""
+"""Operator -> a function that emits the instructions for one element of the result, with an LLVM builder `b`.
+
+The result of each of these operators is exact or rounded once. Exponentials and powers are left out, because libraries
+differ in their last digits. Sign returns 0 for zeros, as numpy does. Max and Min of 0 and -0 may differ from numpy,
+which does not define their sign.
+"""
 
 OPERANDS = {op_type: len(signature(term).parameters) - 1 for op_type, term in TERMS.items()}
-"""How many each of them takes."""
+"""Operator -> the number of its operands."""
 
 MEMORY = 76 * 10**6
-"""Bytes that it takes to load llvmlite 0.50 and to compile, which takes 0.05 s; 0.45 takes 87 MB."""
+"""Bytes that loading llvmlite 0.50 and compiling a loop take. Version 0.45 takes 87 MB."""
 
 
 def update_of(update: Update) -> InPlace | CompiledUpdate:
-    """An update, compiled where that can be."""
+    """Return an update as a compiled loop if possible, otherwise as numpy functions."""
     return CompiledUpdate(update) if is_compiled(update) else InPlace(update)
 
 
 def is_compiled(update: Update) -> bool:
-    """Whether an update is compiled: there is llvmlite, and it gives the bits that numpy gives."""
+    """Return True if llvmlite is installed and the compiled update gives results bit-identical to numpy's."""
     return is_covered(update) and load_llvm() is not None
 
 
 def is_covered(update: Update) -> bool:
-    """Whether all that an update computes has a term, of as many operands, and a type that is computed exactly."""
+    """Return True if `TERMS` has every node's operator with its number of operands, and `TYPES` has every dtype."""
     kinds = {*update.dtypes.values(), *(constant.dtype for constant in update.constants.values())}
     return kinds <= TYPES.keys() and all(
         all(node.input) and OPERANDS.get(node.op_type) == len(node.input) for node in update.nodes
@@ -98,17 +105,17 @@ def is_covered(update: Update) -> bool:
 
 
 class CompiledUpdate:
-    """An `Update` as a loop over elements; used as `InPlace` is.
+    """An `Update` as a compiled loop over elements. It has the interface of `InPlace`.
 
     Attributes:
-        loop: the one of all weights that are updated alike.
+        loop: the loop, shared by all weights with the same update.
     """
 
     def __init__(self, update: Update) -> None:
-        """Compile the loop, where no weight before was updated alike.
+        """Compile the loop, unless a loop for the same update exists.
 
         Args:
-            update: one that `is_covered`.
+            update: an update for which `is_covered` returns True.
         """
         self._vectors = tuple(dict.fromkeys((*update.vectors, *update.outputs.values())))
         self._read = (*self._vectors, *update.scalars)
@@ -121,13 +128,17 @@ class CompiledUpdate:
         """Update the elements from `start` to `stop`; see `InPlace.run`.
 
         Args:
-            values: the addresses of weights, slots, gradients and scalars.
+            values: the addresses of weights, state, gradients and scalars, by name.
             start, stop, scratch: see `InPlace.run`.
         """
         self.loop.run(start, stop, *self._pick(values), *self._places)
 
     def _assembly(self, update: Update) -> str:
-        """The loop in LLVM's assembly: the same for weights updated alike, as the builder numbers all values."""
+        """Return the loop in LLVM's assembly.
+
+        The text is the same for weights with the same update, because the builder numbers values instead of naming
+        them.
+        """
         ir = load_llvm().ir
         dtypes = {**update.dtypes, **{name: array.dtype for name, array in update.constants.items()}}
         dtypes |= {old: dtypes[new] for new, old in update.outputs.items()}
@@ -137,7 +148,7 @@ class CompiledUpdate:
         loop = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), taken), "loop")
         start, stop, *places = loop.args
         for place in places:
-            place.add_attribute("noalias")  # no two overlap: LLVM may compute several elements at once
+            place.add_attribute("noalias")  # the arrays don't overlap, so LLVM may compute several elements at once
         at = dict(zip(names, places, strict=True))
         before, head, body, after = map(loop.append_basic_block, ("before", "head", "body", "after"))
 
@@ -167,7 +178,7 @@ class CompiledUpdate:
 
 
 class _Loop:
-    """A loop in the processor's code."""
+    """A loop that LLVM has compiled to machine code."""
 
     def __init__(self, assembly: str, places: int) -> None:
         llvm = load_llvm().binding
@@ -180,7 +191,7 @@ class _Loop:
         options = llvm.create_pipeline_tuning_options(speed_level=3)
         builder = llvm.create_pass_builder(machine, options)
         builder.getModulePassManager().run(module, builder)
-        self._engine = llvm.create_mcjit_compiler(module, machine)  # which holds the code
+        self._engine = llvm.create_mcjit_compiler(module, machine)  # owns the machine code
         self._engine.finalize_object()
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * places)
         self.run = prototype(self._engine.get_function_address("loop"))
@@ -190,13 +201,16 @@ _compiled = cache(_Loop)
 
 
 OLDEST = 0, 45
-"""The version of llvmlite that has what compiles here: before, LLVM's pointers had types."""
+"""The oldest supported version of llvmlite. Pointers in LLVM had types before."""
 
 
 @cache
 def load_llvm() -> Any:
-    """The package llvmlite, of which `ir` writes LLVM's assembly and `binding` binds LLVM; None where it is not
-    installed, or is older than what is asked of it."""
+    """Import llvmlite with its packages `ir` and `binding`.
+
+    Returns:
+        The package, or None if it is not installed or older than `OLDEST`.
+    """
     try:
         llvmlite = import_module("llvmlite")
         if tuple(map(int, llvmlite.__version__.split(".")[:2])) < OLDEST:

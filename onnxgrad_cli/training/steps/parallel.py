@@ -1,9 +1,9 @@
-"""Data-parallel training: each process differentiates its part of a batch, and all take the same step with the sum.
+"""Data-parallel training: each process computes the gradients of its part of a batch, then all take the same step.
 
-The gradient of a mean over a batch is the mean of its parts' gradients, each weighted by what its part is of the
-divisor of the mean. So all processes together take the steps that one would take with the whole batch, but for
-rounding; and but for what looks at a batch as a whole: BatchNormalization in training takes the statistics of the
-part, and what it keeps of them is averaged. Dropout draws other numbers in each process.
+The gradient of a mean over a batch is the weighted mean of the gradients of its parts. The weight of a part is its
+share of the number of elements in the mean. So the processes take the same steps as one process with the whole batch,
+except for rounding and two kinds of layers. BatchNormalization in training mode uses the statistics of each part, and
+its running statistics are averaged over the processes. Dropout draws different numbers in each process.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from onnxgrad_cli.execution.session import CPU, Buffer
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training.distributed.communicator import Communicator
-from onnxgrad_cli.training.steps.split import SplitTrainer
+from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 
 BUCKET = 16 << 20
-"""Bytes that are summed at once: many small tensors share a message, and a large model is not held a second time."""
+"""Size of a message in bytes. Small tensors share a message, and a large model is not copied into one message."""
 
 SEED_STEP = 7919
-"""What lies between the seeds of two processes."""
+"""The difference between the seeds of the processes with rank r and r + 1."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Bucket:
     """Tensors that are summed in one message.
 
     Attributes:
-        slices: name -> where the tensor lies in the message.
-        message: the tensors, flat and one after the other.
+        slices: name of a tensor -> its range in the message.
+        message: the flattened and concatenated tensors.
     """
 
     slices: dict[str, slice]
@@ -44,10 +44,12 @@ class Bucket:
 
 
 class ParallelTrainer(SplitTrainer):
-    """One of several processes that train together; used as `Trainer` is, by all of them at the same time.
+    """A trainer in one of several processes that train together.
+
+    It has the interface of `Trainer`. All processes must call its methods at the same time.
 
     Attributes:
-        volume: the bytes that each process gives to sums at a step.
+        volume: the bytes that each process sends per step to be summed.
     """
 
     def __init__(
@@ -64,25 +66,19 @@ class ParallelTrainer(SplitTrainer):
 
         Args:
             built: a training model with an optimizer, the same in all processes.
-            communicator: connects them.
+            communicator: connects the processes.
             provider, threads, seed: see `Trainer`.
-            bucket: how many bytes are summed at once.
+            bucket: the size of a message in bytes.
 
         Raises:
-            UsageError: its loss can't be put together from parts of a batch, or the processes have other weights.
+            UsageError: the loss can't be computed from parts of a batch, or the processes have different weights.
         """
         self._communicator = communicator
         self._sum = built.options.reduction == "sum"
         self._divisors = _divisors(built)
         also = sorted({name for name in self._divisors if name})
-        super().__init__(
-            split(built.model, also),
-            also=also,
-            path=built.graph.path,
-            provider=provider,
-            threads=threads,
-            seed=seed + SEED_STEP * communicator.rank,
-        )
+        halves, seed = split(built.model, also), seed + SEED_STEP * communicator.rank
+        super().__init__(halves, also=also, path=built.graph.path, provider=provider, threads=threads, seed=seed)
         agree(communicator, {name: buffer.read() for name, buffer in self.buffers.items()}, "weights")
         tensors = {name: self._between[name] for name in self._crossing if name not in self._scalars}
         tensors |= {name: self.buffers[name] for name in self._statistics}
@@ -91,7 +87,10 @@ class ParallelTrainer(SplitTrainer):
         self.volume = sum(each.message.nbytes for each in self._buckets) + 8 * (2 * terms + 3)
 
     def _differentiate(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Differentiate this process's part of the batch; loss, gradients and statistics become those of the whole."""
+        """Compute the gradients of this process's part of the batch.
+
+        Sum loss, gradients and statistics over the processes.
+        """
         count = next((len(array) for array in feeds.values() if array.ndim), 1)
         if count:
             super()._differentiate(feeds)
@@ -99,7 +98,7 @@ class ParallelTrainer(SplitTrainer):
         loss = self._between[self.roles.loss]
         total = np.array([float(loss.read()) * share if share else 0.0])
         self._communicator.all_reduce(total)
-        loss.write(total[0])
+        loss.write(np.asarray(math.nan) if self.uncounted else total[0])
         after = self._sides[1 - self._now]
         for bucket in self._buckets:
             for name, where in bucket.slices.items():
@@ -112,12 +111,12 @@ class ParallelTrainer(SplitTrainer):
                 buffer.write(bucket.message[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
 
     def _shares(self, count: int, feeds: Mapping[str, np.ndarray]) -> tuple[float, float]:
-        """What this part is of the batch: for the gradients, and for means over samples.
+        """Return the share of this process's part in the batch: its weight in the gradients, and in means over samples.
 
-        A loss without a divisor is a mean over as many elements as its label has.
+        A loss without an output for its divisor is a mean over the elements of its label.
 
         Raises:
-            OnnxgradError: several losses are divided by other numbers, of which this part has other shares.
+            OnnxgradError: there are several losses with different divisors, and the shares of a part in them differ.
         """
         own = [float(count)]
         for name, term in zip(self._divisors, self.roles.losses, strict=True):
@@ -126,50 +125,55 @@ class ParallelTrainer(SplitTrainer):
         total = np.array(own)
         self._communicator.all_reduce(total)
         for name, whole in zip(self._divisors, total[1:], strict=True):
-            if name in self._crossing:  # gradients are gathered over several runs by it
+            if name in self._crossing:  # the optimizer accumulates gradients over several runs with this divisor
                 self._between[name].write(whole)
-        of_all = [part / whole if whole else math.nan for part, whole in zip(own, total.tolist(), strict=True)]
+        shares = [part / whole for part, whole in zip(own[1:], total[1:].tolist(), strict=True) if whole]
+        self.uncounted = not self._sum and len(shares) < len(self._divisors)
+        of_samples = own[0] / total[0]
         if self._sum:
-            return float(count > 0), of_all[0]
-        apart = np.array([np.ptp(of_all[1:]) > 1e-6], np.float64)
+            return float(count > 0), of_samples
+        apart = np.array([len(shares) > 1 and np.ptp(shares) > 1e-6], np.float64)
         if len(self._divisors) > 1:
             self._communicator.all_reduce(apart)
         if apart[0]:
             raise OnnxgradError(
-                "the losses are means over other numbers of elements, as labels are left out or weighted: parts of a "
-                "batch don't add up to it",
-                "take `reduction='sum'`, or one loss",
+                "the losses are means over different numbers of elements, because labels are ignored or weighted: the "
+                "parts of a batch don't add up to its loss",
+                "use `reduction='sum'`, or a single loss",
             )
-        return of_all[1], of_all[0]
+        return shares[0] if shares else of_samples, of_samples  # if all labels are ignored, penalties have gradients
 
 
 def _divisors(built: TrainingModel) -> list[str]:
-    """For each loss the value that its sum is divided by; "" where that is as the number of samples.
+    """Return, for each loss, the output with its mean's divisor; "" if the divisor is proportional to the batch size.
 
     Raises:
-        UsageError: parts of a batch don't add up to the loss of the whole.
+        UsageError: the loss of a batch can't be computed from its parts.
     """
     options, training = built.options, built.training
     first_axes = [shape[0] for value in built.model.graph.input if (shape := shape_of(value.type))]
     for position, (spec, output) in enumerate(zip(options.losses, training.predictions, strict=True)):
-        if position in training.scalars and any(isinstance(size, str) for size in first_axes):
+        why = ""
+        if position in training.scalars:
+            why = "is one number for a batch"
+        elif position in training.mixing:
+            why = f"may depend on the other samples of a batch, or on their number ({training.mixing[position]})"
+        if why and any(isinstance(size, str) for size in first_axes):
             raise UsageError(
-                f"the loss '{spec.name}' on '{output}' is one number for a batch: it can't be computed from the parts "
-                "of a batch",
+                f"the loss '{spec.name}' on '{output}' {why}: it can't be computed from parts of the batch",
                 "choose a loss that has a value for each sample, or train in one process",
             )
     if options.reduction == "sum" and (options.l1 or options.l2):
-        raise UsageError(
-            "`l1` and `l2` would be added in each process", "take `reduction='mean'`, or `optimizer_options`"
-        )
+        hint = "use `reduction='mean'`, or `optimizer_options`"
+        raise UsageError("`l1` and `l2` would be added once for each process", hint)
     return [training.divisors.get(position, "") for position in range(len(options.losses))]
 
 
 def agree(communicator: Communicator, arrays: Mapping[str, np.ndarray], what: str) -> None:
-    """Make sure that all processes have the same arrays.
+    """Check that all processes have the same arrays.
 
     Raises:
-        UsageError: one has others.
+        UsageError: the arrays of a process differ; `what` names them.
     """
     check = 0
     for name, array in sorted(arrays.items()):
@@ -177,13 +181,12 @@ def agree(communicator: Communicator, arrays: Mapping[str, np.ndarray], what: st
     differs = np.array([communicator.broadcast(check) != check], np.float64)
     communicator.all_reduce(differs)
     if differs[0]:
-        raise UsageError(
-            f"the processes have different {what}", "start all of them with the same options, on the same files"
-        )
+        hint = "start all processes with the same options and files"
+        raise UsageError(f"the processes have different {what}", hint)
 
 
 def _pack(tensors: Mapping[str, Buffer], size: int) -> Iterator[Bucket]:
-    """Tensors in messages of about `size` bytes; those of 16 bits are summed in float32."""
+    """Yield tensors packed into messages of about `size` bytes. 16-bit tensors are summed in float32."""
     for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
         slices: dict[str, slice] = {}
         end = 0

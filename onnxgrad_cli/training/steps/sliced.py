@@ -1,7 +1,8 @@
-"""A step in three parts: the gradients of a batch, what the optimizer does once, and its updates, slice by slice.
+"""A training step in three parts: gradients, the optimizer's computations common to all weights, and sliced updates.
 
-It takes the same steps as the whole in one run, in less memory and time: gradients lie where the batch has left room,
-weights and state are updated in place, and what an update computes on its way stays in the processor's cache.
+The results equal those of one run of the whole model, with less memory and time. Gradients reuse the memory of the
+forward values, weights and state are updated in place, and the intermediate results of an update stay in the
+processor's cache.
 """
 
 from __future__ import annotations
@@ -23,33 +24,50 @@ from onnxgrad_cli.execution.session import Buffer, feed
 from onnxgrad_cli.passes.optimizer.slices import Update, slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import narrowed, split
 from onnxgrad_cli.training.steps.compiled import CompiledUpdate, update_of
-from onnxgrad_cli.training.steps.elementwise import InPlace, Scratch
+from onnxgrad_cli.training.steps.in_place_optimizer import InPlace, Scratch
 
 if TYPE_CHECKING:
     import onnxruntime
     from onnxruntime import OrtValue
 
 SLICE, ALONE = 1 << 18, 1 << 16
-"""The elements of a slice where several threads update weights, and where one does. Shorter ones stay nearer to the
-core, but threads meet more often at Python's lock: AdamW on 1.9 million numbers in slices of a quarter takes 1.24 of
-the time in two threads; in those four times as long, 1.3 of it. One thread takes 0.72 to 1.0 of the time in a quarter,
-by the caches of the processor."""
+"""Number of elements per slice: the first if several threads update weights, the second if one thread does.
 
-LARGE = 2
-"""The elements from which a weight is updated so: to update all of MobileNetV2's 158 weights so takes 10.3 ms, and 14.1
-where those below 65,536 stay in a session."""
+Shorter slices fit into faster caches, but threads then wait more often for Python's global interpreter lock. With two
+threads, AdamW on 1.9 million elements takes 1.24 times as long if slices have a quarter of the size, and 1.3 times as
+long if they have four times the size. With one thread, it takes 0.72 to 1.0 of the time with slices of a quarter,
+depending on the processor's caches.
+"""
 
-MANY = 1 << 19
-"""The elements of such weights together from which slices are worth it: a step of a perceptron with 0.6 million takes
-0.84 of the time so, one with a quarter of a million 1.04, for it runs a session more."""
+MIN_SLICED_ELEMENTS = 2
+"""Smallest number of elements of a weight that is updated in slices.
+
+Updating all 158 weights of MobileNetV2 in slices takes 10.3 ms, instead of 14.1 ms if a session updates those below
+65,536 elements.
+"""
+
+MIN_SLICED_TOTAL = 1 << 19
+"""Smallest number of elements in all weights together for which a step is sliced.
+
+A step of a perceptron with 0.6 million weights takes 0.84 of the time in slices. With a quarter of a million weights it
+takes 1.04 of the time, because it runs one more session.
+"""
 
 WORKERS = 8
-"""How many threads update weights at most: memory gives no more of them their data in time."""
+"""Largest number of threads that update weights. Memory bandwidth limits the use of more threads."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The models of a step: see `Slices`; `gradient` gives the loss, the next statistics, and what the others read."""
+    """The models of a sliced step; see `Slices`.
+
+    Attributes:
+        gradient: the model that computes the loss, the next running statistics, and the values that `common` and
+            `updates` read.
+        loss: the name of the loss.
+        common: the model of the computations of the optimizer that are done once per step.
+        updates: the updates of the weights.
+    """
 
     gradient: ModelProto
     loss: str
@@ -58,22 +76,22 @@ class Parts:
 
     @property
     def in_place(self) -> set[str]:
-        """Weights and state that are updated in place."""
+        """The weights and state that are updated in place."""
         return {name for update in self.updates for name in update.outputs.values()}
 
 
 def parts_of(model: ModelProto, values: Mapping[str, np.ndarray]) -> Parts | None:
-    """The parts of a whole training step; None where little is updated element by element.
+    """Return the parts of a training step, or None if too few weights have an elementwise update.
 
     Args:
-        model: as `build` has made it with an optimizer; not changed.
-        values: its weights.
+        model: a training model with an optimizer, as `build` makes it. It is not changed.
+        values: the weights of the model.
     """
     sizes = [values[name].size for name, role in metadata.describe(model).inputs.items() if role == "weight"]
-    if sum(size for size in sizes if size >= LARGE) < MANY:
+    if sum(size for size in sizes if size >= MIN_SLICED_ELEMENTS) < MIN_SLICED_TOTAL:
         return None
     halves = split(model)
-    slices = slice_optimizer(halves.optimizer, LARGE)
+    slices = slice_optimizer(halves.optimizer, MIN_SLICED_ELEMENTS)
     if slices is None:
         return None
     roles = metadata.describe(halves.gradient)
@@ -84,7 +102,15 @@ def parts_of(model: ModelProto, values: Mapping[str, np.ndarray]) -> Parts | Non
 
 
 class SlicedStep:
-    """The sessions of a step's parts, alternating between two sides of what is not updated in place."""
+    """A step that runs its parts in sessions and threads.
+
+    Tensors that are not updated in place have a buffer on two sides.
+
+    A step reads these tensors on one side and writes them on the other.
+
+    Attributes:
+        sessions: the sessions of the gradient and of the common part.
+    """
 
     def __init__(
         self,
@@ -98,17 +124,18 @@ class SlicedStep:
         """Open the sessions.
 
         Args:
-            parts: their models.
-            sides: weights and state, read and written alternately; those of `parts.in_place` are the same on both.
+            parts: the models of the parts.
+            sides: two sets of weights and state, read and written alternately. The tensors in `parts.in_place` are the
+                same in both.
             successors: weight or state -> the output that replaces it.
-            scalars: the loss, which is written, and the learning rate, by their names.
+            scalars: the buffers of the loss, which is written, and of the learning rate, by name.
             start: opens a session.
-            threads: how many update weights; None is one for each of the processor's.
+            threads: the number of threads that update weights; None for one per logical core.
         """
         self._loss = scalars[parts.loss]
         self._sides = [{name: buffer.value for name, buffer in {**side, **scalars}.items()} for side in sides]
         self._written = [{successors.get(name, name): value for name, value in side.items()} for side in self._sides]
-        self._gradient, self._common = _Part(start(parts.gradient)), _Part(start(parts.common))
+        self._gradient, self._common = _BoundSession(start(parts.gradient)), _BoundSession(start(parts.common))
         self.sessions = [self._gradient.session, self._common.session]
         sizes = {name: buffer.array.size for name, buffer in sides[0].items()}
         workers = min(threads or os.cpu_count() or 1, WORKERS)
@@ -127,13 +154,13 @@ class SlicedStep:
         self._made: dict[str, OrtValue] = {}
 
     def begin(self, feeds: Mapping[str, np.ndarray], now: int) -> float:
-        """Find gradients, and the next running statistics on the side that is not `now`; returns the loss."""
-        self._made = {}  # of the last batch: its memory is free before there are others
+        """Compute the gradients and return the loss. Write the next running statistics to the side other than `now`."""
+        self._made = {}  # frees the gradients of the last batch before those of this batch are allocated
         self._made = self._gradient.run(feeds, self._sides[now], self._written[1 - now])
         return float(self._loss.read())
 
     def finish(self, now: int) -> None:
-        """Write the rest of the side that is not `now`, and what is updated in place."""
+        """Compute the remaining values of the side other than `now`, and update the weights in place."""
         made = self._made | self._common.run({}, {**self._sides[now], **self._made}, self._written[1 - now])
         read = {name: value for name, value in made.items() if name in self._read}
         values = {kind: self._seen[now][kind] | _viewed(view, read) for kind, view in self._views.items()}
@@ -144,7 +171,7 @@ class SlicedStep:
                 while True:
                     try:
                         update, begin, end = left.popleft()
-                    except IndexError:  # there are none left
+                    except IndexError:  # all updates are done
                         return
                     update.run(values[type(update)], begin, end, scratch)
 
@@ -152,13 +179,13 @@ class SlicedStep:
         try:
             work(self._scratch[0])
         finally:
-            wait(running)  # for all of them, also where one fails
+            wait(running)  # waits for all threads, even if one fails
         for each in running:
             each.result()
 
 
-class _Part:
-    """A session that is bound anew for each run."""
+class _BoundSession:
+    """A session whose inputs and outputs are bound to buffers anew for each run."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self.session, self.binding = session, session.io_binding()
@@ -168,8 +195,14 @@ class _Part:
     def run(
         self, feeds: Mapping[str, np.ndarray], read: Mapping[str, OrtValue], written: Mapping[str, OrtValue]
     ) -> dict[str, OrtValue]:
-        """Run, and give what has no place in `written`."""
-        self.binding.clear_binding_outputs()  # of the last run, whose memory is free now
+        """Run the session, and return the outputs that have no buffer in `written`.
+
+        Args:
+            feeds: input -> array.
+            read: input -> tensor, for inputs that are not in `feeds`.
+            written: output -> the tensor that it overwrites.
+        """
+        self.binding.clear_binding_outputs()  # frees the outputs of the last run
         for name in self._inputs:
             if name in feeds:
                 feed(self.binding, name, feeds[name])
@@ -186,7 +219,11 @@ class _Part:
 
 
 def _array(value: OrtValue) -> np.ndarray:
-    """The elements of a tensor where they lie, as long as it is there; of one element, a scalar."""
+    """Return the elements of a tensor as an array without a copy. The array is valid while the tensor exists.
+
+    Returns:
+        A flat array, or a 0-d array for a single element.
+    """
     kind, shape = np.dtype(helper.tensor_dtype_to_np_dtype(value.element_type())), value.shape()
     size = math.prod(shape)
     memory = (ctypes.c_byte * (size * kind.itemsize)).from_address(value.data_ptr())
@@ -194,7 +231,7 @@ def _array(value: OrtValue) -> np.ndarray:
 
 
 VIEWS: Mapping[type, Callable[[OrtValue], Any]] = {InPlace: _array, CompiledUpdate: lambda value: value.data_ptr()}
-"""How the kinds of updates see a tensor."""
+"""Class of an update -> the function that converts a tensor to a value for the class's `run` method."""
 
 
 def _viewed(view: Callable[[OrtValue], Any], values: Mapping[str, OrtValue]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def layer(given=True, projected=True, direction="forward", peepholes=None):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("projected", [False, True])
 @pytest.mark.parametrize("given", [False, True])
+@pytest.mark.thinned(4)
 def test_attention_lstm(given, projected, direction):
     attributes = {"hidden_size": SIZE, "direction": direction}
     attributes |= {"activations": ["Sigmoid", "Tanh", "Tanh"] * DIRECTIONS[direction]} if given else {}
@@ -46,5 +47,5 @@ def test_other_forms_are_refused(inputs, attributes, why):
     model, _ = case("AttnLSTM", narrowed(layer(**inputs), np.float32), OUTPUTS, {"hidden_size": SIZE} | attributes, {})
     graph = Graph(model)
     prepare.normalise(graph)
-    prepare.settle(graph, Training())
+    prepare.infer_and_lower(graph, Training())
     assert why in graph.unexpanded["node"]

@@ -152,6 +152,7 @@ def models() -> Iterator[ModelProto]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(3)
 def test_values_are_the_kernels_and_gradients_pytorchs(name: str, tmp_path: Path) -> None:
     *_, reference, weights = CASES[name]
     model = described(name, before=True)
@@ -221,9 +222,9 @@ def test_columns_are_taken_and_put_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("columns", "named", "why"),
     [
-        ("n, many", [4], "how many columns its inputs have is known only in a run"),
-        ("n, 4", [3], r"its inputs have \[4\] columns, and it names \[3\]"),
-        ("n", [1], "an input is no matrix"),
+        ("n, many", [4], "the numbers of columns of its inputs are known only at run time"),
+        ("n, 4", [3], r"its inputs have \[4\] columns, but its inputdimensions are \[3\]"),
+        ("n", [1], "an input is not a matrix"),
     ],
 )
 def test_columns_that_are_not_those_named(columns: str, named: list[int], why: str) -> None:
@@ -255,26 +256,42 @@ def test_of_a_map_of_probabilities_the_tensor_is_judged() -> None:
         (
             "LinearRegressor",
             {"coefficients": A.ravel(), "targets": 3, "post_transform": "PROBIT"},
-            "PROBIT has no deriv",
+            "PROBIT is not differentiable",
         ),
-        ("LinearRegressor", {"coefficients": A[0], **LOGISTIC}, "leaves its post_transform LOGISTIC of one target out"),
-        ("LinearRegressor", {"coefficients": A[0], "targets": 3}, "make no 3 linear functions"),
-        ("LinearClassifier", {**CLASSES, "coefficients": A.ravel()[:11]}, "11 coefficients and 3 intercepts make no 3"),
+        ("LinearRegressor", {"coefficients": A[0], **LOGISTIC}, "ignores its post_transform LOGISTIC"),
+        ("LinearRegressor", {"coefficients": A[0], "targets": 3}, "do not make 3 linear functions"),
+        (
+            "LinearClassifier",
+            {**CLASSES, "coefficients": A.ravel()[:11]},
+            "11 coefficients and 3 intercepts do not make 3",
+        ),
         ("LinearClassifier", {**CLASSES, "intercepts": B[:2]}, "it has 3 classes and 2 intercepts"),
         (
             "LinearClassifier",
             {**CLASSES, "coefficients": A[:, :3].ravel()},
-            "4 columns, and its coefficients are for 3",
+            "4 columns, but its coefficients are for 3",
         ),
         ("SVMRegressor", {**SVM, "one_class": 1}, "the sign of a function"),
         ("SVMRegressor", {**SVM, "coefficients": ALPHA[:5]}, "it has 5 coefficients for 6 vectors"),
-        ("SVMRegressor", {**SVM, "support_vectors": VECTORS[:, :3].ravel()}, "4 columns, and its support vectors 3"),
-        ("SVMClassifier", {**MACHINE, **HALVES, "rho": B}, "it has 6 coefficients and 3 of rho, and needs 6 and 1"),
-        ("SVMRegressor", {**SVM, "post_transform": "LOGISTIC"}, "leaves its post_transform LOGISTIC out"),
-        ("SVMClassifier", {**MACHINE, **HALVES, **LOGISTIC}, "its post_transform LOGISTIC is not known"),
-        ("SVMClassifier", {**MACHINE, **HALVES, "prob_a": [-1.5], "prob_b": [0.25]}, "iterates to its probabilities"),
+        (
+            "SVMRegressor",
+            {**SVM, "support_vectors": VECTORS[:, :3].ravel()},
+            "4 columns, but its support vectors have 3",
+        ),
+        (
+            "SVMClassifier",
+            {**MACHINE, **HALVES, "rho": B},
+            "it has 6 coefficients and 3 values of rho, but needs 6 and 1",
+        ),
+        ("SVMRegressor", {**SVM, "post_transform": "LOGISTIC"}, "ignores its post_transform LOGISTIC"),
+        ("SVMClassifier", {**MACHINE, **HALVES, **LOGISTIC}, "its post_transform LOGISTIC is not supported"),
+        (
+            "SVMClassifier",
+            {**MACHINE, **HALVES, "prob_a": [-1.5], "prob_b": [0.25]},
+            "computes its probabilities with an iteration",
+        ),
         ("Scaler", {"scale": [1.0]}, "no offset or no scale"),
-        ("Normalizer", {"norm": "L3"}, "norm L3 is not known"),
+        ("Normalizer", {"norm": "L3"}, "norm L3 is not supported"),
     ],
 )
 @pytest.mark.parametrize("before", [True, False])

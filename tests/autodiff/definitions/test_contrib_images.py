@@ -16,6 +16,7 @@ BOXES = np.array(
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("size", [(3, 4), (1, 2), (5, 1)])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.thinned(4)
 def test_crop_and_resize(mode, size, constant, symbolic):
     feeds = {
         "x": normal(2, 3, 6, 5), "boxes": BOXES, "batch": np.array([0, 1, 1, 0], np.int32),
@@ -29,6 +30,7 @@ def test_crop_and_resize(mode, size, constant, symbolic):
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("align", [0, 1])
+@pytest.mark.thinned(4)
 def test_grid_sample(align, mode, padding):
     feeds = {"x": normal(2, 3, 4, 5), "grid": 0.8 * normal(2, 3, 4, 2)}
     attributes = {"align_corners": align, "padding_mode": padding, "mode": mode}
@@ -58,6 +60,7 @@ def test_conv_transpose_with_dynamic_pads(form, pads, constant):
      ((5, 6), {"kernel_shape": [2, 3], "strides": [1, 2], "pads": [1, 0, 1, 2]}),
      ((4, 4, 5), {"kernel_shape": [2, 2, 2], "strides": [2, 1, 2]})],
 )  # fmt: skip
+@pytest.mark.thinned(3)
 def test_maxpool_with_mask(sizes, attributes, symbolic):
     given = {"floats": FLOATS[:1], "symbolic": symbolic, "fixed": ("mask",)}
     masks = [np.random.default_rng(seed).integers(0, 5, (1, 1, *sizes)).astype(np.int32) for seed in range(40)]

@@ -26,6 +26,7 @@ def test_causal_conv_with_state(activation, state):
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("channels", [None, (3,), (2, 2)])
+@pytest.mark.thinned(4)
 def test_causal_conv_with_taps_apart_or_channels_last(channels, dilation, state, tokens):
     count = int(np.prod(channels or (3,)))
     past = 2 * dilation
@@ -46,6 +47,7 @@ OFFSETS = [np.array([0, 3, 4, 9], np.int32), np.array([0, 6], np.int32), np.arra
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("offsets", OFFSETS)
 @pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.thinned(6, 3)
 def test_causal_conv_of_packed_sequences(offsets, bias, dilation, symbolic):
     feeds = {
         "x": normal(offsets[-1], 3), "w": normal(3, 1, 3), "offsets": offsets, "b": normal(3) if bias else None,
@@ -61,6 +63,7 @@ def test_causal_conv_of_packed_sequences(offsets, bias, dilation, symbolic):
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.thinned(3)
 def test_linear_attention(rule, heads, state):
     feeds = {
         "q": 0.3 * normal(2, 5, 4 * heads), "k": 0.3 * normal(2, 5, 8), "v": normal(2, 5, 6),
@@ -112,6 +115,7 @@ def deltas(lead, q_heads=2, heads=4, rule="gated_delta", by_key=False, sequences
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("lead", [(6,), (2, 3)])
+@pytest.mark.thinned(3)
 def test_gated_delta_net(lead, rule, heads):
     attributes = {"update_rule": rule} | ({"scale": 0.3, "chunk_size": 32} if heads == 2 else {})
     check("GatedDeltaNet", deltas(lead, heads=heads, rule=rule), ("y", "after"), attributes, floats=FLOATS[:1])
@@ -121,6 +125,7 @@ def test_gated_delta_net(lead, rule, heads):
 @pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize("offsets", OFFSETS)
 @pytest.mark.parametrize("given", [False, True])
+@pytest.mark.thinned(3)
 def test_gated_delta_net_of_packed_sequences(offsets, by_key, given):
     feeds = deltas((offsets[-1],), by_key=by_key, offsets=offsets, sequences=len(offsets) - 1)
     check("GatedDeltaNet", feeds | ({} if given else {"state": None}), ("y", "after"), floats=FLOATS[:1])
@@ -130,6 +135,7 @@ def test_gated_delta_net_of_packed_sequences(offsets, by_key, given):
 @pytest.mark.parametrize("bias", [(4,), (4, 4), (16,)])
 @pytest.mark.parametrize("activation", ["softplus", "qwen", "sigmoid", "kda"])
 @pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.thinned(4, 2)
 def test_the_gates_of_gated_delta_net(activation, by_key, bias):
     if bias in ((4, 4), (16,)) and not by_key:
         pytest.skip("a bias by key needs a decay by key")

@@ -32,6 +32,7 @@ def test_cross_attention_of_one_token(attributes, mask, bias):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.thinned(6, 3)
 def test_attention_of_one_token_with_a_buffer(past, masked, bias, symbolic):
     total = past + 1
     feeds = decoder(

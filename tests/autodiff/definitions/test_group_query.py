@@ -111,6 +111,7 @@ def models():
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.thinned(12, 5)
 def test_values_are_the_kernels_and_gradients_those_of_differences(form, symbolic):
     check(*asked(form), symbolic=symbolic, fixed=("query", "cos", "sin", "sink"))
 
@@ -147,6 +148,7 @@ def test_valid_tokens_are_the_kernels(past, window, sink):
 
 @pytest.mark.parametrize("room", [3, 4, 7])
 @pytest.mark.parametrize(("tokens", "ends"), [(1, [1, 2]), (1, [9, 5]), (1, [20, 12]), (4, [4]), (4, [11]), (9, [20])])
+@pytest.mark.thinned(3, 3)
 def test_caches_that_drop_tokens(tokens, ends, room):
     """A cache holds the last tokens of each sample, not always as many; what it does not use is not compared."""
     window = 3
@@ -301,6 +303,7 @@ def test_gradients_are_pytorch_s(form):
 @pytest.mark.parametrize("neighbours", [0, 1])
 @pytest.mark.parametrize("layout", [0, 1])
 @pytest.mark.parametrize(("shape", "rotated"), [((2, 5, 64), 0), ((2, 2, 5, 32), 0), ((2, 5, 64), 16)])
+@pytest.mark.thinned(4)
 def test_multimodal_rotary_embedding(shape, rotated, layout, neighbours, symbolic):
     pairs = (rotated or 32) // 2
     positions = np.random.default_rng(0).integers(0, 20, (3, 2, 5))
@@ -316,7 +319,7 @@ def test_multimodal_rotary_embedding(shape, rotated, layout, neighbours, symboli
 @pytest.mark.parametrize(
     ("others", "attributes", "why"),
     [
-        ({}, {"qk_output": 1}, "products of queries and keys are an output"),
+        ({}, {"qk_output": 1}, "it returns the products of queries and keys"),
         ({}, {"k_quant_type": "PER_TENSOR"}, "caches are quantized"),
         ({}, {"kv_cache_bit_width": 8}, "caches are quantized"),
         ({"k_scale": np.ones(1, np.float32)}, {}, "caches are quantized"),
@@ -327,5 +330,5 @@ def test_refusals(others, attributes, why):
     model, _ = one_node("GroupQueryAttention", feeds() | others, ("y",), HEADS | attributes, domain=DOMAIN, opset=18)
     graph = Graph(model)
     prepare.normalise(graph)
-    prepare.settle(graph, Training())
+    prepare.infer_and_lower(graph, Training())
     assert [node.op_type for node in graph.nodes] == ["GroupQueryAttention"] and why in graph.unexpanded["node"]

@@ -24,6 +24,7 @@ def test_pre_mix(form, gates, symbolic):
 @pytest.mark.parametrize("mix", [False, True])
 @pytest.mark.parametrize("gates", [(4,), (4, 1), (4, 5)])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.thinned(3)
 def test_post_mix(form, gates, mix, symbolic):
     feeds = {
         "x": normal(*FORMS[form]), "block": normal(2, 3, 5), "gates": normal(2, 3, *gates),

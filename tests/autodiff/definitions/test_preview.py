@@ -12,8 +12,8 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.jobs.expand import run_expand
-from onnxgrad_cli.verification.examples import published_cases
 from tests.nodes import compare, normal, one_node
+from tools.verify_op.examples import published_cases
 
 RATE, STEP = np.array(0.1), np.array(3)
 
@@ -146,6 +146,7 @@ CASES = [
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("step", [0, 1, 500])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.thinned(6, 4)
 def test_attributes(op: str, alone: str | None, mode: str, count: int, step: int, dtype: str, tmp_path: Path) -> None:
     """All attributes at once, and each with the others at their defaults, beside onnx.reference."""
     required = {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0, "mode": mode} if op == "Momentum" else {}

@@ -14,7 +14,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.verification.differences import directional
+from onnxgrad_cli.verification.gradients.differences import directional
 from tests.nodes import compare, gradients, normal, one_node, written_out
 
 # -- Attention ------------------------------------------------------------------------------------------------------
@@ -114,6 +114,7 @@ ATTENTIONS = [
 
 
 @pytest.mark.parametrize(("feeds", "attributes", "outputs", "opset"), ATTENTIONS)
+@pytest.mark.thinned(8, 4)
 def test_attention(feeds, attributes, outputs, opset):
     compare(lambda **t: torch_attention(**t, **attributes), "Attention", feeds, outputs, attributes, opset=opset)
 
@@ -125,16 +126,25 @@ def test_attention_in_float16(precision):
     compare(torch_attention, "Attention", feeds, ("y",), attributes, tolerance=1e-2)
 
 
-def test_a_row_without_keys_lets_nothing_through():
+@pytest.mark.parametrize(
+    ("shapes", "mask", "attributes", "row", "opset"),
+    [
+        ({}, DEAD, {}, 1, 24),
+        ({"q": (2, 4, 6, 4), "k": (2, 4, 3, 4)}, None, {"left_window_size": 1, "right_window_size": 0}, 5, 25),
+    ],
+    ids=["by a mask", "by a window"],
+)
+def test_a_row_without_keys_lets_nothing_through(shapes, mask, attributes, row, opset):
     """As onnxruntime's own kernel, which gives zeros."""
-    feeds = {name: x if x is None else x.astype(np.float32) for name, x in inputs().items()} | {"mask": DEAD}
-    model, given = one_node("Attention", feeds, ("y",), {}, opset=24)
+    feeds = {name: x if x is None else x.astype(np.float32) for name, x in inputs(**shapes).items()} | {"mask": mask}
+    model, given = one_node("Attention", feeds, ("y",), attributes, opset=opset)
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
     kernel = Executor(model, fallback=False)(given)["y"]
-    values, _, found = gradients(written_out(one_node("Attention", feeds, ("y",), {}, opset=24)[0]), given)
-    assert not kernel[:, :, 1].any()
+    form = written_out(one_node("Attention", feeds, ("y",), attributes, opset=opset)[0])
+    values, _, found = gradients(form, given)
+    assert not kernel[:, :, row].any()
     np.testing.assert_allclose(values["y"], kernel, atol=1e-6)
-    assert not found["q"][:, :, 1].any() and all(np.isfinite(g).all() for g in found.values())
+    assert not found["q"][:, :, row].any() and all(np.isfinite(g).all() for g in found.values())
 
 
 # -- RotaryEmbedding ------------------------------------------------------------------------------------------------
@@ -167,6 +177,7 @@ ROTATIONS = [
 
 
 @pytest.mark.parametrize(("shape", "interleaved", "dim", "positions"), ROTATIONS)
+@pytest.mark.thinned(3)
 def test_rotary_embedding(shape, interleaved, dim, positions):
     half = (dim or 8) // 2
     attributes = {"interleaved": interleaved, "num_heads": 2, "rotary_embedding_dim": dim}
@@ -205,6 +216,7 @@ def torch_linear_attention(query, key, value, past, decay, beta, *, q_num_heads,
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
 @pytest.mark.parametrize("past", [False, True])
+@pytest.mark.thinned(4)
 def test_linear_attention(rule, past):
     feeds = {
         "query": normal(2, 5, 12), "key": normal(2, 5, 6, seed=1) / 2, "value": normal(2, 5, 8, seed=2),
@@ -315,6 +327,7 @@ MASKS = {
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("past", [0, 3])
 @pytest.mark.parametrize("mask", ["none", "keys", "pairs", "end", "end and start", "one"])
+@pytest.mark.thinned(3)
 def test_contrib_attention(mask, past, causal):
     """onnxruntime takes no bias of the scores beside a cache, and no cache for heads of two sizes."""
     flagged, size = MASKS[mask](TOKENS + past), SIZE if past or causal else 6
@@ -333,6 +346,7 @@ def test_contrib_attention(mask, past, causal):
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("form", ["tokens", "cache", "heads", "one query"])
 @pytest.mark.parametrize("mask", ["none", "keys", "pairs", "end", "lengths"])
+@pytest.mark.thinned(8, 4)
 def test_contrib_multi_head_attention(mask, form, causal):
     past, tokens, size = (3 if form == "cache" else 0), (1 if form == "one query" else TOKENS), 4 if causal else 6
     size = SIZE if form in ("cache", "heads") else size
@@ -373,5 +387,5 @@ def test_what_no_kernel_proves_is_left(op, feeds, attributes, why):
     model, _ = one_node(op, feeds, ("y",), {"num_heads": 2, **attributes}, domain="com.microsoft", opset=18)
     graph = Graph(model)
     prepare.normalise(graph)
-    prepare.settle(graph, Training())
+    prepare.infer_and_lower(graph, Training())
     assert [node.op_type for node in graph.nodes] == [op] and why in graph.unexpanded["node"]

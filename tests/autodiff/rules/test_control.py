@@ -15,8 +15,8 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare import prepare
@@ -213,7 +213,7 @@ def test_a_sequence_that_is_needed_as_it_was_is_refused() -> None:
         node("ConcatFromSequence", ["list"], ["y"], axis=0),
     ]
     made = model(nodes, {"x": ["n", 3]}, {"y": ["m", 3]}, {"k": np.array(3)})
-    with pytest.raises(UnsupportedError, match="the gradient needs the sequence 'q' as it was in each iteration"):
+    with pytest.raises(UnsupportedError, match="the gradient requires the value of the sequence 'q' in each iteration"):
         with_gradient(made, ["x"], ["y"], "g_")
 
 
@@ -275,7 +275,7 @@ SHAPES = {"x": ["n", 3]}, {"y": ["n", 3]}, {"k": np.array(2)}
 def settled(made: onnx.ModelProto) -> Graph:
     graph = Graph(made)
     prepare.normalise(graph)
-    prepare.settle(graph, Training())
+    prepare.infer_and_lower(graph, Training())
     return graph
 
 
@@ -364,7 +364,7 @@ def test_a_weight_in_a_body_keeps_its_name_and_its_role() -> None:
         "mean": "running mean",
         "var": "running variance",
     }
-    assert "BatchNormalization inside a subgraph stays" in str(built.training.cautions)
+    assert "BatchNormalization inside a subgraph does not change its mode" in str(built.training.cautions)
 
 
 def test_a_branch_that_is_always_taken_takes_the_place_of_the_if() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
 
-from onnxgrad_cli.autodiff.rules import conv
+from onnxgrad_cli.autodiff.rules import conv_weights
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import UnsupportedError
@@ -77,6 +77,7 @@ def same_pads(sizes, kernel, strides, dilations, upper):
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.thinned(4, 4)
 def test_conv(seed, symbolic):
     rng = np.random.default_rng(seed)
     dims = int(rng.integers(1, 4))
@@ -111,6 +112,7 @@ def test_conv(seed, symbolic):
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.thinned(4)
 def test_conv_transpose(seed, symbolic):
     rng = np.random.default_rng(seed)
     dims = int(rng.integers(1, 4))
@@ -158,6 +160,7 @@ def test_conv_transpose(seed, symbolic):
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.thinned(4)
 def test_max_pool(seed, symbolic):
     rng = np.random.default_rng(seed)
     dims = int(rng.integers(1, 4))
@@ -178,6 +181,7 @@ def test_max_pool(seed, symbolic):
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.thinned(4)
 def test_average_pool(seed, symbolic):
     rng = np.random.default_rng(seed)
     dims = int(rng.integers(1, 4))
@@ -247,6 +251,7 @@ def only_window(x, kernel, dilations, value=0.0):
     ((2, 1, 2), [5, 1, 3], [4, 1, 3], [1, 0, 0], [1, 1, 1]),
 ])  # fmt: skip
 @pytest.mark.parametrize(("ceil", "symbolic"), [(0, True), (1, True), (1, False)])
+@pytest.mark.thinned(4)
 def test_a_window_longer_than_the_image(op, sizes, kernel, strides, pads, dilations, target, ceil, symbolic):
     """Sizes known at run time may be so small; of what there is, onnxruntime makes a window that PyTorch refuses."""
     attrs = {"kernel_shape": kernel, "strides": strides, "pads": pads * 2, "dilations": dilations, "ceil_mode": ceil}
@@ -311,6 +316,7 @@ def test_a_window_of_pads_alone_hands_its_cotangent_to_none(sizes, dilations, sy
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.thinned(4)
 def test_lp_pool(seed, symbolic):
     rng = np.random.default_rng(seed)
     dims = int(rng.integers(1, 4))
@@ -385,6 +391,7 @@ REAL = [
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("name", "image", "weight", "attrs"), REAL, ids=[r[0] for r in REAL])
+@pytest.mark.thinned(4, 4)
 def test_conv_at_real_size(name, image, weight, attrs, symbolic):
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(image), rng.standard_normal(weight) / np.prod(weight[1:]) ** 0.5]
@@ -397,6 +404,7 @@ def test_conv_at_real_size(name, image, weight, attrs, symbolic):
 
 
 @pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+@pytest.mark.thinned(3)
 def test_max_pool_at_real_size(kernel, stride, pad):
     x = np.random.default_rng(0).integers(0, 1000, (8, 64, 56, 56)).astype(float)
     attrs = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
@@ -424,7 +432,7 @@ FORMS = [
 @pytest.mark.thinned(3)
 def test_every_form_of_a_weights_gradient(monkeypatch, form, group, stride, kernel, size, outputs, symbolic):
     """Of few pixels, and of many with and without more channels than the input has."""
-    monkeypatch.setattr(conv, "weight_forms", lambda *known: ([form], form))
+    monkeypatch.setattr(conv_weights, "weight_forms", lambda *known: ([form], form))
     rng, outputs = np.random.default_rng(0), 8 if form == "shifts" else outputs
     arrays = [rng.standard_normal(s) for s in ((2, 8, size, size + 2), (outputs, 8 // group, kernel, kernel))]
     begins, ends = ([0, 0], [0, 0]) if kernel == 1 else ([1, 0], [1, 2])
@@ -449,9 +457,10 @@ def test_a_wide_kernel_is_not_read_column_by_column(channels):
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("form", ["shifts", "diagonals"])
+@pytest.mark.thinned(4)
 def test_the_depthwise_weights_of_a_small_image(monkeypatch, form, seed):
     """Kernels, dilations and pads beyond the image among them: taps read beyond several rows."""
-    monkeypatch.setattr(conv, "weight_forms", lambda *known: ([form], form))
+    monkeypatch.setattr(conv_weights, "weight_forms", lambda *known: ([form], form))
     rng = np.random.default_rng(seed)
     kernel, dilations = rng.integers(1, 5, 2), rng.integers(1, 4, 2)
     begins, ends = rng.integers(0, 6, (2, 2))
@@ -504,18 +513,18 @@ def test_the_weight_of_an_empty_batch_has_a_gradient_of_zeros(op, x, w, attrs):
     ("case", "symbolic", "reason"),
     [
         (Case("MaxPool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}), False,
-         "start beyond the image"),
+         "start outside the image"),
         (Case("AveragePool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}),
-         False, "start beyond the image"),
+         False, "start outside the image"),
         (Case("LpPool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}), False,
-         "start beyond the image"),
+         "start outside the image"),
         *((Case(op, [(1, 1, 6, 2)], {"kernel_shape": [1, 5], "strides": [1, 4], "pads": [0, 1, 0, 1]}), False,
            "longer than the padded image") for op in ("AveragePool", "LpPool", "MaxPool")),
         (Case("LpPool", [(1, 2, 4)], {"kernel_shape": [3], "dilations": [2], "ceil_mode": 1, "p": 3}, opset=22), False,
          "longer than the padded image"),
         (Case("ConvTranspose", [(1, 1, 4), (1, 1, 2)], {"strides": [3], "auto_pad": "SAME_UPPER"}), False, "disagree"),
         *((Case(op, [(1, 1, 6)], {"kernel_shape": [k], "strides": [s], "dilations": [d], "auto_pad": "SAME_UPPER"},
-                opset=22), late, "pads as nobody else")
+                opset=22), late, "pads unlike other runtimes")
           for op in ("AveragePool", "LpPool", "MaxPool") for k, s, d in ((1, 3, 1), (2, 1, 2))
           for late in (False, True)),
         (Case("ConvTranspose", [(1, 1, 4), (1, 1, 3)],

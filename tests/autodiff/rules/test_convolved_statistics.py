@@ -10,16 +10,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.fusions import with_convolutions
-from onnxgrad_cli.autodiff.rules.convolved_statistics import through_convolved_statistics
+from onnxgrad_cli.autodiff.rules.norm import through_convolved_statistics
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.emission.fusion import Fusion
+from onnxgrad_cli.emission.values import Fusion
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 
-CONVOLVED = "onnxgrad_cli.autodiff.rules.convolved_statistics.through_convolved_statistics"
+CONVOLVED = "onnxgrad_cli.autodiff.rules.norm.through_convolved_statistics"
 WEIGHTS = ("w", "scale", "bias")
 
 

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from tests.harness import Case, const, fed, forward_model, sample, with_gradient
@@ -73,6 +73,7 @@ KINDS = [
 @pytest.mark.parametrize("opset", [17, 20])
 @pytest.mark.parametrize("length", [None, 4, 6, 9])
 @pytest.mark.parametrize(("name", "parts", "attrs"), KINDS)
+@pytest.mark.thinned(4)
 def test_transforms_against_pytorch(name, parts, attrs, length, opset, symbolic) -> None:
     if name == "irfft" and length is not None:
         if symbolic:
@@ -100,6 +101,7 @@ WINDOWS = [(16, 4, 8), (17, 3, 5), (15, 8, 8), (20, 7, 4), (8, 1, 8)]
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("onesided", [0, 1])
 @pytest.mark.parametrize(("length", "step", "width"), WINDOWS)
+@pytest.mark.thinned(3)
 def test_stft_against_pytorch(length: int, step: int, width: int, onesided: int, order: int) -> None:
     def function(x: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
         frames = torch.stft(

@@ -16,7 +16,7 @@ from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
@@ -60,7 +60,7 @@ def words(rows: int, count: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("rows", "columns", "indices"),
     [
-        pytest.param(30522, 768, words(30522, 1024).reshape(8, 128), marks=pytest.mark.slow),
+        pytest.param(30522, 768, words(30522, 1024).reshape(8, 128), marks=[pytest.mark.slow, pytest.mark.long]),
         (512, 768, rng.integers(0, 8, 1024)),
         (512, 768, -1 - rng.integers(0, 512, (4, 256))),
         (2, 768, rng.integers(0, 2, (8, 512))),
@@ -68,6 +68,7 @@ def words(rows: int, count: int) -> np.ndarray:
     ],
     ids=["words of BERT", "many repeats", "from the end", "token types", "a small table"],
 )
+@pytest.mark.thinned(4)
 def test_an_embedding_at_real_size_with_threads(rows: int, columns: int, indices: np.ndarray) -> None:
     table = normal(rows, columns, dtype=np.float32)
     g = normal(*indices.shape, columns, dtype=np.float32)
@@ -79,6 +80,7 @@ def test_an_embedding_at_real_size_with_threads(rows: int, columns: int, indices
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.thinned(3)
 def test_scatter_elements_at_real_size_with_threads(axis: int) -> None:
     data, updates = normal(64, 96, 128, dtype=np.float32), normal(64, 96, 128, dtype=np.float32)
     indices, g = rng.integers(0, 7, data.shape), normal(64, 96, 128, dtype=np.float32)

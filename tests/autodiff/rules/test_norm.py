@@ -9,7 +9,7 @@ from torch.nn import functional
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import set_mode, write_batch_statistics
 from onnxgrad_cli.passes.prepare.normalise import normalise

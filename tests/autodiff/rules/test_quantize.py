@@ -24,7 +24,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
@@ -40,7 +40,7 @@ def gradients(model: onnx.ModelProto, wanted: list[str], feeds: Arrays, g: np.nd
     """The gradients of `wanted` through output y, with its cotangent `g`, on onnxruntime."""
     graph = Graph(model)
     prepare.normalise(graph)
-    prepare.settle(graph, Training())
+    prepare.infer_and_lower(graph, Training())
     op = Op(graph)
     seed = op.const(g)
     found = differentiate(graph, {"y": seed}, wanted, op, Training(straight_through=ste))
@@ -326,11 +326,11 @@ WRITTEN_OUT = {"DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "Resha
             {"Reshape"},
             "quantized",
         ),
-        ("q = QuantizeLinear(v, s, z) y = Cast <to = 1> (q)", {"Cast"}, "not yet dequantized"),
+        ("q = QuantizeLinear(v, s, z) y = Cast <to = 1> (q)", {"Cast"}, "not dequantized"),
         (
             "q, t1, t2 = DynamicQuantizeLinear(v) y = DequantizeLinear(q, t1, t2)",
             {"DynamicQuantizeLinear"},
-            "follow the data",
+            "are computed from the data",
         ),
         (
             "q = QuantizeLinear(v, s, z) r = QLinearMatMul(q, s, z, m, s, z, s, z) y = DequantizeLinear(r, s, z)",
@@ -412,5 +412,5 @@ def test_the_option(shell: Shell) -> None:  # noqa: F811
     Path("c.toml").write_text('quantization = "ste"\n')
     assert shell("build", "qdq.onnx", "--config", "c.toml", "-o", "other.onnx").code == 0
     assert shell("build", "qdq.onnx", "--quantization", "fake").code == 2
-    listed = shell("ops", "QLinearConv").out
+    listed = shell("list", "operators", "QLinearConv").out
     assert "straight-through" in listed and "--quantization ste" in listed

@@ -17,8 +17,8 @@ from onnxgrad_cli.autodiff.rules import lstm_gates
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from tests.autodiff.rows.recurrent import ACTIVATIONS, FUNCTIONS
@@ -147,7 +147,7 @@ SEEDS = (("y",), ("y_h",), ("y", "y_h"))
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("direction", "given"), list(itertools.product(DIRECTIONS, OPTIONAL)))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(24, 4)
 def test_lstm(direction, given, symbolic):
     for more in ((), ("c",), ("h", "c", "p")):
         for seeded in (*SEEDS, ("y_c",), ("y", "y_h", "y_c")):
@@ -157,12 +157,12 @@ def test_lstm(direction, given, symbolic):
 @pytest.fixture
 def keeping(monkeypatch):
     """Every LSTM keeps its gates, however small."""
-    monkeypatch.setattr(lstm_gates, "DEAR", 0)
+    monkeypatch.setattr(lstm_gates, "MIN_PRODUCTS_TO_KEEP_GATES", 0)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("direction", "given"), list(itertools.product(DIRECTIONS, ((), ("b",), ("b", "h")))))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(16, 4)
 def test_lstm_that_keeps_its_gates(keeping, direction, given, symbolic):
     for more, seeded in itertools.product(((), ("c",)), (*SEEDS, ("y_c",), ("y", "y_h", "y_c"))):
         model = compare("LSTM", lstm_step, {*given, *more}, direction, {}, seeded, symbolic=symbolic)
@@ -224,7 +224,7 @@ def test_gates_are_kept_where_products_are_dear(units):
 
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize(("direction", "given"), list(itertools.product(DIRECTIONS, OPTIONAL)))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12, 4)
 def test_gru(direction, given, before):
     for seeded, symbolic in itertools.product(SEEDS, (False, True)):
         compare("GRU", lambda *a: gru_step(*a, linear_before_reset=before), given, direction,
@@ -232,7 +232,7 @@ def test_gru(direction, given, before):
 
 
 @pytest.mark.parametrize(("direction", "given"), list(itertools.product(DIRECTIONS, OPTIONAL)))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6, 3)
 def test_rnn(direction, given):
     for seeded, symbolic in itertools.product(SEEDS, (False, True)):
         compare("RNN", rnn_step, given, direction, {}, seeded, symbolic=symbolic)
@@ -268,7 +268,7 @@ def test_activations_with_parameters(op, direction):
         *(("RNN", d, ("b", "lens", "h"), {}) for d in DIRECTIONS),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6, 3)
 def test_clip(op, direction, given, options):
     for clip in (0.3, 0.7):
         renamed = {"input_forget" if name == "coupled" else name: int(value) for name, value in options.items()}
@@ -453,6 +453,7 @@ def test_half_precision_is_differentiated_in_float32(op):
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("op", GATES)
+@pytest.mark.thinned(4)
 def test_the_reference_computes_what_onnxruntime_does(op, seed):
     """Random attributes, inputs, outputs."""
     rng = np.random.default_rng(seed)
@@ -489,12 +490,12 @@ def test_the_reference_computes_what_onnxruntime_does(op, seed):
     [
         ("LSTM", {"clip": 0.0}, "clip=0"),
         ("GRU", {"clip": -1.0}, "clip=-1"),
-        ("GRU", {"activations": ["Affine", "Tanh"]}, "activation Affine without activation_alpha and activation_beta"),
-        ("LSTM", {"activations": ["Sigmoid", "ThresholdedRelu", "Tanh"]}, "ThresholdedRelu without activation_alpha"),
+        ("GRU", {"activations": ["Affine", "Tanh"]}, "activation Affine has no activation_alpha and activation_beta"),
+        ("LSTM", {"activations": ["Sigmoid", "ThresholdedRelu", "Tanh"]}, "ThresholdedRelu has no activation_alpha"),
         ("LSTM", {"activations": ["Elu", "ScaledTanh", "Tanh"], "activation_alpha": [0.5], "activation_beta": [0.5]},
-         "ScaledTanh without activation_alpha,"),
+         "ScaledTanh has no activation_alpha,"),
         ("RNN", {"activations": ["Swish"]}, "activation Swish"),
-        ("LSTM", {"activations": ["Sigmoid", "Tanh"]}, "names 2 activations and has 3"),
+        ("LSTM", {"activations": ["Sigmoid", "Tanh"]}, "names 2 activations, but needs 3"),
         ("RNN", {"layout": 1}, "layout=1"),
     ],
 )  # fmt: skip

@@ -74,6 +74,7 @@ def test_a_mean_in_float16_over_more_than_float16_can_count() -> None:
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("exclusive", [0, 1])
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 70])
+@pytest.mark.thinned(4)
 def test_a_running_product_is_differentiated_as_pytorch_does(length, exclusive, reverse, order, symbolic) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         x = x.flip(1) if reverse else x

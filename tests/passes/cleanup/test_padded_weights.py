@@ -66,6 +66,7 @@ def close(got: np.ndarray, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("op", "form"), GRID)
+@pytest.mark.thinned(4)
 def test_tangents_of_a_weight(tmp_path: Path, op: str, form: dict[str, int]) -> None:
     got, data = derived(tmp_path, convolution(op, **form), "--kind", "jvp", "--wrt", "w")
     x, tangent = (torch.tensor(data[name]).double() for name in ("x", "w_tangent"))
@@ -74,6 +75,7 @@ def test_tangents_of_a_weight(tmp_path: Path, op: str, form: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize(("op", "form"), GRID)
+@pytest.mark.thinned(3)
 def test_second_derivatives(tmp_path: Path, op: str, form: dict[str, int]) -> None:
     got, data = derived(tmp_path, convolution(op, **form), "--kind", "hvp", "--wrt", "x", "--wrt", "w")
     x, w, *vectors = (torch.tensor(data[name]).double() for name in ("x", "w", "x_vector", "w_vector"))

@@ -11,10 +11,10 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.session import as_run
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.cleanup.scaled_channels import convolve_channels
+from onnxgrad_cli.passes.cleanup.faster_forms import convolve_channels
 
 HEADER = '<ir_version: 10, opset_import: ["" : 18]>'
 IMAGE, VECTOR = "float[N, 3, 9, 8]", "float[1, 3, 1, 1]"

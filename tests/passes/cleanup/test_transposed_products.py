@@ -11,11 +11,11 @@ from onnx import numpy_helper
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.node import ROLE
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
+from onnxgrad_cli.passes.cleanup.faster_forms import turn_products
 
 HEADER = '<ir_version: 10, opset_import: ["" : 18]>'
 rng = np.random.default_rng(0)

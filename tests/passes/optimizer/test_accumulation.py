@@ -17,7 +17,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.split import split
-from onnxgrad_cli.training.steps.split import SplitTrainer
+from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.proof import prove
 from tests.steps import KINDS, RATE, STEPS, assert_same, batches, clip, exported, loss, network, options, trained, whole
@@ -129,15 +129,15 @@ def test_a_mean_of_means_that_is_no_mean_is_told() -> None:
     assert not any("`accumulate`" in text for text in texts)
     two = replace(asked, losses=(asked.losses[0], replace(asked.losses[0], label="other")))
     texts = [str(caution) for caution in build(exported(network(torch.float32)), two).training.cautions]
-    assert any("`accumulate`: with ignore_index and several losses" in text for text in texts)
+    assert any("`accumulate`: with several losses and ignore_index" in text for text in texts)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"accumulate": 0}, "`accumulate` must be 1 or more"),
-        ({"accumulate": 2, "optimizer": ""}, "`accumulate`: there is no optimizer"),
-        ({"accumulate": 2, "l2": 0.1, "reduction": "sum"}, "the penalty would count at each run"),
+        ({"accumulate": 0}, "`accumulate=0`: expected a whole number of 1 or more"),
+        ({"accumulate": 2, "optimizer": ""}, "`accumulate` requires an optimizer"),
+        ({"accumulate": 2, "l2": 0.1, "reduction": "sum"}, "would add the penalty again"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:

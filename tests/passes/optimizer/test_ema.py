@@ -12,13 +12,13 @@ import torch
 from onnx import numpy_helper
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from onnxgrad_cli.adapters.own_file import adapter_bytes
 from onnxgrad_cli.builder import build
+from onnxgrad_cli.checkpoints.tensors import save_tensors
 from onnxgrad_cli.compat.artifacts import save_checkpoint
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.export import run_export
-from onnxgrad_cli.training.adapters.own_file import save_adapter
 from onnxgrad_cli.training.run.folder import load_checkpoint
-from onnxgrad_cli.training.run.tensors import save_tensors
 from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import Shell
 from tests.steps import KINDS, NAMES, RATE, assert_same, batches, exported, loss, network, options, trained
@@ -46,7 +46,7 @@ def test_beside_torch(runs: int, dtype: str, bound: float) -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_what_is_no_share_is_refused(decay: float) -> None:
-    with pytest.raises(UsageError, match="`ema` must be at least 0 and below 1"):
+    with pytest.raises(UsageError, match="expected a finite number of 0 or more and below 1"):
         build(exported(network(torch.float32)), options("sgd", ema=decay))
 
 
@@ -83,9 +83,9 @@ def test_a_run_writes_the_averages(
     judged = result.json["epochs"][result.json["best"] - 1]["val_loss"]
     np.testing.assert_allclose(judged, loss(net, (np.concatenate(xs), np.concatenate(ys))).item(), rtol=1e-5)
     refused = shell("train", "net.onnx", "--data", "data.npz", "--loss", "cross-entropy", "--label", "y", "--use-ema")
-    assert refused.code == 2 and "no averages are kept" in refused.err
+    assert refused.code == 2 and "there are no moving averages" in refused.err
     refused = shell("train", *asked.split(), "--accumulate", "9", "-o", "none.onnx")
-    assert refused.code == 2 and "it would take no step" in refused.err
+    assert refused.code == 2 and "no step would be taken" in refused.err
 
 
 def held(folder: Path, kind: str, **others: Any) -> Path:
@@ -120,12 +120,12 @@ def test_what_has_no_averages_is_refused(tmp_path: Path) -> None:
             run_export(source, model, tmp_path / "out.onnx", use_ema=True)
         assert not (tmp_path / "out.onnx").exists()
 
-    refused("`use_ema`: no averages are kept", held(tmp_path, "float32"))
-    refused("'first.weight' is float16, its average float32", held(tmp_path, "float16", ema=0.9))
-    refused("no step has been taken", held(tmp_path, "float32", ema=0.9))
+    refused("`use_ema`: there are no moving averages", held(tmp_path, "float32"))
+    refused("'first.weight' is float16, but its average float32", held(tmp_path, "float16", ema=0.9))
+    refused("no step was taken", held(tmp_path, "float32", ema=0.9))
     values, said = load_checkpoint(held(tmp_path, "float32", ema=0.9))
     said.pop("averages")
     save_tensors(tmp_path / "held", values, {"progress": said})
-    refused("`use_ema`: no averages are kept", tmp_path / "held")
-    save_adapter(tmp_path / "held", [], values)
-    refused("an adapter has no averages", tmp_path / "held")
+    refused("`use_ema`: there are no moving averages", tmp_path / "held")
+    (tmp_path / "held").write_bytes(adapter_bytes([], values))
+    refused("an adapter file stores no moving averages", tmp_path / "held")

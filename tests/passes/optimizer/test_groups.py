@@ -53,7 +53,7 @@ def test_a_group_as_it_is_typed() -> None:
         ("*:lr=-1", "lr takes a factor of the learning rate, not -1"),
         ("*:lr=true", "lr takes a factor"),
         ("*:beta1=x", "option beta1 takes a number"),
-        ("*:beta1=1", "beta1 must lie between 0 and 1"),
+        ("*:beta1=1", "beta1 must be at least 0 and below 1"),
         ("*:", "not of the form GLOB:KEY=VALUE"),
         ("weight_decay=0", "not of the form GLOB:KEY=VALUE"),
         ("*:lr", "not of the form GLOB:KEY=VALUE"),

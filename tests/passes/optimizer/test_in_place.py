@@ -18,9 +18,10 @@ from onnx import helper, numpy_helper
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.losses import LossSpec
 from onnxgrad_cli.metadata import Roles, describe
 from onnxgrad_cli.optimizers import OPTIMIZERS
-from onnxgrad_cli.options import LossSpec, Options
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.slices import ELEMENTWISE
 
 Wanted = Callable[[Roles, str], bool]
@@ -104,6 +105,7 @@ def after_steps(model: onnx.ModelProto, in_place: Wanted) -> dict[str, np.ndarra
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adadelta", "nesterov"])
 @pytest.mark.parametrize("more", [{}, {"accumulate": 2, "ema": 0.9}], ids=["plain", "accumulated"])
+@pytest.mark.thinned(4)
 def test_slots_in_one_buffer_give_the_same_numbers(optimizer: str, more: dict[str, Any]) -> None:
     model = step(300, optimizer, **more)
     apart, together = after_steps(model, lambda roles, name: False), after_steps(model, is_slot)

@@ -21,9 +21,10 @@ from onnxgrad_cli.options import Group, Options
 from onnxgrad_cli.passes.optimizer.slices import ELEMENTWISE, Update, slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
+from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps import compiled as compiled_steps, sliced as sliced_steps
 from onnxgrad_cli.training.steps.compiled import OPERANDS, CompiledUpdate, is_compiled, is_covered, update_of
-from onnxgrad_cli.training.steps.elementwise import FUNCTIONS, InPlace, Scratch
+from onnxgrad_cli.training.steps.in_place_optimizer import FUNCTIONS, InPlace, Scratch
 from onnxgrad_cli.training.steps.sliced import parts_of
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
 
@@ -39,6 +40,7 @@ SLICED: list[tuple[str, dict[str, Any]]] = [
     ("adamw", {"ema": 0.9}),
     ("adamw", {"loss_scale": 8.0}),
     ("adamw", {"embed_state": True}),
+    *((each.name, {"cycle_momentum": True}) for each in OPTIMIZERS if each.cycled),
 ]  # fmt: skip
 
 
@@ -68,8 +70,8 @@ def batch(dtype: str = "float") -> dict[str, np.ndarray]:
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_steps, "SLICE", 7)
     monkeypatch.setattr(sliced_steps, "ALONE", 5)
-    monkeypatch.setattr(sliced_steps, "LARGE", 12)  # b is not sliced
-    monkeypatch.setattr(sliced_steps, "MANY", 12)
+    monkeypatch.setattr(sliced_steps, "MIN_SLICED_ELEMENTS", 12)  # b is not sliced
+    monkeypatch.setattr(sliced_steps, "MIN_SLICED_TOTAL", 12)
     monkeypatch.setattr(sliced_steps, "update_of", InPlace)
 
 
@@ -105,6 +107,7 @@ def assert_same(first: Trainer, second: Trainer) -> None:
 
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize(("optimizer", "options"), SLICED, ids=str)
+@pytest.mark.thinned(2)
 def test_steps_are_those_of_the_whole(optimizer: str, options: dict[str, Any]) -> None:
     first, second = both(built(optimizer, **options))
     assert in_slices(first)
@@ -116,6 +119,7 @@ def test_steps_are_those_of_the_whole(optimizer: str, options: dict[str, Any]) -
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("optimizer", "options"), SLICED, ids=str)
+@pytest.mark.thinned(4)
 def test_compiled_steps_are_those_of_the_whole(optimizer: str, options: dict[str, Any]) -> None:
     model = built(optimizer, **options)
     parts = slice_optimizer(split(model.model).optimizer, 12)
@@ -136,6 +140,18 @@ def test_compiled_steps_of_doubles_in_threads(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(4):
         assert several.step(batch("double"), 0.1) == whole.step(batch("double"), 0.1)
     assert_same(several, whole)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("optimizer", ["nesterov", "adamw"])
+def test_a_momentum_that_changes_is_that_of_the_whole(optimizer: str) -> None:
+    first, second = both(built(optimizer, cycle_momentum=True))
+    cycle = parse_schedule("one-cycle:cycle-momentum=true,base-momentum=0.1", 0.1, 6)
+    (momentum,) = {"momentum", "beta1"} & first.state().keys()
+    for step in range(6):
+        assert first.step(batch(), cycle) == second.step(batch(), cycle)
+        assert_same(first, second)
+        assert first.state()[momentum] == np.float32(cycle.momentum(step))
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -190,6 +206,19 @@ def test_terms_are_the_functions(op_type: str, kinds: str) -> None:
     np.testing.assert_array_equal(found["w"].view(np.int32) << 1, wanted["w"].view(np.int32) << 1)
     signs = np.signbit(found["w"]) == np.signbit(wanted["w"])
     assert op_type in ("Clip", "Max", "Min") or np.all(signs | np.isnan(wanted["w"]))
+
+
+def test_memory_between_is_taken_again_once_nobody_reads_it() -> None:
+    """A chain needs one slice; two results that are read together need two."""
+    g = np.linspace(1, 2, 8, dtype=np.float32)
+    chain = [helper.make_node("Neg", [a], [b]) for a, b in itertools.pairwise(["g", "t0", "t1", "t2"])]
+    for last, count, expected in ((("Neg", ["t2"]), 1, g), (("Mul", ["t2", "t1"]), 2, -g * g)):
+        nodes = (*chain, helper.make_node(*last, ["new"]))
+        dtypes = {name: g.dtype for name in ("g", "t0", "t1", "t2", "new")}
+        update, scratch, w = Update("w", nodes, dtypes, ("g",), (), {}, {"new": "w"}), Scratch(8), np.empty(8, "f")
+        InPlace(update).run({"g": g, "w": w}, 0, 8, scratch)
+        assert len(scratch) == count
+        np.testing.assert_array_equal(w, expected)
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -265,7 +294,7 @@ def test_updates_are_those_of_their_groups() -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("name", ["LARGE", "MANY"])
+@pytest.mark.parametrize("name", ["MIN_SLICED_ELEMENTS", "MIN_SLICED_TOTAL"])
 def test_small_models_are_left_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_steps, name, 1000)
     assert not in_slices(Trainer(built("adamw"), threads=1))

@@ -18,7 +18,8 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import read
 from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.passes.optimizer.split import narrowed, split
-from onnxgrad_cli.training.steps.split import SplitTrainer
+from onnxgrad_cli.training.schedules import parse_schedule
+from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
 from tests.cli_harness import MLP
 
@@ -55,7 +56,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9, 3)
 def test_the_halves_are_the_whole(settings: dict[str, Any]) -> None:
     whole = digits(**settings).model
     halves = split(whole)
@@ -103,7 +104,7 @@ def test_narrowed_computes_less() -> None:
 def test_what_has_no_optimizer_is_refused() -> None:
     with pytest.raises(UsageError, match="no optimizer"):
         split(digits("").model)
-    with pytest.raises(UsageError, match="no training model"):
+    with pytest.raises(UsageError, match="not a training model"):
         split(onnx.load(ROOT / "sample_models" / "digits_cnn.onnx"))
 
 
@@ -122,6 +123,17 @@ def test_a_trainer_on_the_halves_is_the_trainer() -> None:
         halves.step(bad, 0.01)
     assert halves.steps == 5
     np.testing.assert_array_equal(halves.weights()["fc2.bias"], whole.weights()["fc2.bias"])
+
+
+def test_a_momentum_that_changes_is_that_of_the_whole() -> None:
+    built = digits("adamw", cycle_momentum=True)
+    whole, halves = Trainer(built, threads=1), SplitTrainer(split(built.model), threads=1)
+    cycle = parse_schedule("one-cycle:cycle-momentum=true,base-momentum=0.1", 0.01, 5)
+    for step in range(5):
+        assert halves.step(batch(), cycle) == whole.step(batch(), cycle)
+        assert halves.state()["beta1"] == whole.state()["beta1"] == np.float32(cycle.momentum(step))
+    for name, array in whole.weights().items():
+        np.testing.assert_array_equal(halves.weights()[name], array)
 
 
 def test_a_step_is_that_of_pytorch() -> None:

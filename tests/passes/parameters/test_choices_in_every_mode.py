@@ -117,11 +117,9 @@ FORMS: dict[str, tuple[str, ...]] = {
 """Other options, under which the same weights are chosen."""
 
 
-QUICK = ("plain", "adapters")
-
-
-@pytest.mark.parametrize("form", [pytest.param(f, marks=[] if f in QUICK else [pytest.mark.slow]) for f in FORMS])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("noted", "training"), [(True, False), (False, True)], ids=["newer", "older"])
+@pytest.mark.thinned(12, 3)
 def test_the_same_weights_in_every_mode(shell: Shell, noted: bool, training: bool, form: str) -> None:
     onnx.save(network(noted, training), "net.onnx")
     for choice, expected in CHOICES.items():

@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.provenance import Provenance, provenance
-from onnxgrad_cli.ir.types import SMALL
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles, settings
 from onnxgrad_cli.passes.prepare.normalise import normalise
@@ -74,7 +74,7 @@ def test_one_element_of_an_operator_that_is_no_factor_is_a_weight() -> None:
     assert roles("h = MatMul(x, square) y = Add(h, w)").reason("w") == ""
 
 
-FREQUENCIES = named("a table of frequencies before Sin or Cos")
+FREQUENCIES = named("a table of frequencies for Sin or Cos")
 GEOMETRIC, EVEN, LEARNED = "1, 0.1, 0.01", "1.5, 3, 4.5", "1, 0.3, 0.2"
 
 
@@ -89,6 +89,7 @@ GEOMETRIC, EVEN, LEARNED = "1, 0.1, 0.01", "1.5, 3, 4.5", "1, 0.3, 0.2"
         ("p = Mul(x, f) q = Sub(p, s) y = Sin(q)", 1),
         ("t = Transpose(f) p = Mul(x, t) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 2),
         ("p = Mul(x, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 2),
+        ("p = Mul(x, f) c = Concat<axis = 1>(x, p) a = Sin(c) b = Cos(c) y = Concat<axis = 0>(a, b)", 2),
         ("h = MatMul(x, square) p = Mul(h, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 1),
         ("p = Mul(x, f) q = Add(p, w) a = Sin(q) b = Cos(q) y = Concat<axis = 0>(a, b)", 0),
         ("y = Sin(f)", 0),
@@ -112,7 +113,7 @@ def test_random_frequencies_of_an_input_are_told_of() -> None:
     nodes = "p = Mul(x, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)"
     found = roles(nodes, f="float[5] f = {0.3, -1, 2.2, 0.7, 0.1}")
     assert found.reason("f") == FREQUENCIES
-    assert "name it with `train='f'`" in found.doubts["f"]
+    assert "train it with `train='f'`" in found.doubts["f"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def normalization(name: str, value: np.ndarray, position: int) -> str:
     return ConstantRoles(Graph(model)).reason(name)
 
 
-IDENTITY = "the identity scale or shift of an InstanceNormalization without parameters"
+IDENTITY = "the constant scale or shift of an InstanceNormalization without parameters"
 
 
 @pytest.mark.parametrize(
@@ -158,8 +159,8 @@ IDENTITY = "the identity scale or shift of an InstanceNormalization without para
         ("val_2", np.ones(3, np.float32), 2, ""),
         ("val_1", np.float32([1, 1, 0.5]), 1, ""),
         ("weight", np.ones(3, np.float32), 1, ""),
-        ("val_1", np.ones(16 * SMALL, np.float32), 1, IDENTITY),
-        ("val_1", np.ones(16 * SMALL + 1, np.float32), 1, ""),  # too large to be read for this
+        ("val_1", np.ones(16 * MAX_SHAPE_BYTES, np.float32), 1, IDENTITY),
+        ("val_1", np.ones(16 * MAX_SHAPE_BYTES + 1, np.float32), 1, ""),  # too large to be read for this
     ],
 )
 def test_an_exporter_writes_the_identity_of_a_normalization_without_parameters(
@@ -203,7 +204,7 @@ def test_what_pytorch_writes_into_a_node_stood_in_the_code(literal: bool, pytorc
     assert found == (named("a literal in the model's code") if literal and pytorch else "")
 
 
-STANDARDISED = named("a statistic by which an input is standardised")
+STANDARDISED = named("a statistic that standardises an input")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_statistics_of_data_meet_an_input_first(nodes: str, constant: bool) -> N
         assert found.reason("u") == (STANDARDISED if constant else "")
 
 
-@pytest.mark.parametrize(("values", "reason"), [("0, 0, 0", named("a start state of zeros")), ("0, 0.1, 0", "")])
+@pytest.mark.parametrize(("values", "reason"), [("0, 0, 0", named("an initial state of zeros")), ("0, 0.1, 0", "")])
 @pytest.mark.parametrize("nodes", ["h = MatMul(t, w) y = Add(x, h)",
                                    "s = Unsqueeze(t, i) z = Expand(s, i) y = GRU(x, w, w, , , z)"])  # fmt: skip
 def test_a_network_starts_from_zeros_unless_it_has_learned(nodes: str, values: str, reason: str) -> None:
@@ -266,18 +267,22 @@ def test_of_a_single_number_the_name_tells(name: str, value: str, reader: str, r
     model = onnx.parser.parse_model(text)
     model.graph.node[0].input[1] = name
     model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
-    for pytorch in (True, False):
+    written = Provenance(by_pytorch=True, literals=frozenset({name}))
+    for said in (Provenance(by_pytorch=True), Provenance(), written):
         graph = Graph(model)
-        graph.provenance = Provenance(by_pytorch=pytorch)
+        graph.provenance = said
         found = ConstantRoles(graph)
-        expected = reason if pytorch else named(f"a scalar constant of {model.graph.node[0].op_type}")
+        member = said.by_pytorch and said is not written
+        expected = reason if member else named(f"a scalar constant of {model.graph.node[0].op_type}")
         assert found.reason(name) == expected
-        assert (name in found.doubts) == (doubt and pytorch)
+        assert (name in found.doubts) == (doubt and member)
 
 
 def test_what_is_kept_in_bounds_is_learned() -> None:
     assert roles("e = Exp(s) y = Mul(x, e)").reason("s") == ""
     assert roles("e = Sqrt(s) y = Mul(x, e)").reason("s") == named("a scalar constant of Sqrt")
+    generated = roles("e = Exp(val_3) y = Mul(x, e)", f="float val_3 = {0.5}")
+    assert generated.reason("val_3") == named("a scalar constant of Exp")
 
 
 def test_a_pair_turns() -> None:
@@ -312,7 +317,7 @@ SINES = np.stack([np.sin(turn := np.outer(np.arange(6), [1, 0.1])), np.cos(turn)
 @pytest.mark.parametrize(
     ("values", "said", "reason"),
     [
-        (np.float32([[0.3, -1, 2], [1, 4, 0.7]]), "fixed", named("no parameter, says PyTorch's exporter")),
+        (np.float32([[0.3, -1, 2], [1, 4, 0.7]]), "fixed", named("PyTorch's exporter does not mark it as a parameter")),
         (np.float32([[0.3, -1, 2], [1, 4, 0.7]]), "learned", ""),
         (np.float32([[0.3, -1, 2], [1, 4, 0.7]]), "", ""),
         (np.float32([[8, 16, 32], [8, 16, 32]]), "learned", ""),

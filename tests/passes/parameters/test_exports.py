@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.constants import GENERATED
-from tests.conftest import Each
 from tests.passes.parameters.exported_modules import ROWS, UNDECIDABLE, Row
 
 Exporter = Callable[[nn.Module, tuple[Tensor, ...]], ModelProto]
@@ -82,7 +81,7 @@ def wrong(model: ModelProto, later: ModelProto) -> dict[str, str]:
     assert common
     common = [name for name in common if now[name].ndim or not GENERATED.match(name)]  # folded, as an entry of a vector
     learned = {name for name in common if not np.array_equal(now[name], then[name], equal_nan=True)}
-    untied = "no differentiable path ties it to the loss"
+    untied = "no differentiable path leads from it to the loss"
     found = {name: not_trained.get(name, "trained") for name in common if (name in learned) == (name in not_trained)}
     return {name: reason for name, reason in found.items() if not reason.startswith(untied)}
 
@@ -119,20 +118,19 @@ def check_traced(row: Row) -> None:
         check(row, [unsigned(model) for model in models])
 
 
-def test_of_scripted_exports_what_pytorch_learns_is_trained(each: Each) -> None:
-    each(ROWS[::4], check_scripted)
-
-
-@pytest.mark.slow
-def test_of_the_other_scripted_exports_what_pytorch_learns_is_trained(each: Each) -> None:
-    each([row for i, row in enumerate(ROWS) if i % 4], check_scripted)
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.thinned(6, 3)
+def test_of_scripted_exports_what_pytorch_learns_is_trained(row: Row) -> None:
+    check_scripted(row)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="PyTorch's newer exporter needs onnxscript")
-def test_of_traced_exports_what_pytorch_learns_is_trained(each: Each) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.thinned(4)
+def test_of_traced_exports_what_pytorch_learns_is_trained(row: Row) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    each(ROWS, check_traced)
+    check_traced(row)
 
 
 @pytest.mark.parametrize(("one", "other", "feed"), UNDECIDABLE)

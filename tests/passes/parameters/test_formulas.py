@@ -51,8 +51,8 @@ def path_graph() -> np.ndarray:
     return near * degree * degree[:, None]
 
 
-SINES, STEPS = "a table of sines and cosines", "a table of sines or of even steps"
-MASK = "a mask: its values are 0 and one that makes a score vanish"
+SINES, STEPS = "a table of sines and cosines", "a table of sines or of evenly spaced values"
+MASK = "a mask with the values 0 and a large negative number"
 CONSTANTS = {
     "positions": (interleaved(64, 8), SINES),
     "positions and padding": (padded(), SINES),
@@ -65,7 +65,7 @@ CONSTANTS = {
     "ALiBi": (-(0.5 ** np.arange(1, 9))[:, None, None] * np.arange(12), STEPS),
     "centers": (np.linspace(0, 5, 16), STEPS),
     "a grid, in a row": (np.stack(np.meshgrid(np.arange(4) + 0.5, np.arange(4) + 0.5), -1).reshape(-1, 2),
-                         "a grid of even steps"),
+                         "a grid of evenly spaced values"),
     "a mask of lowest floats": (np.triu(np.full((12, 12), np.finfo(np.float16).min), 1), MASK),
     "a mask of infinities": (np.triu(np.full((12, 12), -np.inf), 1), MASK),
     "Swin's mask": (np.kron(np.array([[0.0, -100], [-100, 0]]), np.ones((8, 8))), MASK),
@@ -76,9 +76,12 @@ CONSTANTS = {
     "mel, turned": (triangles().T, "a bank of filters"),
     "anchors": (np.array([[10, 13], [16, 30], [33, 23.0]]), "a table of whole numbers"),
     "slopes": (2.0 ** (-np.arange(1, 9) * 1.0)[:, None, None], "a geometric progression"),
-    "a graph": (path_graph(), "the matrix of a graph"),
-    "neighbours' mean": (np.tril(np.ones((6, 6))) / np.arange(1, 7)[:, None], "the matrix of a graph"),
-    "a blur": (np.tile(np.outer([1, 3, 1], [1, 3, 1]) / 25, (4, 1, 1, 1)), "one kernel for all channels"),
+    "a graph": (path_graph(), "the adjacency matrix of a graph"),
+    "neighbours' mean": (np.tril(np.ones((6, 6))) / np.arange(1, 7)[:, None], "the adjacency matrix of a graph"),
+    "shares of neighbours": (np.triu(np.ones((6, 6))) / np.arange(1, 7), "the adjacency matrix of a graph"),
+    "positions of a batch": (interleaved(20, 8)[None], "a table of sines and cosines"),
+    "a blur of sound": (np.tile(np.array([1, 3, 1]) / 5, (4, 1, 1)), "the same kernel for all channels"),
+    "a blur": (np.tile(np.outer([1, 3, 1], [1, 3, 1]) / 25, (4, 1, 1, 1)), "the same kernel for all channels"),
 }  # fmt: skip
 
 

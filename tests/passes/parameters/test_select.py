@@ -42,7 +42,7 @@ def test_scalars_are_constants_unless_named() -> None:
     found = training(text)
     assert found.trained == ["w"]
     assert "scalar constant of Div" in found.not_trained["temperature"]
-    assert found.not_trained["unused"] == "no differentiable path ties it to the loss"
+    assert found.not_trained["unused"] == "no differentiable path leads from it to the loss"
     assert training(text, train=("temp*",)).trained == ["temperature"]
 
 
@@ -67,6 +67,15 @@ def test_what_is_infinite_is_not_trained_whatever_reads_it() -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([-np.inf]), "fill"))
     found = build(model).training
     assert found.trained == ["w"] and "infinite" in found.not_trained["fill"]
+
+
+def test_infinite_values_beside_learned_ones_are_told() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+    g (float[N, 2] x) => (float[N, 4] y) { h = MatMul(x, w) y = Add(h, b) }""")
+    values = {"w": np.float32([[1, 2, 3, 5], [7, 6, 4, 1]]), "b": np.float32([0.3, -np.inf, 0.7, 1.2])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in values.items())
+    found = build(model).training
+    assert found.trained == ["w", "b"] and "b" in [caution.subject for caution in found.cautions]
 
 
 def test_running_statistics_are_not_trained() -> None:
@@ -217,7 +226,7 @@ def test_a_weight_asked_for_that_the_loss_does_not_depend_on_is_refused() -> Non
     """
     with pytest.raises(UnsupportedError) as refused:
         training(text, train=("v", "u", "w"))
-    assert refused.value.message == "`train`: no differentiable path ties 'v' to 'y'"
+    assert refused.value.message == "`train`: no differentiable path leads from 'v' to 'y'"
     found = training(text, train=("v", "w"), freeze=("v",))
     assert (found.trained, found.not_trained["v"]) == (["w"], "frozen by `freeze`")
     assert training(text).trained == ["w"]
@@ -229,7 +238,9 @@ def test_a_path_ends_where_floats_become_integers() -> None:
     { p = Mul(x, v) i = ArgMax<axis = 1, keepdims = 0>(p) e = Gather(table, i) y = Mul(e, w) }
     """)
     assert found.trained == ["w", "table"]
-    assert found.not_trained["v"].startswith("no differentiable path ties it to the loss: it is cut by ArgMax '")
+    assert found.not_trained["v"].startswith(
+        "no differentiable path leads from it to the loss: the path is interrupted by ArgMax '"
+    )
 
 
 @pytest.mark.parametrize("function", ["Sign", "Floor"])
@@ -239,7 +250,9 @@ def test_a_path_ends_where_a_derivative_is_zero_by_mathematics_and_others_go_on(
     {{ p = Mul(x, w) q = Mul(x, v) s = {function}(q) y = Add(p, s) }}
     """)
     assert found.trained == ["w"]
-    assert found.not_trained["v"].startswith(f"no differentiable path ties it to the loss: it is cut by {function} '")
+    assert found.not_trained["v"].startswith(
+        f"no differentiable path leads from it to the loss: the path is interrupted by {function} '"
+    )
 
 
 INDICES = """
@@ -258,7 +271,9 @@ TWO_DOMAINS = '<ir_version: 10, opset_import: ["" : 18, "my.ops" : 2]>'
 def test_indices_of_an_operator_that_has_a_rule_end_a_path() -> None:
     found = training(INDICES)
     assert found.trained == ["w", "table"]
-    assert found.not_trained["v"].startswith("no differentiable path ties it to the loss: it is cut by TopK '")
+    assert found.not_trained["v"].startswith(
+        "no differentiable path leads from it to the loss: the path is interrupted by TopK '"
+    )
 
 
 def test_a_path_goes_on_through_integers_that_stand_for_floats() -> None:
@@ -281,7 +296,7 @@ def test_a_rule_counts_at_the_version_that_the_model_imports() -> None:
             assert (
                 training(text, TWO_DOMAINS)
                 .not_trained["v"]
-                .startswith("no differentiable path ties it to the loss: it is cut by ")
+                .startswith("no differentiable path leads from it to the loss: the path is interrupted by ")
             )
 
 
@@ -303,8 +318,8 @@ def test_a_weight_that_is_reached_through_stopped_operands_alone_says_so() -> No
         found = training(text.replace("Mul(x, w)", "Add(x, w)"))
     assert found.trained == ["w"]
     assert found.not_trained == {
-        "v": "gradients stop at the operands through which it reaches the loss",
-        "u": "no differentiable path ties it to the loss",
+        "v": "gradients are stopped at the operator inputs that connect it with the loss",
+        "u": "no differentiable path leads from it to the loss",
     }
     assert training(text).trained == ["w", "v"]
 
@@ -320,7 +335,7 @@ def test_statistics_that_a_training_updates_are_told_of() -> None:
     )
     assert found.trained == ["s", "b"]
     assert found.not_trained == {
-        name: f"a running statistic: '{found.state[name]}' is its next value" for name in ("mean", "var")
+        name: f"a running statistic, which the output '{found.state[name]}' updates" for name in ("mean", "var")
     }
 
 
@@ -361,8 +376,8 @@ def test_a_weight_that_an_exporter_has_merged_is_told_of(others: int, told: str)
     ((kind, name, said),) = [(caution.kind, caution.subject, caution.text) for caution in merged]
     assert (kind, name) == ("note", "w")
     assert said == (
-        f"'w' is read by {told}: trained as one weight. "
-        "Exporters merge weights of equal values, too; `untie` parts them"
+        f"'w' is read by {told} and trained as one weight. "
+        "Exporters also merge weights of equal values; `untie` trains them separately"
     )
     assert not [
         caution for caution in training(text, freeze=("w",), grad_of_input=("x",)).cautions if "is read" in str(caution)
@@ -373,7 +388,7 @@ def test_what_is_said_where_nothing_is_left() -> None:
     with pytest.raises(UnsupportedError) as refused:
         training(LINEAR, freeze=("*",))
     assert str(refused.value) == "no weight is left to train:\n  w: frozen by `freeze`\n  b: frozen by `freeze`"
-    assert refused.value.hint == "leave `freeze` out, or freeze fewer weights"
+    assert refused.value.hint == "freeze fewer weights, or leave out `freeze`"
     weights = [f"w{i}" for i in range(21)]
     many = ", ".join(f"float[2] {name} = {{1, 2}}" for name in weights)
     with pytest.raises(UnsupportedError) as refused:
@@ -382,8 +397,8 @@ def test_what_is_said_where_nothing_is_left() -> None:
     assert str(refused.value) == "\n".join(["no weight is left to train:", *told])
     with pytest.raises(UnsupportedError) as refused:
         training("g (float[N] x) => (float[N] y) { y = Relu(x) }")
-    assert refused.value.message == "the model has no float initializer: there is nothing to train"
-    assert refused.value.hint == "gradients of its float inputs can be had with `grad_of_input='*'`"
+    assert refused.value.message == "the model has no float initializer, so there is nothing to train"
+    assert refused.value.hint == "request gradients of its float inputs with `grad_of_input='*'`"
     with pytest.raises(UsageError, match="`grad_of_input`: 'i' matches no float input"):
         training(LINEAR.replace("(float[N, 3] x)", "(float[N, 3] x, int64 i)"), grad_of_input=("i",))
     with pytest.raises(UsageError, match="`train`: 'bias' matches no float weight"):
@@ -397,7 +412,7 @@ def test_whole_numbers_are_constants_with_a_caution(values: str, trained: bool) 
     {{ h = MatMul(x, w) y = Mul(h, s) }}
     """)
     assert ("s" in found.trained) == trained
-    assert ["name it with `train='s'`" in str(c) for c in found.cautions if c.subject == "s"] == [True] * (not trained)
+    assert ["train it with `train='s'`" in str(c) for c in found.cautions if c.subject == "s"] == [True] * (not trained)
 
 
 def test_what_only_its_values_speak_against_is_trained_where_there_is_nothing_else() -> None:

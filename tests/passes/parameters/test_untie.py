@@ -15,7 +15,8 @@ from torch import nn
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.options import Group, LossSpec, Options
+from onnxgrad_cli.losses import LossSpec
+from onnxgrad_cli.options import Group, Options
 
 
 class Encoder(nn.Module):
@@ -43,7 +44,7 @@ def test_each_module_has_its_own(encoder: tuple[Encoder, ModelProto]) -> None:
     net, model = encoder
     tied = build(model)
     assert len(tied.training.trained) < 10
-    assert any("`untie` parts them" in caution.text for caution in tied.training.cautions)
+    assert any("`untie` trains them separately" in caution.text for caution in tied.training.cautions)
     untied = build(model, Options(losses=(LossSpec("mse"),), label="t", untie=("*",)))
     assert len(untied.training.trained) == len(list(net.parameters()))
     assert not any("untie" in caution.text for caution in untied.training.cautions)

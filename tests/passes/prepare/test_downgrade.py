@@ -15,9 +15,9 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.opsets import ASSURED, newest_loaded
+from onnxgrad_cli.execution.kernels import ASSURED, newest_loaded
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.passes.prepare import downgrade, prepare
+from onnxgrad_cli.passes.prepare import opset as opsets, prepare
 from onnxgrad_cli.record import Training
 from tests.autodiff.rows import ROWS
 from tests.autodiff.test_types import type_errors
@@ -37,7 +37,7 @@ CHANGED = {
 @pytest.fixture(params=sorted({ASSURED, LOADED}))
 def loaded(request, monkeypatch):
     """The newest opset that onnxruntime loads: that of the oldest admitted one, and that of the installed one."""
-    monkeypatch.setattr(downgrade, "newest_loaded", lambda limit: min(limit, request.param))
+    monkeypatch.setattr(opsets, "newest_loaded", lambda limit: min(limit, request.param))
     return request.param
 
 
@@ -45,7 +45,7 @@ def settled(text, opset=NEWEST):
     model = onnx.parser.parse_model(f'<ir_version: 14, opset_import: ["" : {opset}]> {text}')
     graph, training = Graph(model), Training()
     prepare.normalise(graph)
-    prepare.settle(graph, training)
+    prepare.infer_and_lower(graph, training)
     return graph, training
 
 
@@ -63,9 +63,22 @@ def test_an_opset_that_is_loaded_stays(loaded):
     assert graph.opset() == loaded
     assert [node.op_type for node in graph.nodes] == ["Celu", "Softmax"]
     assert [caution.text for caution in training.cautions] == [
-        f"opset lowered from {NEWEST} to {loaded}, the newest that onnxruntime loads"
+        f"opset lowered from {NEWEST} to {loaded}, the newest opset that onnxruntime loads"
     ] * (loaded < NEWEST)
     assert opens(graph)
+
+
+def test_attributes_of_other_domains_stay(monkeypatch):
+    """The standard's Attention, which came at opset 23, has no num_heads."""
+    monkeypatch.setattr(opsets, "newest_loaded", lambda limit: 22)
+    model = onnx.parser.parse_model(f"""<ir_version: 14, opset_import: ["" : {NEWEST}, "my": 1]>
+        g (float[N, 3] x) => (float[N, 3] y) {{ a = Neg(x) y = my.Attention<num_heads = 2>(a) }}""")
+    graph = Graph(model)
+    prepare.normalise(graph)
+    prepare.infer_and_lower(graph, Training())
+    assert graph.opset() == 22
+    (node,) = (node for node in graph.nodes if node.domain)
+    assert [attribute.name for attribute in node.attribute] == ["num_heads"]
 
 
 def test_what_onnxruntime_says_of_an_opset_is_so():
@@ -76,6 +89,7 @@ def test_what_onnxruntime_says_of_an_opset_is_so():
     assert newest_loaded(NEWEST) == LOADED
 
 
+@pytest.mark.slow
 def test_up_to_the_opset_that_every_onnxruntime_loads_nothing_is_asked():
     code = (
         "import sys, onnx; from onnxgrad_cli.builder import build; "
@@ -111,16 +125,16 @@ CONVOLUTION = "g (float[2, C, 6] x, float[N, 1, 3] w) => (y, s) { y, s = CausalC
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        *((text, r"Celu.*it takes tensor\(double\) since opset 28") for text in DOUBLES),
+        *((text, r"Celu.*it accepts tensor\(double\) only since opset 28") for text in DOUBLES),
         (CONVOLUTION, "number of its channels"),
     ],
 )
 def test_what_has_no_older_form_is_refused_by_name(text, why, monkeypatch):
-    monkeypatch.setattr(downgrade, "newest_loaded", lambda limit: ASSURED)
+    monkeypatch.setattr(opsets, "newest_loaded", lambda limit: ASSURED)
     with pytest.raises(UnsupportedError) as error:
         settled(text)
     assert re.search(why, str(error.value) + str(error.value.refusals))
-    assert "opset 26, the newest that onnxruntime loads, lacks these" in str(error.value)
+    assert "can't be converted to opset 26, the newest opset that onnxruntime loads" in str(error.value)
 
 
 @pytest.mark.parametrize("text", DOUBLES)
@@ -182,7 +196,7 @@ def test_space_to_depth_is_written_out_as_it_is(shape, monkeypatch):
     """
     x = np.random.default_rng(0).normal(size=(2, 3, 4, 6)).astype(np.float32)
     wanted = x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 1, 3, 5, 2, 4).reshape(2, 12, 2, 3)
-    monkeypatch.setattr(downgrade, "newest_loaded", lambda limit: ASSURED)
+    monkeypatch.setattr(opsets, "newest_loaded", lambda limit: ASSURED)
     graph, _ = settled(text)
     np.testing.assert_array_equal(Executor(graph.commit(), fallback=False)({"x": x})["y"], wanted)
 
@@ -207,11 +221,11 @@ LATE = "a = QuantizeLinear(x, s, z) y = DequantizeLinear(a, s, z)"
 )
 def test_operators_that_have_older_kernels_only(nodes, opset, monkeypatch):
     """onnxruntime 1.32 loads opset 28, without kernels for these: they run at the opset before."""
-    monkeypatch.setattr(downgrade, "newest_loaded", lambda limit: limit)
+    monkeypatch.setattr(opsets, "newest_loaded", lambda limit: limit)
     graph, training = settled(f"g (float[2, 4] x, float s, int8 z) => (float[2, 4] y) {{ {nodes} }}", 28)
     assert graph.opset() == opset
     assert [caution.text for caution in training.cautions] == [
-        "opset lowered from 28 to 27, the newest at which onnxruntime has kernels for DequantizeLinear, QuantizeLinear"
+        "opset lowered from 28 to 27, the newest opset with onnxruntime kernels for DequantizeLinear, QuantizeLinear"
     ] * (opset < 28)
     if opset <= LOADED:
         assert opens(graph) == (opset == 27)
@@ -220,7 +234,7 @@ def test_operators_that_have_older_kernels_only(nodes, opset, monkeypatch):
 @pytest.mark.skipif(LOADED == ASSURED, reason="this onnxruntime loads no newer opset")
 def test_what_does_not_lag_has_kernels_in_its_newest_form():
     """Where onnxruntime runs a row of the table at opset 26, it runs it at the newest that it loads."""
-    rows = [row for row in ROWS if row.op in CHANGED - downgrade.LAGGING and 18 <= row.opset <= ASSURED]
+    rows = [row for row in ROWS if row.op in CHANGED - opsets.LAGGING and 18 <= row.opset <= ASSURED]
     assert {row.op for row in rows} >= CHANGED & {"Cast", "Celu", "DepthToSpace", "Einsum", "Mod", "OneHot", "Range"}
     for row in rows:
         before, now = (Executor(forward_model(replace(row, opset=n), False)).name for n in (ASSURED, LOADED))
@@ -229,8 +243,8 @@ def test_what_does_not_lag_has_kernels_in_its_newest_form():
 
 def test_the_lists_are_reviewed():
     """What changed since is on a list, has a definition, or is refused; what lags has kernels for its older form."""
-    assert downgrade.WIDENED <= CHANGED and downgrade.LAGGING <= downgrade.WIDENED
-    others = {name for name in CHANGED - downgrade.WIDENED if registry.lookup_definition(name, "", NEWEST) is None}
+    assert opsets.WIDENED <= CHANGED and opsets.LAGGING <= opsets.WIDENED
+    others = {name for name in CHANGED - opsets.WIDENED if registry.lookup_definition(name, "", NEWEST) is None}
     assert not others
 
 
@@ -239,5 +253,5 @@ def test_an_older_file_format_is_written():
     model = helper.make_model(helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", x[:1], x[1:]))
     graph = Graph(model)
     prepare.normalise(graph)
-    prepare.settle(graph, Training())
+    prepare.infer_and_lower(graph, Training())
     onnxruntime.InferenceSession(graph.commit().SerializeToString())

@@ -53,7 +53,7 @@ def test_the_forward_part_stays_and_the_gradients_are_those_of_what_is_quantized
     given = model(zero, dtype)
     report = run_build(given, tmp_path / "t.onnx", STE)
     assert report.status == "built"
-    assert any("1 stored integer weights are floats again" in str(caution) for caution in report.cautions)
+    assert any("1 integer weights are stored as floats again" in str(caution) for caution in report.cautions)
     trained = onnx.load(tmp_path / "t.onnx")
     stored = {t.name: t for t in trained.graph.initializer}
     assert {"w", "w_quantized"}.isdisjoint(name for name, t in stored.items() if t.data_type == dtype)

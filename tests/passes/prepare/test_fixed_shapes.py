@@ -88,7 +88,7 @@ def test_a_past_is_known_by_its_name_or_its_use(past: str) -> None:
     ("options", "words"),
     [
         ({"dims": {"batch": 0}}, "`dims`: axis 0 of 'ids' can't be empty: it is the batch"),
-        ({"dims": {"seq": 0}}, "`dims`: axis 1 of 'ids' can't be empty: nothing is appended to it"),
+        ({"dims": {"seq": 0}}, "`dims`: axis 1 of 'ids' can't be empty: the model does not append to this axis"),
         ({"shapes": {"ids": ("batch", 0)}}, "`shapes`: axis 1 of 'ids' can't be empty"),
         ({"dims": {"past_len": -1}}, "can't have size -1"),
     ],
@@ -96,3 +96,21 @@ def test_a_past_is_known_by_its_name_or_its_use(past: str) -> None:
 def test_nothing_else_may_be_empty(options: dict, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         build(decoder(), Options(losses=(LossSpec("causal-lm"),), **options))
+
+
+def test_a_past_whose_length_is_computed_may_be_empty() -> None:
+    """A Shape that reads it does not keep it from being empty."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    decoder (float[batch, seq, 3] x, float[batch, s34, 3] cache) => (float[batch, seq, 3] y)
+    <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, int64 one = {1}> {
+      h = MatMul(x, w)
+      c = Concat<axis = 1>(cache, h)
+      sizes = Shape(cache)
+      length = Gather(sizes, one)
+      shift = Cast<to = 1>(length)
+      s = ReduceSum<keepdims = 1>(c)
+      t = Add(s, shift)
+      y = Add(h, t)
+    }"""
+    model = build(onnx.parser.parse_model(text), Options(dims={"s34": 0})).model
+    assert dims(model)["cache"] == ["batch", 0, 3]

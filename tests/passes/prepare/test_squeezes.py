@@ -6,9 +6,9 @@ import onnx
 import pytest
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.passes.prepare.declarations import set_hints_aside
-from onnxgrad_cli.passes.prepare.squeezes import give_axes
+from onnxgrad_cli.passes.prepare.safe_forms import give_axes
 from onnxgrad_cli.record import Training
 
 

@@ -51,6 +51,7 @@ def made(model: onnx.ModelProto, recompute: RecomputeSpec | None, stop_after: st
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.thinned(2)
 def test_one_layer_at_a_time(norm_first: bool) -> None:
     """Each layer's input is kept, and what the last part keeps: far less than all; gradients are PyTorch's."""
     net = Encoder(norm_first).train()
@@ -123,6 +124,6 @@ def test_modules_that_are_numbered() -> None:
 
 def test_a_network_without_layers(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Softmax(-1), nn.LayerNorm(8))
-    with pytest.raises(UsageError, match="`recompute` block:auto found no layers") as told:
+    with pytest.raises(UsageError, match="`recompute` block:auto found no repeating layers") as told:
         made(exported(net), BLOCKS)
     assert "block:GLOB" in (told.value.hint or "")

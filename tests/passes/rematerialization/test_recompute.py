@@ -19,7 +19,7 @@ from onnxgrad_cli.errors import Caution, UsageError
 from onnxgrad_cli.ir.node import ROLE
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
-from onnxgrad_cli.passes.rematerialization.request import parse_recompute
+from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
 from tests.cli_harness import MLP
 
 BATCH, WIDTH = 64, 32
@@ -80,7 +80,7 @@ ASKED = ["elementwise", "block:/*4/Mul*", "block:/1[0-9]/*", "block:auto", "budg
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9, 3)
 def test_gradients_are_the_same(asked: str, level: str) -> None:
     model, feeds = exported(blocks()), data()
     plain, again = made(model, dims={"batch": BATCH}), made(model, asked, dims={"batch": BATCH})
@@ -228,6 +228,7 @@ def test_what_takes_no_gradient_waits_too(tmp_path, monkeypatch) -> None:  # typ
     {"optimizer": "adamw"}, {"loss_scale": 8.0}, {"keep_outputs": True}, {"yield_": "input"}, {"grad_of_input": ("x",)},
     {"optimizer": "sgd", "loss_scale": "dynamic", "accumulate": 2}, {"identifiers": True},
 ])  # fmt: skip
+@pytest.mark.thinned(6, 2)
 def test_with_other_options(options: dict[str, object]) -> None:
     model, feeds = exported(blocks(2)), data()
     plain, again = made(model, **options), made(model, "block:/4/*", **options)
@@ -265,8 +266,8 @@ def test_half_types() -> None:
         np.testing.assert_allclose(other, one, rtol=5e-3, atol=1e-3)
 
 
-FORMS = "such as block:'*layer*/output' or budget:512MB"
-SIZES = "a number and one of B, kB, MB, GB, KiB, MiB, GiB, such as 512MB"
+FORMS = "write, for example, block:'*layer*/output' or budget:512MB"
+SIZES = "give a number and one of B, kB, MB, GB, KiB, MiB, GiB, such as 512MB"
 
 
 @pytest.mark.parametrize(
@@ -276,11 +277,11 @@ SIZES = "a number and one of B, kB, MB, GB, KiB, MiB, GiB, such as 512MB"
         ("", "not ''", "kinds: elementwise, block, budget, optimal"),
         ("block", "not 'block'", FORMS),
         ("elementwise:3", "not 'elementwise:3'", FORMS),
-        ("budget:lots", "takes a size, not 'lots'", SIZES),
-        ("budget:5QB", "takes a size, not '5QB'", SIZES),
-        ("budget:-5MB", "takes a size, not '-5MB'", SIZES),
-        ("budget:inf", "takes a size, not 'inf'", SIZES),
-        ("budget:nan", "takes a size, not 'nan'", SIZES),
+        ("budget:lots", "must be a size, not 'lots'", SIZES),
+        ("budget:5QB", "must be a size, not '5QB'", SIZES),
+        ("budget:-5MB", "must be a size, not '-5MB'", SIZES),
+        ("budget:inf", "must be a size, not 'inf'", SIZES),
+        ("budget:nan", "must be a size, not 'nan'", SIZES),
     ],
 )
 def test_bad_words(text: str, message: str, hint: str) -> None:
@@ -408,9 +409,9 @@ def test_a_segment_is_32_nodes_long_or_a_block(asked: str, kept: int) -> None:
 
 CURVE = "h = Mul(x, w) a = Sin(h) y = Exp(a)"
 FLAT = "h = Mul(x, w) y = Sign(h)"
-NONE = "there is nothing that could be computed again"
-COUNTED = "bytes were counted with N = 1; `dims=NAME=SIZE` gives a size"
-SHORT = "36 bytes stay, for the rest can't be computed again from them; try block:GLOB"
+NONE = "no value can be computed again"
+COUNTED = "the bytes were counted with N = 1; set another size with `dims=NAME=SIZE`"
+SHORT = "36 bytes stay stored, because the other values can't be computed again from less; try block:GLOB"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_where_the_solver_finds_nothing_the_heuristic_is_kept_to(monkeypatch: py
     built, flow = differentiated(PRICES)
     facts, total = Facts(built.graph, {}), cost(built.graph, built.training).kept_bytes
     heuristic = plan_budget(flow, total - 64, facts, total)
-    monkeypatch.setattr(solver.Program, "solved", lambda *_: None)
+    monkeypatch.setattr(solver.IntegerProgram, "solved", lambda *_: None)
     assert plan_optimal(heuristic, total - 64, facts, total) is heuristic
 
 

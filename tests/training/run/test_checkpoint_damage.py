@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from onnxgrad_cli.checkpoints.tensors import load_tensors, save_tensors
+from onnxgrad_cli.checkpoints.validate_checkpoint import is_log_line
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, LOG, RunFolder, load_checkpoint, run_folder
-from onnxgrad_cli.training.run.progress import is_log_line
-from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 from tests.cli_harness import MLP, Shell, save
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="checkpoints are safetensors files")
@@ -72,12 +72,12 @@ def test_what_is_damaged_is_named(tmp_path: Path) -> None:
     data = bytearray(written(tmp_path / "c", SAID).read_bytes())
     data[data.index(VALUES["w"].tobytes()) + 7] ^= 0x40  # an exponent
     (tmp_path / "c").write_bytes(data)
-    with pytest.raises(OnnxgradError, match="is damaged: 'w' has another checksum"):
+    with pytest.raises(OnnxgradError, match="is damaged: the checksum of 'w' does not match"):
         load_checkpoint(tmp_path / "c")
     data = bytearray(written(tmp_path / "c", SAID).read_bytes())
     data[data.index(b"1a2b")] ^= 1
     (tmp_path / "c").write_bytes(data)
-    with pytest.raises(OnnxgradError, match="damaged: its metadata have another checksum"):
+    with pytest.raises(OnnxgradError, match="damaged: the checksum of its metadata does not match"):
         load_checkpoint(tmp_path / "c")
 
 
@@ -97,7 +97,7 @@ def test_what_another_program_wrote_is_believed_and_said(tmp_path: Path) -> None
     values, _ = load_checkpoint(tmp_path / "c", lambda text, level: lines.append(text))
     assert values.keys() == VALUES.keys() and len(lines) == 1 and "has no checksums" in lines[0]
     safetensors.save_file(VALUES, tmp_path / "c", {"progress": json.dumps(SAID), "checksum3": "{}"})
-    with pytest.raises(OnnxgradError, match="damaged: its metadata have an entry 'checksum3'"):
+    with pytest.raises(OnnxgradError, match="damaged: its metadata have an unknown entry 'checksum3'"):
         load_checkpoint(tmp_path / "c")
 
 
@@ -115,13 +115,13 @@ def test_what_another_program_wrote_is_believed_and_said(tmp_path: Path) -> None
 )  # fmt: skip
 def test_what_no_checkpoint_says_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
     file = written(tmp_path / "c", {**SAID, name: value})
-    with pytest.raises(OnnxgradError, match=f"says of its {name} can't be right|names 'gone', which it does not hold"):
+    with pytest.raises(OnnxgradError, match=f"its entry '{name}' is invalid|refers to 'gone', but does not contain it"):
         load_checkpoint(file)
 
 
 @pytest.mark.parametrize("said", [[], 3, None, "text", {}])
 def test_progress_that_is_no_object(tmp_path: Path, said: Any) -> None:
-    with pytest.raises(OnnxgradError, match="no right checkpoint"):
+    with pytest.raises(OnnxgradError, match="not a valid checkpoint"):
         load_checkpoint(written(tmp_path / "c", said))
 
 
@@ -129,34 +129,34 @@ def test_progress_that_is_no_object(tmp_path: Path, said: Any) -> None:
 def test_a_run_does_not_go_on_from_what_is_no_run(tmp_path: Path, name: str) -> None:
     folder = RunFolder(tmp_path)
     folder.save(VALUES, {key: value for key, value in SAID.items() if key != name})
-    with pytest.raises(OnnxgradError, match=f"no checkpoint of a run: it does not say its {name}"):
+    with pytest.raises(OnnxgradError, match=f"not a checkpoint of a run: its entry '{name}' is missing"):
         folder.load()
 
 
 @pytest.mark.parametrize("content", [b"", b"12345", b"\xff" * 100, (10**11).to_bytes(8, "little") + b"{}", b"[]" * 40])
 def test_what_is_no_safetensors_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "c").write_bytes(content)
-    with pytest.raises(OnnxgradError, match="is no safetensors file, or is broken"):
+    with pytest.raises(OnnxgradError, match="is not a safetensors file, or is broken"):
         load_tensors(tmp_path / "c")
 
 
 def test_a_header_that_declares_more_than_there_is(tmp_path: Path) -> None:
     head = json.dumps({"w": {"dtype": "F32", "shape": [25 * 10**9], "data_offsets": [0, 10**11]}}).encode()
     (tmp_path / "c").write_bytes(len(head).to_bytes(8, "little") + head + bytes(64))
-    with pytest.raises(OnnxgradError, match="is no safetensors file, or is broken"):
+    with pytest.raises(OnnxgradError, match="is not a safetensors file, or is broken"):
         load_tensors(tmp_path / "c")
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "/", "a\0b"])
 def test_what_is_no_file_is_not_read(place: str) -> None:
-    with pytest.raises(OnnxgradError, match=r"no file of tensors|can't be read"):
+    with pytest.raises(OnnxgradError, match=r"is not a file of tensors|can't be read"):
         load_tensors(Path(place))
 
 
 def test_metadata_that_are_no_json(tmp_path: Path) -> None:
     for text in ("{", "[" * 100_000):
         safetensors.save_file(VALUES, tmp_path / "c", {"progress": text})
-        with pytest.raises(OnnxgradError, match="damaged: its metadata are no JSON"):
+        with pytest.raises(OnnxgradError, match="damaged: its metadata are not JSON"):
             load_tensors(tmp_path / "c")
 
 
@@ -167,7 +167,7 @@ def test_metadata_that_are_no_json(tmp_path: Path) -> None:
 def test_a_bad_line_in_the_log_is_named(tmp_path: Path, line: str) -> None:
     with run_folder(tmp_path) as folder:
         (tmp_path / LOG).write_text(f'{{"step": 1, "rate": 0.1, "loss": 2.0}}\n{line}}}\n'.replace("}}\n", "}\n"))
-        with pytest.raises(OnnxgradError, match="line 2: this is no line of a log"):
+        with pytest.raises(OnnxgradError, match="line 2 is not a line of a log"):
             folder.history()
 
 
@@ -194,10 +194,10 @@ def test_a_run_goes_on_with_its_own_data_alone(shell: Shell) -> None:
     assert shell(*RUN, "--epochs", "1").code == 0
     data(seed=1)
     refused = shell(*RUN, "--epochs", "2", "--resume")
-    assert refused.code == 2 and "begun with other training data" in refused.err and "--new-data" in refused.err
+    assert refused.code == 2 and "started with other training data" in refused.err and "--new-data" in refused.err
     assert shell(*RUN, "--epochs", "2", "--resume", "--new-data").code == 0
     refused = shell(*RUN, "--epochs", "2", "--new-data", "--run", "other")
-    assert refused.code == 2 and "--new-data goes with --resume" in refused.err
+    assert refused.code == 2 and "--new-data requires --resume" in refused.err
 
 
 def test_other_validation_data_are_another_run(shell: Shell) -> None:
@@ -226,12 +226,12 @@ def test_a_best_checkpoint_of_another_run_is_not_taken(shell: Shell) -> None:
     assert shell(*RUN, "--epochs", "1", "--val", "0.5", "--run", "b").code == 0
     Path("b/best.safetensors").write_bytes(Path("a/best.safetensors").read_bytes())
     told = shell(*RUN, "--epochs", "1", "--val", "0.5", "--run", "b", "--resume")
-    assert told.code == 1 and "its best checkpoint is not that of epoch 1" in told.err
+    assert told.code == 1 and "is not from epoch 1" in told.err
 
 
 def test_a_type_that_the_form_has_not(tmp_path: Path) -> None:
     """Of a model of few bits whose packed weight is an input, too, for which a checkpoint has a start value."""
-    with pytest.raises(OnnxgradError, match="'w' is of uint4, which safetensors does not store"):
+    with pytest.raises(OnnxgradError, match="'w' has the type uint4, which safetensors does not support"):
         save_tensors(tmp_path / "c.safetensors", {"w": np.zeros(4, ml_dtypes.uint4)}, {})
     assert not list(tmp_path.iterdir())
 

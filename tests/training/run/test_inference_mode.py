@@ -11,9 +11,9 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 from onnxgrad_cli import Options, build
-from onnxgrad_cli.compat.generate_artifacts import LossType, OptimType, generate_artifacts
-from onnxgrad_cli.jobs.build import inspect
+from onnxgrad_cli.compat.artifact_generation import LossType, OptimType, generate_artifacts
 from onnxgrad_cli.jobs.export import run_export
+from onnxgrad_cli.jobs.inspect import inspect
 from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import LoraSpec
@@ -119,12 +119,13 @@ def test_an_adapter_takes_the_running_statistics_with_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("keep", "taken so"), ("train", "taken so"), ("eval", "in inference mode here")]
+    ("mode", "words"),
+    [("keep", "keeps this mode"), ("train", "keeps this mode"), ("eval", "switched to inference mode here")],
 )
 def test_that_a_model_comes_in_training_mode_is_said(folder: Path, mode: str, words: str) -> None:
     report = inspect("model.onnx", Options(mode=mode))  # type: ignore[arg-type]
     (said,) = [c.text for c in report.cautions if c.kind == "training mode"]
-    assert said.startswith("the model comes in training mode")
+    assert said.startswith("the model is in training mode")
     assert "(1 BatchNormalization, 1 Dropout)" in said and words in said
 
 

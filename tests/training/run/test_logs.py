@@ -66,7 +66,7 @@ def test_a_run_of_more_steps_goes_on_bit_for_bit(shell: Shell) -> None:
         done = shell(*RUN, "--epochs", "3", "--max-steps", steps, "-o", "t.onnx", *(["--resume"] * (steps == "4")))
         assert done.code == 0, done.err
         report = Path("t.onnx.run/report.md").read_text()
-        assert "as many steps as were asked for" in report
+        assert "the requested number of steps" in report
     assert shell(*RUN, "--epochs", "3", "--eval-every", "1", "--resume", "-o", "t.onnx").code == 0
     assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
 
@@ -128,7 +128,7 @@ def test_a_table_that_is_none(tmp_path: Path, text: str) -> None:
     try:
         sinks(tmp_path, ["csv"], 1, [])
     except OnnxgradError as error:
-        assert "is no log of steps" in str(error)
+        assert "is not a log of steps" in str(error)
     else:
         assert "\0" in text  # which some versions of Python read
 
@@ -146,7 +146,7 @@ def test_a_link_in_a_strangers_folder_leads_nowhere(tmp_path: Path, name: str) -
 
 def test_a_log_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").mkdir()
-    with run_folder(tmp_path) as folder, pytest.raises(OnnxgradError, match="is no log: it is a folder, a device"):
+    with run_folder(tmp_path) as folder, pytest.raises(OnnxgradError, match="is not a log: it is a folder, a device"):
         folder.history()
 
 
@@ -158,5 +158,5 @@ def test_what_is_no_file_in_the_folder_of_a_run(tmp_path: Path, name: str, kind:
         os.mkfifo(tmp_path / name)
     else:
         (tmp_path / name).symlink_to("/dev/zero")
-    with pytest.raises(OnnxgradError, match=f"{name}' is no file"), run_folder(tmp_path):
+    with pytest.raises(OnnxgradError, match=f"{name}' is not a file"), run_folder(tmp_path):
         pass

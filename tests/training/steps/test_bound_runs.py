@@ -15,8 +15,8 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
-from onnxgrad_cli.training.steps import split as in_two
-from onnxgrad_cli.training.steps.split import SplitTrainer
+from onnxgrad_cli.training.steps import split_trainer as in_two
+from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 from onnxgrad_cli.training.trainer import Trainer
 
 MLP = Path(__file__).parents[3] / "sample_models" / "digits_mlp.onnx"

@@ -22,10 +22,10 @@ from onnx import numpy_helper, parser
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import silent
+from onnxgrad_cli.data import Batches, Data, open_data
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.jobs.train import Course, Trained, run_train
 from onnxgrad_cli.options import LoraSpec
-from onnxgrad_cli.training.data import Batches, Data, open_data
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint
 from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
@@ -80,6 +80,7 @@ def both(world: int, make: Callable[[], TrainingModel]) -> tuple[Any, list[Any]]
     ],
     ids=str,
 )
+@pytest.mark.thinned(5, 2)
 def test_all_processes_together_are_one(world: int, more: dict[str, Any]) -> None:
     alone, several = both(world, lambda: mlp(**more))
     for losses, weights, state in several:
@@ -103,6 +104,30 @@ def test_labels_that_are_left_out_are_left_out_of_the_shares() -> None:
         assert abs(found - loss) < 1e-5
         for name, array in weights.items():
             np.testing.assert_allclose(others[name], array, atol=1e-6)
+
+
+@pytest.mark.parametrize("more", [{}, {"reduction": "sum"}, {"accumulate": 2}, {"l2": 0.1}], ids=str)
+def test_a_batch_in_which_no_label_counts_has_gradient_0(more: dict[str, Any]) -> None:
+    """The second of four. As one process, and so PyTorch, takes it: momentum moves the weights on."""
+
+    def steps(trainer: TrainerBase, part: slice) -> tuple[list[float], dict[str, np.ndarray]]:
+        data, losses = digits(trainer, 40), []
+        for first in range(0, 40, 10):
+            feeds = data.batch(np.arange(first, first + 10))
+            if first == 10:
+                feeds["y"][:] = -100
+            feeds = {name: array[part] for name, array in feeds.items()}
+            uncounted = {"uncounted": first == 10} if isinstance(trainer, Trainer) else {}
+            losses.append(trainer.step(feeds, 0.1, **uncounted))
+        return losses, trainer.weights()
+
+    losses, weights = steps(Trainer(mlp(**more), threads=1), slice(None))
+    parts = [slice(3), slice(3, 10)]
+    several = together(2, lambda link: steps(ParallelTrainer(mlp(**more), link, threads=1), parts[link.rank]))
+    for found, others in several:
+        np.testing.assert_allclose(found, losses, rtol=1e-5)
+        for name, array in weights.items():
+            np.testing.assert_allclose(others[name], array, rtol=1e-5, atol=1e-6)
 
 
 def test_buckets_of_any_size() -> None:
@@ -157,7 +182,37 @@ def test_statistics_of_parts_are_told(folder: Path) -> None:
                   communicator=link)  # fmt: skip
 
     together(2, run)
-    assert "caution: BatchNormalization takes the statistics of the part of a batch that each process has" in told
+    assert "caution: each process computes the statistics of BatchNormalization on its own part of the batch" in told
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "text", "steps"),
+    [(11, 4, "the last 3 samples of each epoch are left out", 2), (9, 4, "the last sample of each epoch is", 2),
+     (12, 4, "", 3), (12, 3, "4 for 2 processes", 0)],
+)  # fmt: skip
+def test_no_process_takes_the_statistics_of_one_sample(
+    folder: Path, samples: int, batch: int, text: str, steps: int
+) -> None:
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        normed (float[n, 2] x) => (float[n, 2] y)
+        <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {0, 0}, float[2] v = {1, 1}>
+        { y = BatchNormalization(x, s, b, m, v) }""")
+    x = np.random.default_rng(0).standard_normal((samples, 2)).astype(np.float32)
+    np.savez("normed.npz", x=x, label=x)
+    told: list[str] = []
+
+    def run(link: Communicator) -> Trained:
+        tell = (lambda text, level: told.append(text)) if link.rank == 0 else silent
+        course = Course(epochs=1, batch_size=batch, threads=1)
+        return run_train(model, "normed.npz", "a.onnx", Options(mode="train"), course, tell=tell, communicator=link)
+
+    if steps:
+        assert together(2, run)[0].steps == steps
+        assert [text in line for line in told if "the variance" in line] == [True] * bool(text)
+    else:
+        with pytest.raises(UsageError, match="can't compute the variance of a batch of one sample") as error:
+            together(2, run)
+        assert text in (error.value.hint or "")
 
 
 def test_float16_is_summed_in_float32() -> None:
@@ -201,12 +256,20 @@ def test_labels_left_out_of_one_of_two_losses_are_refused() -> None:
         feeds["z"][: 3 * link.rank] = -100
         trainer.step(feeds, 0.1)
 
-    with pytest.raises(OnnxgradError, match="other numbers of elements"):
+    with pytest.raises(OnnxgradError, match="different numbers of elements"):
         together(2, step)
 
 
 def total(op, prediction, label):
     return op.sum(prediction - label, range(prediction.rank), keepdims=False)
+
+
+def centered(op, prediction, label):
+    return prediction - op.mean(prediction, [0]) - label
+
+
+def of_a_mean(op, prediction, label):
+    return op.grad(op.mean(prediction * prediction), prediction) - label
 
 
 @pytest.mark.parametrize(
@@ -215,6 +278,8 @@ def total(op, prediction, label):
         ({"reduction": "sum", "l2": 0.1}, "`l1` and `l2`"),
         ({"losses": (LossSpec("loss.onnx"),)}, "one number for a batch"),
         ({"losses": (LossSpec("total", function=total),)}, "one number for a batch"),
+        ({"losses": (LossSpec("centered", function=centered),)}, "reduces along the axis of the samples"),
+        ({"losses": (LossSpec("of_a_mean", function=of_a_mean),)}, "computes with the number of samples"),
     ],
 )
 def test_what_parts_do_not_add_up_to_is_refused(
@@ -299,7 +364,7 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path) -> None:
     run(3, 2, True)
     run(1, 3, True)
     assert_alike("b.onnx", "a.onnx")
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already contains a run"):
         run(2, 3, False)
 
 
@@ -417,5 +482,5 @@ def test_ctrl_c_ends_all_at_the_same_step(with_mpi: Path) -> None:
         for process in (*ranks(), *([run.pid] if run.poll() is None else [])):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-    assert "--resume goes on" in said and "Traceback" not in said
+    assert "--resume continues the run" in said and "Traceback" not in said
     assert load_checkpoint(Path("two.onnx.run/checkpoint.safetensors"))[1]["steps"] > 0

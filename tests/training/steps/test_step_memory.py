@@ -60,6 +60,7 @@ def test_weights_and_state_are_counted_once_where_updates_are_sliced() -> None:
     assert 3 * weights < step_memory(large, {"batch": 8}).held < 4 * weights
 
 
+@pytest.mark.slow
 def test_values_grow_with_the_batch_and_shrink_with_recomputation() -> None:
     plain = build(perceptron(64, 16), OPTIONS)
     again = build(
@@ -79,6 +80,7 @@ def test_what_has_no_size_is_told() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process can be told anew on Linux alone")
 @pytest.mark.parametrize(("width", "depth", "batch"), [(128, 24, 4096), (512, 24, 1024), (1024, 4, 256)])
 @pytest.mark.parametrize("recompute", [None, RecomputeSpec("elementwise")])
+@pytest.mark.thinned(3)
 def test_it_is_about_what_a_process_takes(
     width: int, depth: int, batch: int, recompute: RecomputeSpec | None, tmp_path: Path
 ) -> None:

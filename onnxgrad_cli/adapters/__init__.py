@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA, DoRA) after training: read and write their files, and add them to an inference model."""

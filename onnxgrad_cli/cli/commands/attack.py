@@ -1,0 +1,114 @@
+"""`onnxgrad attack`: find adversarial inputs near given samples."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import click
+
+from onnxgrad_cli.cli.parsing.option import option
+from onnxgrad_cli.cli.parsing.options import MODEL, how_to_read, options, output_option, values_of
+from onnxgrad_cli.cli.parsing.samples import on_samples, shown
+from onnxgrad_cli.cli.terminal.console import Console, speaks, table
+from onnxgrad_cli.cli.terminal.progress import working
+from onnxgrad_cli.common.choices import Attack, AttackLoss, Norm
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.options.data import SampleOptions
+
+SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "start", "seed", "loss", "restarts")
+
+
+@click.command()
+@MODEL
+@option(
+    "--method",
+    type=click.Choice(get_args(Attack)),
+    default="fgsm",
+    help="Attack method. fgsm: one step along the sign of the gradient. pgd: several steps, each projected back to "
+    "within epsilon of the sample.",
+    common=True,
+)
+@output_option("Output file for the changed samples.  [default: nothing is written]", metavar="FILE.npz")
+@option(
+    "--epsilon",
+    type=click.FloatRange(min=0),
+    default=0.03,
+    help="Largest distance from a sample, on the scale of the model's input.",
+    common=True,
+)
+@option(
+    "--loss",
+    type=click.Choice(get_args(AttackLoss)),
+    default="cross-entropy",
+    help="Loss to maximize; margin (Carlini and Wagner) and dlr have a gradient even if the logits are far apart.",
+    common=True,
+)
+@option("--steps", type=click.IntRange(min=1), help="pgd: number of steps.  [default: 10]")
+@option("--step-size", type=click.FloatRange(min=0), help="pgd: length of a step.  [default: 2.5 epsilon / steps]")
+@option("--norm", type=click.Choice(get_args(Norm)), default="inf", help="Norm of the distance.")
+@option(
+    "--targeted", metavar="N|NAME", help="Class that the model should predict, instead of any wrong class.", common=True
+)
+@option("--clip", metavar="LOW,HIGH", help="Range of the model's input.  [default: the range of the data]")
+@option("--start/--no-start", default=True, help="pgd: start at a random point within epsilon.  [default: start]")
+@option(
+    "--restarts",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="pgd: number of runs, each from another random start; the best run of each sample counts.",
+)
+@option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="pgd: seed of the random starts.",
+    section="Trained parameters",
+)
+@option(
+    "--label", metavar="NAME", help="Name of the labels in --data.  [default: the model's predictions]", common=True
+)
+@option("--wrt", metavar="NAME", help="Input to change.  [default: the float input]")
+@on_samples
+@how_to_read
+@speaks
+@click.pass_obj
+def attack(console: Console, /, model: str, data: str, out: str | None, clip: str | None, **values: Any) -> int:
+    """Change samples slightly, so that MODEL (- is stdin) classifies them differently."""
+    console.done = "attacked"
+    from onnxgrad_cli.jobs.attack import Fooling, run_attack
+
+    fooling = Fooling(clip=_clip(clip), **{name: values.pop(name) for name in SETTINGS})
+    own = {name: values.pop(name) for name in ("label", "output")}  # these names are also options of a build
+    samples, built = SampleOptions(**values_of(SampleOptions, values)), options(values)
+    with working(console) as tell:
+        found = run_attack(model, data, out, fooling, samples=samples, options=built, tell=tell, **own, **values)
+    success = found.success
+    result = {
+        "method": fooling.method, "loss": fooling.loss, "what": found.words, "samples": len(found.samples),
+        "success": success,
+        "accuracy": {"before": found.accuracy_before, "after": found.accuracy_after},
+        "distance": {"mean": float(found.distances.mean()), "largest": float(found.distances.max())},
+        "vanishing": found.vanishing, "proof": {"verdict": found.proof[0], "why": found.proof[1]},
+        "files": [str(file) for file in found.files],
+    }  # fmt: skip
+    rows = [
+        ("samples", f"{len(found.samples):,}"),
+        ("accuracy before", f"{found.accuracy_before:.1%}"),
+        ("accuracy after", f"{found.accuracy_after:.1%}"),
+        ("success", "no sample to attack" if success is None else f"{success:.1%}"),
+        ("largest distance", f"{found.distances.max():.4g}"),
+    ]
+    lines = [found.words, table(("", ""), rows).strip("\n"), shown(found.proof)]
+    console.result(result, "\n".join([*lines, *(f"wrote {file}" for file in found.files)]))
+    return 0
+
+
+def _clip(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"`clip={text}`: give two numbers", "such as 0,1") from None
+    return low, high

@@ -1,0 +1,75 @@
+"""`onnxgrad export`: write trained weights or adapters back into an inference model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxgrad_cli.cli.parsing.option import ANY_PATH, FILE, TEXT, option
+from onnxgrad_cli.cli.parsing.options import output_option, proof_data
+from onnxgrad_cli.cli.terminal.console import Console, speaks
+from onnxgrad_cli.cli.terminal.progress import working
+from onnxgrad_cli.common.escape import escaped
+
+
+@click.command()
+@click.argument("weights", type=ANY_PATH, metavar="WEIGHTS")
+@option("--model", type=TEXT, required=True, metavar="MODEL", help="The inference model that was trained.")
+@output_option("Output file; - is stdout.  [default: MODEL.exported.onnx]")
+@option(
+    "--roles",
+    type=FILE,
+    metavar="FILE.json",
+    help="JSON file that describes the bytes of a .bin.  [default: the .json file of the same name]",
+)
+@option(
+    "--adaptable",
+    is_flag=True,
+    help="Write MODEL with its own weights and empty LoRA matrices, in whose place a runtime can load an adapter.",
+)
+@option(
+    "--merge",
+    is_flag=True,
+    help="Merge adapters into integer matrices too, which rounds these again; prints the change of the outputs.",
+)
+@proof_data(
+    "--test-data",
+    "Inputs for measuring the loss of precision of --merge: an .npz, or training data.  [default: random inputs]",
+)
+@option(
+    "--adapter",
+    type=TEXT,
+    metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
+    help="Write only the adapters, in the format of onnxgrad, of onnxruntime, or of PEFT (a folder).",
+)
+@option("--use-ema", is_flag=True, help="Write the moving averages that --ema has kept, instead of the last weights.")
+@option(
+    "--keep-mode",
+    is_flag=True,
+    help="Keep the mode of BatchNormalization and Dropout, instead of inference mode.",
+    section="Output",
+)
+@option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.", common=True)
+@speaks
+@click.pass_obj
+def export(console: Console, /, weights: Path, model: str, out: str | None, **how: Any) -> int:
+    """Write MODEL with the trained WEIGHTS.
+
+    WEIGHTS are a checkpoint, the folder of a run of `onnxgrad train`, or adapters in any format. They can also be the
+    bytes (.bin) of a training in another program, with a model of `onnxgrad build --weights inputs`, or a safetensors
+    file that holds only weights. An ONNX file is allowed too: a trained model, a model of derivatives or a training
+    model. Weights are matched by name, type and shape.
+    """
+    adapter_alone = how["adapter"] is not None and not how["adaptable"] and not how["merge"]
+    console.writes_to_stdout(out, "" if adapter_alone else model)
+    console.done = "exported"
+    from onnxgrad_cli.jobs.export import run_export
+
+    with working(console) as tell:
+        found = run_export(weights, model, out, tell=tell, **how)
+    files = [str(file) for file in found]
+    if files:
+        console.result({"files": files}, "\n".join(map(escaped, files)), asked=False)
+    return 0

@@ -1,0 +1,225 @@
+"""Read data with pyarrow: a Parquet file, or a folder that Hugging Face's `Dataset.save_to_disk` has written.
+
+The module `columns` assigns columns to inputs. Only these columns are read: from a Parquet file into memory; from a
+folder they are memory-mapped. A column may hold lists of equal length. If an input takes lists of different lengths,
+the module `sequences` pads them. A column may also hold picture files, as in Hugging Face's datasets: structs whose
+field `bytes` has the contents of a file. A picture is decoded when a batch needs it.
+
+In a folder, dataset_info.json lists the features: a ClassLabel has the class names. state.json lists the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.choices import Resize
+from onnxgrad_cli.common.packages import load_package
+from onnxgrad_cli.data.columns import KnownColumns, choose, shaped
+from onnxgrad_cli.data.input_types import InputTypes
+from onnxgrad_cli.data.lists import Lists
+from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
+from onnxgrad_cli.data.pictures import Pictures, check_size, layout_of
+from onnxgrad_cli.data.read_failures import check_regular, reading
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import in_words
+
+
+def read_parquet(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> LoadedColumns:
+    """Read those columns of a Parquet file that are inputs.
+
+    Raises:
+        UsageError: the file can't be read, the package pyarrow is missing, a value is missing, or nested lists differ
+            in length.
+    """
+    files = load_package("pyarrow.parquet", f"reading '{path}'")
+    with reading(path, "a Parquet file", "write it again"):
+        file = files.ParquetFile(path)
+        return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, resize, known)
+
+
+def columns_of(
+    path: Path, names: Sequence[str], take: Callable[[list[str]], Any], inputs: InputTypes, resize: Resize,
+    known: KnownColumns,
+) -> LoadedColumns:  # fmt: skip
+    """Read those columns of a pyarrow table that are inputs.
+
+    Args:
+        path: the source of the table, for messages.
+        names: the columns of the table.
+        take: returns a table with some of the columns.
+        inputs: the inputs and labels, with their types.
+        resize: how to resize pictures whose aspect ratio differs from the input's.
+        known: see `choose`.
+
+    Raises:
+        UsageError: a value is missing, nested lists differ in length, or a picture can't be read.
+    """
+    choice = choose(path, names, inputs, known)
+    table = take([name for each in choice.chosen.values() for name in each])
+    table.validate(full=True)  # without it pyarrow trusts offsets and indices, which may point to any memory
+    arrays: dict[str, Column] = {}
+    for feed, each in choice.chosen.items():
+        columns = [table.column(name).combine_chunks() for name in each]
+        if len(each) == 1 and _is_pictures(columns[0]):
+            arrays[feed] = _pictures(path, feed, columns[0], inputs, resize)
+        else:
+            found = _column(path, feed, columns[0]) if len(each) == 1 else _side_by_side(path, each, columns)
+            arrays[feed] = shaped(found, inputs, feed)
+    return LoadedColumns(arrays, choice.others, order=choice.order)
+
+
+def _is_pictures(column: Any) -> bool:
+    """Return True if a column holds picture files: structs with the two fields `bytes` and `path`."""
+    kind = column.type
+    if kind.num_fields != 2 or hasattr(column, "keys"):
+        return False
+    return {kind.field(i).name for i in (0, 1)} == {"bytes", "path"}
+
+
+class _Contents(Sequence[bytes]):
+    """The contents of the files in a column, read on access."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._column[row].as_py()
+
+
+def _pictures(path: Path, feed: str, column: Any, inputs: InputTypes, resize: Resize) -> Pictures:
+    layout = check_size(feed, layout_of(inputs[feed]), in_words(inputs[feed]))
+    contents = column.field("bytes")
+    if column.null_count or contents.null_count:
+        hint = "save the pictures themselves, not their paths"
+        raise UsageError(f"'{path}', column '{feed}': a picture has no bytes", hint)
+    found = Pictures(path, _Contents(contents), layout, resize)
+    found.check()
+    return found
+
+
+def _side_by_side(path: Path, names: Sequence[str], columns: Sequence[Any]) -> np.ndarray:
+    """Combine columns with one number per row into an array (rows, columns)."""
+    return np.stack([_array(path, name, column) for name, column in zip(names, columns, strict=True)], 1)
+
+
+def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists:
+    """Convert a column to an array in which lists become further axes, or to `Lists` if the lists differ in length."""
+    if not column.null_count and hasattr(column, "value_lengths") and not hasattr(column, "keys"):
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if len(lengths) and lengths.min() < lengths.max():
+            inner = _array(path, name, column.flatten())
+            if inner.ndim == 1:
+                return Lists.cut(inner, lengths)
+    return _array(path, name, column)
+
+
+def _array(path: Path, name: str, column: Any) -> np.ndarray:
+    """Convert a column to an array in which lists become further axes."""
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        hint = "fill in a value, or drop the row"
+        raise UsageError(f"'{path}', column '{name}' has no value in row {row} (the first is 0)", hint)
+    if hasattr(column, "to_numpy_ndarray"):
+        return _tensors(path, name, column)
+    if not hasattr(column, "value_lengths") or hasattr(column, "keys"):  # a map has both attributes
+        if column.type.num_fields:
+            hint = "save numbers, or lists of numbers that have the same length for each sample"
+            raise UsageError(f"'{path}', column '{name}' holds {column.type}, which are not numbers", hint)
+        found = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+        return found.to_numpy(zero_copy_only=False)
+    lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
+    if len(lengths) > 1:
+        hint = "pad the lists to the same length"
+        raise UsageError(f"'{path}', column '{name}' has lists of {lengths[0]} to {lengths[-1]} elements", hint)
+    inner = _array(path, name, column.flatten())
+    return inner.reshape(len(column), int(lengths[0]) if len(lengths) else 0, *inner.shape[1:])
+
+
+def _tensors(path: Path, name: str, column: Any) -> np.ndarray:
+    """Convert a column of tensors to an array.
+
+    Unlike pyarrow's conversion, don't replace missing numbers by arbitrary ones.
+    """
+    kind, numbers = column.type, _array(path, name, column.storage)
+    axes = kind.permutation or range(len(kind.shape))
+    return numbers.reshape(len(column), *kind.shape).transpose(0, *(axis + 1 for axis in axes))
+
+
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+HINT = "write it with datasets.Dataset.save_to_disk(FOLDER)"
+MAX_JSON_BYTES = 2**26
+"""The largest allowed size of a JSON file in the folder, in bytes."""
+
+
+def is_arrow_folder(path: Path) -> bool:
+    """Return True if a folder is a Hugging Face Dataset or DatasetDict."""
+    return (path / STATE).is_file() or (path / SPLITS).is_file()
+
+
+def read_arrow_folder(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> LoadedColumns:
+    """Read those columns of a Dataset that are inputs, and its class names.
+
+    Raises:
+        UsageError: the folder can't be read, it holds several splits, or the package pyarrow is missing.
+    """
+    if (path / SPLITS).is_file() and not (path / STATE).is_file():
+        splits = [str(name) for name in _described(path / SPLITS).get("splits") or []]
+        hint = f"choose one: '{path / (splits or ['train'])[0]}'"
+        raise UsageError(f"'{path}' has several splits: {', '.join(splits)}", hint)
+    state = _described(path / STATE)
+    with reading(path, "a Hugging Face Dataset", HINT):
+        if any(state.get(key) for key in ("_indices_data_files", "_indices_files")):
+            raise ValueError("its rows are selected by a table of indices: call flatten_indices() before saving it")
+        files = [_inside(path, each["filename"]) for each in state["_data_files"]]
+    arrow, ipc = (load_package(name, f"reading '{path}'") for name in ("pyarrow", "pyarrow.ipc"))
+    tables = []
+    for file in files:
+        check_regular(file)
+        with reading(file, "an Arrow file", HINT):
+            tables.append(ipc.open_stream(arrow.memory_map(str(file))).read_all())
+    with reading(path, "a Hugging Face Dataset", HINT):
+        table = arrow.concat_tables(tables)
+        found = columns_of(path, table.schema.names, lambda names: table.select(names), inputs, resize, known)
+    return found._replace(names=_class_names(path, inputs))
+
+
+def _class_names(path: Path, inputs: InputTypes) -> dict[str, tuple[str, ...]]:
+    """Return the class names of the inputs whose column is a ClassLabel."""
+    features = _described(path / INFO).get("features") if (path / INFO).is_file() else None
+    found = {}
+    for name, feature in (features if isinstance(features, dict) else {}).items():
+        names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+        if name in inputs and isinstance(names, list) and all(isinstance(each, str) for each in names):
+            found[name] = tuple(names)
+    return found
+
+
+def _described(file: Path) -> dict[str, Any]:
+    check_regular(file)
+    with reading(file, "JSON", HINT):
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"it has more than {MAX_JSON_BYTES:,} bytes")
+        found = strict_json.loads(file.read_text("utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it is not an object")
+    return found
+
+
+def _inside(path: Path, name: str) -> Path:
+    """Return the path of a file in the folder. Refuse names that lead out of it: the folder may be untrusted.
+
+    Raises:
+        ValueError: the file is not directly in the folder.
+    """
+    file = path / name
+    if Path(name).name != name or not file.resolve().is_relative_to(path.resolve()):
+        raise ValueError(f"'{name}' is not a file in this folder")
+    return file

@@ -1,0 +1,597 @@
+"""Open data for a training model from any format or from memory, check them, and return batches by sample index."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from onnx import helper
+
+from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.choices import Resize
+from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.data import csv_file, json_lines, onnx_test_sets, picture_folder
+from onnxgrad_cli.data.array_files import read_npy_folder, read_npz, read_safetensors
+from onnxgrad_cli.data.arrow import is_arrow_folder, read_arrow_folder, read_parquet
+from onnxgrad_cli.data.augmentation import Augmentations, Transformed
+from onnxgrad_cli.data.classes import Names, as_numbers, in_words, is_text, numbered
+from onnxgrad_cli.data.columns import Chosen, KnownColumns, single
+from onnxgrad_cli.data.input_types import InputTypes, Range
+from onnxgrad_cli.data.lists import Lists
+from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
+from onnxgrad_cli.data.normalization import PIXEL, Normalization
+from onnxgrad_cli.data.part import BatchShard
+from onnxgrad_cli.data.pictures import SUFFIXES, Pictures
+from onnxgrad_cli.data.preprocessing import Preprocessing
+from onnxgrad_cli.data.read_failures import check_regular, reading
+from onnxgrad_cli.data.sequences import Preparation, Sequences, following, tokens_of, uneven
+from onnxgrad_cli.data.states import (
+    NOT_RECURRENT,
+    Recurrent,
+    arrays_batch_first,
+    batch_axes,
+    with_batch_first,
+    zero_states,
+)
+from onnxgrad_cli.data.text import TEXTS, read_text
+from onnxgrad_cli.data.validate import BLOCK, blocks, check, without_samples
+from onnxgrad_cli.errors import UsageError, missing_file, suggest, unknown_name
+from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.options.data import SampleOptions, SequenceOptions
+
+T = TypeVar("T")
+
+FORMATS = (".jsonl", ".npz", ".csv", ".tsv", ".parquet", ".safetensors")
+"""The suffixes of data files, except for pictures."""
+
+TABLES = {".jsonl": json_lines.read, ".csv": csv_file.read, ".tsv": csv_file.read}
+"""Suffix of a table -> its reader."""
+
+ARRAYS = {".npz": read_npz, ".safetensors": read_safetensors}
+"""Suffix of a file with named arrays -> its reader."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples for a training model.
+
+    Attributes:
+        source: the file or folder that the samples come from.
+        arrays: input -> its samples, along the first axis. The array may be memory-mapped; samples may also be lists of
+            different lengths, or pictures.
+        dtypes: input -> the dtype that the model expects.
+        size: the number of samples.
+        sizes: symbolic dimension -> its size, except for the batch.
+        batch_size: the fixed batch size of the model; None if the model takes any.
+        samples: for each sample, its row in the arrays, int64 (size,); None if the samples are all rows.
+        sequences: the rules that make a batch of token sequences; None for data without sequences.
+        names: label -> the names of its classes, for labels that have names.
+        normal: input -> its normalization to mean 0 and standard deviation 1.
+        augment: the random changes to pictures; None except in training.
+        transform: the user's function that changes each batch.
+        order: input -> its columns in a table, in order; see `Preprocessing.order`.
+        resize: how pictures of the training data were resized; None for data without pictures.
+        same: inputs that are the same for all samples: each batch contains the whole array.
+        axes: input -> its batch axis in the model, for inputs whose batch axis is not the first. In `arrays` it is the
+            first.
+    """
+
+    source: Path
+    arrays: Mapping[str, Column]
+    dtypes: Mapping[str, np.dtype]
+    size: int
+    sizes: Mapping[str, int]
+    batch_size: int | None = None
+    samples: np.ndarray | None = None
+    sequences: Sequences | None = None
+    names: Mapping[str, Names] = field(default_factory=dict)
+    normal: Mapping[str, Normalization] = field(default_factory=dict)
+    augment: Augmentations | None = None
+    transform: Transformed | None = None
+    order: Chosen = field(default_factory=dict)
+    resize: Resize | None = None
+    same: frozenset[str] = frozenset()
+    axes: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: np.ndarray, part: BatchShard | None = None) -> dict[str, np.ndarray]:
+        """Return a batch of samples: input -> array, contiguous, in the dtype that the model expects.
+
+        Args:
+            indices: the indices of the samples, integers (n,).
+            part: which part of which training batch this is. It seeds the random changes to the samples. None: no
+                random changes.
+
+        Raises:
+            UsageError: a picture can't be read, or the user's function fails.
+        """
+        rows = self.rows(indices)
+        taken = {name: _take(array, rows) for name, array in self.arrays.items() if name not in self.same}
+        whole: dict[str, Any] = dict(taken)
+        if self.sequences is not None:
+            tokens = self.arrays[self.sequences.tokens]
+            batch = rows if part is None or part.batch is None else self.rows(part.batch)
+            whole = self.sequences.batch(taken, tokens.longest(batch) if isinstance(tokens, Lists) else 0)
+        whole |= {name: self.arrays[name] for name in self.same}
+        if part is not None and self.augment is not None:
+            whole = self.augment(whole, part)
+        whole |= {name: normal(whole[name]) for name, normal in self.normal.items()}
+        whole |= {name: np.moveaxis(whole[name], 0, axis) for name, axis in self.axes.items()}
+        found = {name: np.asarray(whole[name], dtype, order="C") for name, dtype in self.dtypes.items()}
+        return found if self.transform is None else self.transform(found, part)
+
+    def column(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the samples of an input in blocks, not normalized. Yield nothing for lists and for inputs in `same`."""
+        array, rows = self.arrays[name], self.rows(np.arange(len(self)))
+        if isinstance(array, Lists) or not array.ndim or name in self.same:
+            return
+        step = max(BLOCK // max(array.nbytes // max(len(array), 1), 1), 1)
+        for start in range(0, len(rows), step):
+            taken = _take(array, rows[start : start + step])
+            yield np.asarray(taken)
+
+    @property
+    def ragged(self) -> bool:
+        """True if samples may have different lengths, so that batches are padded."""
+        return any(isinstance(column, Lists) for column in self.arrays.values())
+
+    def tell_padding(self, tell: Tell) -> None:
+        """Warn if samples are padded and the model takes no mask, so that its outputs depend on the padding."""
+        sequences = self.sequences
+        column = None if sequences is None or sequences.told_ends else self.arrays[sequences.tokens]
+        if sequences is not None and isinstance(column, Lists) and np.ptp(column.lengths):
+            tell(
+                f"'{sequences.tokens}' has {column.lengths.min()} to {column.shape[1]} tokens in a sample. Batches are "
+                f"padded with {sequences.fill[sequences.tokens]}, and the model reads the padding like other "
+                "tokens, because it takes no mask",
+                0,
+            )
+
+    def digest(self) -> str:
+        """Return a CRC-32 of the names, dtypes, shapes and values of all arrays, as eight hexadecimal digits.
+
+        Arrays are read in blocks, so that data in files may be larger than memory.
+        """
+        check = 0 if self.samples is None else zlib.crc32(self.samples.data)
+        for name, column in sorted(self.arrays.items()):
+            check = zlib.crc32(f"{name} {column.dtype.str} {column.shape}".encode(), check)
+            if isinstance(column, Pictures):
+                check = column.digest(check)
+                continue
+            for array in (column.values, column.offsets) if isinstance(column, Lists) else (column,):
+                for _, block in blocks(array):
+                    check = zlib.crc32(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data, check)
+        return f"{check:08x}"
+
+    def preprocessing(self, terms: Sequence[Term]) -> Preprocessing:
+        """Return the preprocessing of the data, with the class names of the outputs of the losses `terms`."""
+        classes = {term.output: self.names[term.label] for term in terms if term.label in self.names}
+        forms = [column.resize for column in self.arrays.values() if isinstance(column, Pictures)]
+        return Preprocessing(classes, self.normal, forms[0] if forms else self.resize, self.order)
+
+    def prepared_by(self, options: SampleOptions) -> str:
+        """Return a description of how samples are prepared, for comparing runs; "" if they are used unchanged."""
+        said: dict[str, object] = {label: list(names) for label, names in self.names.items()}
+        said |= {name: each.to_json() for name, each in self.normal.items()}
+        transform = None if self.transform is None else self.transform.digest()
+        asked = {"augment": options.augment, "balance": options.balance, "normalize": options.normalize}
+        said |= {name: each for name, each in {**asked, "transform": transform}.items() if each}
+        return strict_json.dumps(said) if said else ""
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return the row in `arrays` of each of the samples `indices`."""
+        return indices if self.samples is None else self.samples[indices]
+
+
+def open_data(
+    source: str | Path,
+    inputs: InputTypes,
+    ranges: Mapping[str, Range] | None = None,
+    *,
+    prefix: str = "",
+    finite: bool = True,
+    terms: Sequence[Term] = (),
+    options: SequenceOptions | None = None,
+    samples: SampleOptions | None = None,
+    known: Preprocessing | None = None,
+    unread: Collection[str] = (),
+    elsewhere: Collection[str] = (),
+    recurrent: Recurrent = NOT_RECURRENT,
+    trains: bool = True,
+    tell: Tell = silent,
+) -> Data:
+    """Open data for a training model, and check that they fit it.
+
+    Args:
+        source: a file: .npz, .csv, .tsv, .jsonl, .parquet, .safetensors or a picture. Or a folder: of .npy files, of
+            pictures in a folder for each class, or written by `datasets.Dataset.save_to_disk`. Or an ONNX
+            test_data_set_N, or a folder of these.
+        inputs: the model's inputs and labels with their types; see `input_types_of`.
+        ranges: input -> the integers that it accepts; see `ranges_of`.
+        prefix: the prefix of names in the data, such as 'train_'.
+        finite: raise an error if the data contain nan or infinity.
+        terms: the losses, which determine the labels of tokens.
+        options: the user's options for text and token sequences.
+        samples: the user's options for samples. Those that need the whole training data, such as normalization and
+            balance, have no effect here.
+        known: the preprocessing of the training data: class names, normalizations, the order of columns.
+        unread: the names of labels that the data may contain, but that are not read.
+        elsewhere: arrays whose names have one of these prefixes are not reported as ignored, because the same file is
+            opened a second time for them.
+        recurrent: the inputs of recurrent layers, see `recurrent_values`; initial states that the data lack are zero.
+        trains: True for training: class names whose numbers are unknown are numbered in sorted order. If False, this
+            numbering is a guess, so the data must contain as many classes as the model has.
+        tell: receives log messages.
+
+    Raises:
+        UsageError: the data can't be read or don't fit. The message names file, input and sample.
+    """
+    path, asked, how, ranges = Path(source), options or SequenceOptions(), samples or SampleOptions(), ranges or {}
+    known, axes = known or Preprocessing(), batch_axes(inputs, recurrent)
+    inputs = with_batch_first(inputs, axes)
+    labels = {term.label for term in terms}
+    resize: Resize = how.resize or known.resize or "crop"
+    opened = _Source(path, prefix, how, terms, labels, resize, unread, known.order, tell)
+    columns, found, sequences = _gathered(opened, inputs, ranges, asked, axes)
+    columns |= zero_states(columns, inputs, recurrent, tell)
+    names, others = _number(path, columns, inputs, ranges, terms, found.names, known, trains, tell), found.others
+    made = {*sequences.made, *sequences.pairs} if sequences else set()
+    held = {name: column for name, column in columns.items() if name in inputs}
+    wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
+    named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
+    checked = check(path, LoadedColumns(named[0], others), *named[1:], finite)
+    _refuse_uneven(path, {} if sequences else held)
+    ignored = [name for name in others if name not in unread and not name.startswith(tuple(elsewhere))]
+    if ignored and asked.tokenizer is None:
+        tell(f"ignoring arrays of '{path}' that are not model inputs: {_listed(ignored)}", 0)
+    dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
+    if how.normalize or known.normal:  # each batch is converted from the data's own dtype
+        arrays = columns
+    else:
+        arrays = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
+    return Data(
+        path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences, names=names,
+        normal=_normal(columns, inputs, known, labels), order={**known.order, **found.order}, resize=known.resize,
+        same=without_samples(columns, inputs), axes=axes,
+    )  # fmt: skip
+
+
+def _as_in_the_data(prefix: str, by_input: Mapping[str, T]) -> dict[str, T]:
+    """Return a map with its keys, the names of inputs, replaced by their names in the data: the prefix is added."""
+    return {prefix + name: value for name, value in by_input.items()}
+
+
+def _normal(
+    columns: Mapping[str, Column], inputs: InputTypes, known: Preprocessing, labels: Collection[str]
+) -> dict[str, Normalization]:
+    """Return a map: input -> its known normalization.
+
+    Pictures without one are scaled to 0 to 1 for inputs of floats.
+    """
+    pictures = [name for name, column in columns.items() if isinstance(column, Pictures) and is_float(inputs[name])]
+    fitting = {name: each for name, each in known.normal.items() if name in columns and name not in labels}
+    return {name: Normalization(PIXEL) for name in pictures} | fitting
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The path of the data to open, and the settings of the readers."""
+
+    path: Path
+    prefix: str
+    samples: SampleOptions
+    terms: Sequence[Term]
+    labels: Collection[str]
+    resize: Resize
+    unread: Collection[str]
+    order: Chosen
+    tell: Tell
+
+    def read(self, inputs: InputTypes) -> LoadedColumns:
+        """Read the columns of `inputs`. In the result they have the names of the inputs, without the prefix."""
+        called, prefix = {feed: column for column, feed in self.samples.columns.items()}, self.prefix
+        there = {called.get(name, prefix + name): name for name in inputs}
+        unread = [called.get(name, prefix + name) for name in self.unread]
+        order = {called.get(name, prefix + name): columns for name, columns in self.order.items()}
+        wanted = {column: inputs[name] for column, name in there.items()}
+        found = _read(self.path, wanted, self, KnownColumns(unread, order))
+        return LoadedColumns(
+            {there[column]: each for column, each in found.arrays.items()},
+            found.others,
+            {there[column]: each for column, each in found.names.items()},
+            {there[column]: each for column, each in found.order.items()},
+        )
+
+    def check_columns(self, inputs: InputTypes) -> None:
+        """Check the option that maps columns to inputs: the model must have each input, and the data each column."""
+        columns = self.samples.columns
+        for feed in columns.values():
+            if feed not in inputs and feed not in self.unread:
+                hint = suggest(feed, inputs, "inputs and labels")
+                raise unknown_name(f"`columns`: the model has no input or label '{feed}'", hint)
+        held = names_in(self.path) if columns else None
+        for column in columns:
+            if held is not None and column not in held:
+                hint = suggest(column, held, "columns") if held else "the data have no named columns"
+                raise UsageError(f"`columns`: '{self.path}' has no column '{column}'", hint)
+
+
+def _number(
+    path: Path, columns: dict[str, Column], inputs: InputTypes, ranges: Mapping[str, Range], terms: Sequence[Term],
+    told: Mapping[str, Names], known: Preprocessing, trains: bool, tell: Tell,
+) -> dict[str, Names]:  # fmt: skip
+    """Replace class names in the labels of `columns` by class numbers, and return the class names of each label.
+
+    Args:
+        path, inputs, ranges, terms, known, trains, tell: see `open_data`.
+        columns: the columns, which are changed.
+        told: label -> the class names that the data declare, such as the names of a ClassLabel.
+
+    Raises:
+        UsageError: a class name is not one of the model's; the data number the classes differently than the model;
+            there are more names than classes; or the numbers of the names are unknown.
+    """
+    found: dict[str, Names] = {}
+    by_folder = any(isinstance(each, Pictures) and isinstance(each.files[0], Path) for each in columns.values())
+    for term in terms:
+        label, names = term.label, known.classes.get(term.output) if trains else known.names_of(term)
+        column = columns.get(label)
+        if label in found or label not in inputs or is_float(inputs[label]):
+            continue
+        guessed = False
+        if column is not None and is_text(column):
+            texts = np.asarray(column)
+            numbers = None if by_folder else as_numbers(path, label, texts, names)
+            if numbers is None:
+                guessed = names is None and not trains
+                numbers, names = numbered(path, label, texts, names)
+            columns[label] = numbers
+        elif label in told and names not in (None, told[label]):
+            classes, of_model = in_words(told[label]), in_words(names or ())
+            message = f"'{path}': the classes of '{label}' are {classes}, but those of the model are {of_model}"
+            raise UsageError(message, "number the classes as in the data that the model was trained on")
+        elif label in told:
+            names = told[label]
+        if names is None:
+            continue
+        found[label] = names
+        if guessed:
+            _check_guess(path, label, names, term.classes)
+        _tell_classes(path, label, names, ranges.get(label), tell)
+    return found
+
+
+def _check_guess(path: Path, label: str, names: Names, there: int) -> None:
+    """Raise an error if class names whose numbers are unknown are not as many as the model's classes.
+
+    The names are numbered in sorted order. If a class were missing in the data, other classes would get wrong numbers.
+    """
+    if len(names) != there:
+        count = f"has {there} classes, and " if there else ""
+        raise UsageError(
+            f"'{path}': '{label}' has the class names {in_words(names)}; the model {count}does not store their names, "
+            "so the numbers of these classes are unknown",
+            "save class numbers instead of names; models that were trained on names store them",
+        )
+
+
+def _tell_classes(path: Path, label: str, names: Names, allowed: Range | None, tell: Tell) -> None:
+    """Report the class names of a label. Raise an error if there are more names than the model has classes."""
+    there = None if allowed is None or allowed.high is None else allowed.high + 1
+    if there is not None and len(names) > there:
+        message = f"'{path}': '{label}' has {len(names)} classes ({in_words(names)}), but the model has {there}"
+        raise UsageError(
+            message,
+            f"use `classes={len(names)}`, which replaces the last layer of the model by one with {len(names)} outputs",
+        )
+    fewer = f"; the model has {there} classes" if there is not None and len(names) < there else ""
+    tell(f"classes of '{label}': {in_words(names)}{fewer}", 0)
+
+
+def _gathered(
+    source: _Source, inputs: InputTypes, ranges: Mapping[str, Range], options: SequenceOptions, axes: Mapping[str, int]
+) -> tuple[dict[str, Column], LoadedColumns, Sequences | None]:
+    """Read the columns of the inputs.
+
+    Returns:
+        Input -> its samples, ready for batches; the result of the reader; and the rules that make a batch of token
+        sequences, or None for data without sequences.
+    """
+    path, prefix, terms, tell = source.path, source.prefix, source.terms, source.tell
+    source.check_columns(inputs)
+    tokens = tokens_of(inputs, ranges, terms)
+    columns: dict[str, Column] = {}
+    if options.tokenizer is not None:
+        check_there(path)
+        options, texts = read_text(path, options, tokens, terms, tell, prefix)
+        columns |= texts
+    elif tokens is not None:
+        _refuse_text(path, prefix + tokens)
+    mapped = set(source.samples.columns.values())
+    gone = {prefix + name for name in columns}  # not read: these inputs come from the text, or follow from the tokens
+    gone |= absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
+    found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in gone})
+    arrays = {name: single(array, inputs, name) for name, array in found.arrays.items()}
+    columns |= arrays_batch_first(path, arrays, inputs, axes, prefix)
+    tokens = tokens or uneven(columns, inputs, terms)
+    sequences = None
+    if tokens in columns:
+        plain = {name: column for name, column in columns.items() if not isinstance(column, Pictures)}
+        lists, sequences = Preparation(path, tokens, inputs, terms, options, tell)(plain)
+        columns |= lists
+    elif tokens is None and options != SequenceOptions():
+        hint = "name the input of tokens input_ids, or leave these options out"
+        message = "`max_length`, `pack` and `pad_id` are for tokens, but the model has no input of tokens"
+        raise UsageError(message, hint)
+    return {**columns, **_empty(columns, inputs)}, found, sequences
+
+
+def names_in(source: str | Path) -> list[str] | None:
+    """Return the names of the arrays or columns in data; None for ONNX test sets, whose arrays may have no names.
+
+    Raises:
+        UsageError: the data can't be read.
+    """
+    path = Path(source)
+    return None if path.is_dir() and onnx_test_sets.folders(path) else _read(path, {}).others
+
+
+def holds_samples(path: Path) -> bool:
+    """Return True for a folder or a data file.
+
+    An .npz file is not counted as a data file, because it may hold any arrays.
+    """
+    return path.is_dir() or path.suffix.lower() in {*FORMATS, *SUFFIXES} - {".npz"}
+
+
+def absent(path: Path, names: Collection[str]) -> set[str]:
+    """Return those of `names` that the data lack; none of them for ONNX test sets, whose arrays may have no names."""
+    held = names_in(path) if names else []
+    if held is None:
+        return set()
+    parts = {name: (f"{name}_", f"{name}[") for name in names}
+    return {name for name in names if name not in held and not any(each.startswith(parts[name]) for each in held)}
+
+
+def holds_text(path: Path, prefix: str = "") -> bool:
+    """Return True if the data have columns of text for a tokenizer."""
+    return not {prefix + name for name in TEXTS}.isdisjoint(names_in(path) or ())
+
+
+def _refuse_text(path: Path, tokens: str) -> None:
+    """Raise an error if the data contain text, but no tokens."""
+    held = names_in(path) or []
+    texts = [name for name in held if name in TEXTS]
+    if texts and tokens not in held:
+        raise UsageError(f"'{path}' has no '{tokens}'", f"name a `tokenizer` for the text in {_listed(texts)}")
+
+
+def _refuse_uneven(path: Path, columns: Mapping[str, Column]) -> None:
+    """Raise an error if a column holds lists of different lengths, because no input of the model takes sequences."""
+    for name, column in columns.items():
+        if isinstance(column, Lists):
+            hint = "pad the lists to the same length"
+            raise UsageError(f"'{path}': '{name}' holds lists of different lengths, which the model can't take", hint)
+
+
+def check_there(path: Path) -> None:
+    """Raise an error if a path of data does not exist.
+
+    Raises:
+        OnnxgradError: there is no such file or folder.
+    """
+    with reading(path, "data", "check its name"):
+        there = path.exists()
+    if not there:
+        raise missing_file(f"no such file or folder: '{path}'")
+
+
+def _read(
+    path: Path, inputs: InputTypes, source: _Source | None = None, known: KnownColumns | None = None
+) -> LoadedColumns:
+    """Read the columns of `inputs`. If `source` is None, the caller only needs the names of the columns."""
+    check_there(path)
+    known = known or KnownColumns()
+    resize: Resize = "crop" if source is None else source.resize
+    if path.is_dir():
+        if is_arrow_folder(path):
+            return read_arrow_folder(path, inputs, resize, known)
+        with reading(path, "a folder of data", "check its permissions"):
+            of_pictures = not any(path.rglob("*.npy")) and picture_folder.is_picture_folder(path)
+        if not of_pictures:
+            return onnx_test_sets.read(path, inputs) if onnx_test_sets.folders(path) else read_npy_folder(path, inputs)
+    suffix = path.suffix.lower()
+    if not path.is_dir() and suffix in {*FORMATS, *SUFFIXES}:
+        check_regular(path)
+    if path.is_dir() or suffix in SUFFIXES:
+        if source is None:
+            return LoadedColumns({}, [])
+        return picture_folder.read(path, inputs, source.labels, resize, source.tell)
+    if suffix == ".parquet":
+        return read_parquet(path, inputs, resize, known)
+    if suffix in TABLES:
+        return TABLES[suffix](path, inputs, known)
+    if suffix in ARRAYS:
+        return ARRAYS[suffix](path, inputs)
+    formats = f"use {', '.join(FORMATS)}, or a folder"
+    hint = "put it into a folder, and name it after the input: FOLDER/INPUT.npy" if path.suffix == ".npy" else formats
+    raise UsageError(f"onnxgrad can't read data of the format of '{path}'", hint)
+
+
+def _empty(arrays: Mapping[str, Column], inputs: InputTypes) -> dict[str, np.ndarray]:
+    """Return arrays without elements for inputs whose shape contains a 0, such as an empty KV cache.
+
+    Data may lack them.
+    """
+    size = next((len(array) for array in arrays.values() if array.ndim), 0)
+    shapes = {name: (shape_of(value_type) or ())[1:] for name, value_type in inputs.items() if name not in arrays}
+    static = {name: [dim for dim in shape if isinstance(dim, int)] for name, shape in shapes.items() if 0 in shape}
+    return {
+        name: np.zeros([size, *dims], helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name])))
+        for name, dims in static.items()
+        if len(dims) == len(shapes[name])
+    }
+
+
+def _kept(array: Column, dtype: np.dtype) -> Column:
+    """Cast an array in memory to the model's dtype if that takes no more memory. Memory-mapped arrays are unchanged."""
+    if isinstance(array, (Lists, Pictures)):
+        return array
+    in_file = isinstance(array, np.memmap)
+    return array if in_file or dtype.itemsize > array.itemsize else np.asarray(array, dtype, order="C")
+
+
+def _take(array: Column, indices: np.ndarray) -> np.ndarray | list[np.ndarray]:
+    """Return the samples `indices` of an array.
+
+    numpy's `take` is faster than indexing. But if the array is not contiguous and aligned, `take` copies all of it
+    first.
+    """
+    if isinstance(array, (Lists, Pictures)):
+        return array.take(indices)
+    if not array.ndim:
+        return array
+    plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    return array.take(indices, axis=0) if plain else array[indices]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
+
+
+IN_MEMORY = Path("the arrays")
+"""The name by which messages refer to data that do not come from a file."""
+
+
+def data_of(
+    arrays: Mapping[str, np.ndarray],
+    inputs: InputTypes,
+    ranges: Mapping[str, Range],
+    finite: bool,
+    recurrent: Recurrent,
+) -> Data:
+    """Return data whose samples are arrays in memory, with the samples along the first axis.
+
+    Args:
+        arrays: input -> array; arrays with other names are ignored.
+        inputs, ranges, finite, recurrent: see `open_data`.
+
+    Raises:
+        UsageError: the arrays don't fit the inputs.
+    """
+    axes = batch_axes(inputs, recurrent)
+    inputs = with_batch_first(inputs, axes)
+    held = {name: single(np.asarray(array), inputs, name) for name, array in arrays.items() if name in inputs}
+    held |= arrays_batch_first(IN_MEMORY, held, inputs, axes)
+    held |= zero_states(held, inputs, recurrent, silent)
+    others = [name for name in arrays if name not in inputs]
+    checked = check(IN_MEMORY, LoadedColumns(held, others), inputs, ranges, finite)
+    dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
+    return Data(IN_MEMORY, held, dtypes, checked.size, checked.sizes, checked.batch_size, axes=axes)

@@ -1,0 +1,147 @@
+"""Read data from a .jsonl file. Each line is a JSON object, whose keys are the names of columns.
+
+The module `columns` assigns columns to inputs. A value is a number, a class name or a list of numbers. If an input
+takes lists of different lengths, the module `sequences` pads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.data.columns import KnownColumns, choose, shaped
+from onnxgrad_cli.data.input_types import InputTypes
+from onnxgrad_cli.data.lists import Lists
+from onnxgrad_cli.data.loaded_columns import LoadedColumns
+from onnxgrad_cli.data.read_failures import reading
+from onnxgrad_cli.errors import UsageError
+
+MAX_LINE_BYTES = 2**26
+"""The largest number of bytes in a line. A file with a longer line is refused, and is not read any further."""
+
+BROKEN = (ValueError, RecursionError)
+"""The exceptions that parsing raises if a line is not valid JSON, not UTF-8, or nested too deeply."""
+
+
+def objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the objects of a file, each with the number of its line.
+
+    Raises:
+        UsageError: the file can't be read, or a line is not an object.
+    """
+    with reading(path, "JSON lines", "write a JSON object on each line, in UTF-8", OSError), path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES):
+            number += 1
+            if line.strip():
+                yield number, _object(path, number, line)
+
+
+def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
+    hint = "write a JSON object on each line, in UTF-8, as json.dumps does"
+    if len(line) == MAX_LINE_BYTES:
+        raise UsageError(f"'{path}', line {number} has more than {MAX_LINE_BYTES:,} bytes", hint)
+    try:
+        found = strict_json.loads(line.decode("utf-8-sig"))
+    except BROKEN as error:
+        raise UsageError(f"'{path}', line {number} is not JSON: {error}", hint) from None
+    if not isinstance(found, dict):
+        raise UsageError(f"'{path}', line {number} is not an object", hint)
+    return found
+
+
+def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
+    """Read those columns of a JSON Lines file that are inputs.
+
+    Args:
+        path: the file.
+        inputs: the inputs and labels, with their types.
+        known: see `choose`.
+
+    Raises:
+        UsageError: the file can't be read, a value is missing, or a column is not all numbers, all class names or all
+            lists.
+    """
+    lines = objects(path)
+    first = next(lines, None)
+    if first is None:
+        return LoadedColumns({}, [])
+    choice = choose(path, list(first[1]), inputs, known)
+    wanted = [name for names in choice.chosen.values() for name in names]
+    cells: dict[str, list[Any]] = {name: [] for name in wanted}
+    numbers: list[int] = []
+    for number, row in (first, *lines) if wanted else ():
+        numbers.append(number)
+        for name in wanted:
+            if row.get(name) is None:
+                raise UsageError(
+                    f"'{path}', line {number} has no value for '{name}'", "fill in a value, or drop the line"
+                )
+            cells[name].append(row[name])
+    arrays: dict[str, np.ndarray | Lists] = {}
+    for feed, names in choice.chosen.items():
+        columns = [_column(path, name, numbers, cells.pop(name)) for name in names]
+        arrays[feed] = columns[0] if len(columns) == 1 else _side_by_side(path, feed, columns)
+        arrays[feed] = shaped(arrays[feed], inputs, feed)
+    return LoadedColumns(arrays, choice.others, order=choice.order)
+
+
+def _side_by_side(path: Path, feed: str, columns: Sequence[np.ndarray | Lists]) -> np.ndarray:
+    """Combine columns with one number per line into an array (lines, columns).
+
+    Raises:
+        UsageError: a column holds lists or names.
+    """
+    numbers = [column for column in columns if isinstance(column, np.ndarray) and column.ndim == 1]
+    if len(numbers) < len(columns):
+        message = f"'{path}': '{feed}' has several columns, and not all of them hold one number per line"
+        raise UsageError(message, f"save a single column of lists, '{feed}'")
+    return np.stack(numbers, 1)
+
+
+def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> np.ndarray | Lists:
+    """Convert a column to an array in which lists become further axes, or to `Lists` if the lists differ in length.
+
+    Args:
+        path: the file, for messages.
+        name: the column.
+        numbers: the line number of each cell.
+        cells: the values of the column.
+
+    Raises:
+        UsageError: the cells are not all numbers, all names, or all lists of numbers.
+    """
+    for kind, words in ((list, ("a list", "a number")), (str, ("a name", "not a name"))):
+        fits = [isinstance(cell, kind) for cell in cells]
+        if any(fits) and not all(fits):
+            line, (what, before) = numbers[fits.index(not fits[0])], words[::-1] if fits[0] else words
+            message = f"'{path}', line {line}: '{name}' is {what}, but was {before} on the lines before"
+            raise UsageError(message, "save the same kind of value on all lines")
+    if all(fits):
+        return np.array(cells, object)
+    found = _of_numbers(cells)
+    if found is not None:
+        return found
+    wrong = next((at for at, cell in enumerate(cells) if _of_numbers([cell]) is None), None)
+    where = f"'{path}'" if wrong is None else f"'{path}', line {numbers[wrong]}"
+    what = "has nested lists of different lengths" if wrong is None else "is neither a number nor a list of numbers"
+    raise UsageError(f"{where}: '{name}' {what}", "save numbers of 64 bits, or lists of them")
+
+
+def _of_numbers(cells: list[Any]) -> np.ndarray | Lists | None:
+    """Convert numbers or lists of numbers to an array, or to `Lists` if the lists differ in length.
+
+    Return None if they can't be converted.
+    """
+    uneven = isinstance(cells[0], list) and len(set(map(len, cells))) > 1
+    try:
+        found = np.array([value for cell in cells for value in cell]) if uneven else np.array(cells)
+    except (ValueError, RecursionError):  # inner lists differ in length, or are nested too deeply
+        return None
+    if found.dtype.kind not in "biuf" or (uneven and found.ndim > 1):
+        return None
+    return Lists.cut(found, np.array([len(cell) for cell in cells], np.int64)) if uneven else found

@@ -1,0 +1,86 @@
+"""Add normalization, augmentation and the user's transform to opened data, as the options request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from onnx import TypeProto
+
+from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.data.augmentation import Transformed, augmentations
+from onnxgrad_cli.data.dataset import Data
+from onnxgrad_cli.data.normalization import normalizations
+from onnxgrad_cli.data.part import BatchShard
+from onnxgrad_cli.data.preprocessing import Preprocessing
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.options.data import SampleOptions
+
+
+def prepared(
+    samples: Data,
+    validation: Data | None,
+    inputs: Mapping[str, TypeProto],
+    roles: Roles,
+    options: SampleOptions,
+    known: Preprocessing,
+    seed: int,
+    tell: Tell,
+) -> tuple[Data, Data | None]:
+    """Return the training and validation data with their preprocessing.
+
+    Both get the same normalization and the user's transform. Only the training data are augmented.
+
+    Args:
+        samples, validation: the opened data.
+        inputs: the inputs of the training model, including labels and sample weights, with their types.
+        roles: the roles of the inputs.
+        options: the user's options for samples.
+        known: the preprocessing that the model or the run folder stores. If it is `settled`, the normalization is not
+            computed again.
+        seed: the random seed of augmentation and transform.
+        tell: receives log messages.
+
+    Raises:
+        UsageError: an option doesn't fit the inputs, or the transform fails.
+    """
+    labels = {name for name in inputs if roles.inputs.get(name) in ("label", "sample weight")}
+    fed = {name: kind for name, kind in inputs.items() if name not in labels}
+    floats = {name: kind for name, kind in fed.items() if is_float(kind)}
+    normal = normalizations(options.normalize, floats, samples, "the previous training", known.settled, tell)
+    changed = augmentations(options.augment, fed, {name: inputs[name] for name in labels}, seed)
+    function = None if options.transform is None else Transformed(options.transform, seed)
+    samples = replace(samples, normal=normal, augment=changed, transform=function)
+    if function is not None:
+        first = np.arange(min(len(samples), 2))
+        samples.batch(first, BatchShard(first, len(first)))  # report errors of the transform before the first step
+    return samples, None if validation is None else replace(validation, normal=normal, transform=function)
+
+
+def as_trained(samples: Data, inputs: Mapping[str, TypeProto], options: SampleOptions, tell: Tell) -> Data:
+    """Return data for evaluation or prediction, preprocessed like the training data.
+
+    The normalization is the one that the model stores, unless the options request another.
+
+    Args:
+        samples: the opened data.
+        inputs: the inputs of the model without labels, with their types.
+        options: the user's options for samples.
+        tell: receives log messages.
+
+    Raises:
+        UsageError: an option doesn't fit the inputs, or applies only to training.
+    """
+    if options.augment or options.balance:
+        raise UsageError("`augment` and `balance` are only for training", "leave them out")
+    if any(text.rpartition(":")[2] == "auto" for text in options.normalize):
+        raise UsageError(
+            "`normalize='auto'` is only for training data", "pass the numbers of the training data: MEAN/STD"
+        )
+    floats = {name: kind for name, kind in inputs.items() if is_float(kind)}
+    normal = normalizations(options.normalize, floats, samples, "training", False, tell)
+    function = None if options.transform is None else Transformed(options.transform, 0)
+    return replace(samples, normal=normal, transform=function)

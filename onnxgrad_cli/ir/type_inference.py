@@ -1,0 +1,602 @@
+"""Infer the types of a graph's values. onnx infers most of them without the weights; this module adds the rest.
+
+onnx infers no types for some operators, and infers the types of a loop as if it ran once. onnx numbers its new symbols
+from the start at each inference. They are renamed here, so that two different sizes never share a symbol.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import onnx
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto
+
+from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.domains import is_standard, plain_domain
+from onnxgrad_cli.ir.einsum import einsum_shape
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any_element, stacked, with_fresh
+from onnxgrad_cli.ir.node import Node, as_message
+from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.onnx_inference import OutOfProportion, infer_shapes
+from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
+from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type, without_shape
+
+LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
+"""Operators for which onnx infers no type. Each output has the same type as the input at the same position."""
+
+OTHERWISE = LIKE_INPUT | {"PRelu"}
+"""Operators that are replaced by others before onnx infers types; see `_in_known_terms`."""
+
+
+LIKE_ROWS = frozenset({"Normalizer", "Scaler"})
+SCORES = LIKE_ROWS | {"LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"}
+"""Operators of ai.onnx.ml that return one float32 row per sample and for which onnx infers no type.
+
+The results of those in `LIKE_ROWS` have the shape of the input.
+"""
+
+Types = dict[str, TypeProto]
+
+
+class _Operand(NamedTuple):
+    name: str
+    shape: Shape
+
+
+class Contradiction(OnnxgradError):
+    """The shapes in a graph contradict each other: a node's inputs don't fit its operator."""
+
+
+def infer_types(graph: Graph) -> None:
+    """Infer the type of every value on the model without its weights, and store the types in `graph.types`.
+
+    Raises:
+        Contradiction: a node's inputs don't fit its operator.
+    """
+    bare = _in_known_terms(graph.skeleton())
+    alike: dict[tuple[int, ...], TypeProto] = {}
+    for name, tensor in graph.initializers.items():
+        key = (tensor.data_type, *tensor.dims)
+        if key not in alike:
+            alike[key] = graph.shared(tensor_type(tensor.data_type, key[1:]))
+        graph.types[name] = alike[key]
+    for value in bare.graph.input:  # unnamed sizes get symbols first, so that inference can track them
+        graph.named(value.type)
+    stated: set[str] = set()
+    for name in graph.assumed:  # types taken from hints are kept apart from inferred types
+        graph.types.pop(name, None)
+    graph.assumed.clear()
+    while True:
+        symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
+        inferred, error = _inferred(bare, graph)
+        _adopt_types(graph, inferred.graph, symbols)
+        more = _beyond_onnx(graph, stated)  # onnx reports a contradiction after a value without a type
+        if not more and error and graph.assumed:
+            graph.hints.clear()
+            return infer_types(graph)
+        if not more and error:
+            raise Contradiction(f"the model's shapes contradict each other: {str(error).strip()}") from error
+        if not more:
+            break
+        stated.update(more)
+        for value in bare.graph.output:
+            if value.name in more:
+                value.type.CopyFrom(more.pop(value.name))
+        bare.graph.value_info.extend(itertools.starmap(onnx.helper.make_value_info, more.items()))
+
+
+def _in_known_terms(bare: ModelProto) -> ModelProto:
+    """Replace operators in a model without weights by others that have the same result types and that onnx can infer.
+
+    Each output of an operator in `LIKE_INPUT` becomes an Identity. A PRelu becomes a Mul, because onnx gives its result
+    the shape of x, but onnxruntime broadcasts as in a Mul: an axis of size 1 gets size 3 if the slope has 3. A symbolic
+    axis may turn out to have size 1 at run time.
+    """
+    broadcasts = any(is_standard(entry.domain) and entry.version >= 7 for entry in bare.opset_import)
+    for node in with_bodies(bare.graph.node) if broadcasts else ():
+        if node.op_type == "PRelu" and is_standard(node.domain):
+            node.op_type = "Mul"
+    if any(node.op_type in LIKE_INPUT for node in bare.graph.node):
+        nodes = list(bare.graph.node)
+        del bare.graph.node[:]
+        for node in nodes:
+            if node.op_type in LIKE_INPUT:
+                pairs = [pair for pair in zip(node.input, node.output, strict=False) if all(pair)]
+                bare.graph.node.extend(onnx.helper.make_node("Identity", [x], [y]) for x, y in pairs)
+            else:
+                bare.graph.node.append(node)
+    return bare
+
+
+def _adopt_types(graph: Graph, found: GraphProto, symbols: dict[str, str]) -> None:
+    """Store the types that onnx has inferred in the graph, with the symbols of the graph.
+
+    Args:
+        graph: the graph that gets the types.
+        found: the graph with the types that onnx has inferred.
+        symbols: symbol in `found` -> symbol of the graph. Symbols that onnx has introduced are added.
+    """
+    as_it_is: dict[bytes, TypeProto] = {}  # types whose symbols need no renaming
+    for value in (*found.output, *found.input, *found.value_info):
+        if value.name in graph.initializers:
+            continue
+        given = value.type.SerializeToString()
+        value_type = as_it_is.get(given)
+        if value_type is None:
+            value_type = graph.shared(graph.named(value.type, symbols))
+            if value_type.SerializeToString() == given:
+                as_it_is[given] = value_type
+        graph.types[value.name] = value_type
+
+
+def declare(graph: Graph) -> None:
+    """Declare in the model the types of values whose shapes can't be inferred from the model."""
+    if graph.declared_shapes.isdisjoint(graph.made()):
+        return
+    again = _inferred(graph.skeleton(), graph)[0].graph
+    found = {v.name for v in (*again.input, *again.output, *again.value_info) if shape_of(v.type) is not None}
+    lost = [name for node in graph.nodes for name in node.output if name and name not in found]
+    types = {name: graph.types[name] for name in lost if shape_of(graph.types.get(name)) is not None}
+    values = graph.proto.graph.value_info
+    kept = [value for value in values if value.name not in types]
+    if types:
+        del values[:]
+        values.extend(kept)
+        values.extend(itertools.starmap(onnx.helper.make_value_info, types.items()))
+
+
+def _inferred(bare: ModelProto, graph: Graph) -> tuple[ModelProto, Exception | None]:
+    """Return the model with the inferred types. Also return the contradiction that onnx reports, or None."""
+    try:
+        found = follow_shapes(graph, bare, strict=True)
+    except onnx.shape_inference.InferenceError:
+        found = None  # data propagation treats some float vectors as shapes and then refuses valid models
+    if found is not None:
+        return found, None
+    try:
+        return infer_shapes(bare, strict_mode=True), None
+    except onnx.shape_inference.InferenceError as error:
+        contradiction = error
+    try:
+        return infer_shapes(bare), contradiction
+    except onnx.shape_inference.InferenceError:  # onnx can't read the model at all
+        return bare, contradiction
+
+
+def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> ModelProto | None:
+    """Infer the types of a model with onnx's data propagation, which tracks the integers that shapes are computed from.
+
+    Args:
+        graph: the graph. After data propagation has once exceeded the memory, the graph never uses it again.
+        bare: the model without weights.
+        strict: True if contradictions are errors.
+
+    Returns:
+        The model with types, or None if the integers exceed the memory: a vector that Concat doubles forty times has
+        2^40 elements.
+
+    Raises:
+        onnx.shape_inference.InferenceError: the model contradicts itself.
+    """
+    if not graph.follows_shapes:
+        return None
+    try:
+        return infer_shapes(bare, strict_mode=strict, data_prop=True)
+    except OutOfProportion:
+        graph.follows_shapes = False
+        return None
+
+
+def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
+    """Find types that onnx does not infer, or infers less precisely. Values in `stated` are left out.
+
+    Types that follow from a new type are inferred node by node as far as possible. Other nodes that depend on a value
+    with a new type, directly or indirectly, wait until onnx has inferred types again.
+    """
+    more = _Beyond(graph)
+    found: Types = {}
+    waiting: set[str] = set()
+    changed: set[str] = set()
+    for node in graph.nodes:
+        read = reads(node) if waiting or changed else ()
+        if waiting and not waiting.isdisjoint(read):
+            waiting.update(node.output)
+            continue
+        if changed and not changed.isdisjoint(read):
+            again = _typed_again(graph, node)
+            if again is None:
+                waiting.update(node.output)
+                continue
+            changed.update(again)
+            graph.types.update(again)
+        new = {name: t for name, t in more.types(node).items() if name and name not in stated}
+        found |= new
+        changed |= new.keys()
+        graph.types.update(new)
+    return found
+
+
+def _typed_again(graph: Graph, node: Node) -> Types | None:
+    """Infer the types of a node's outputs again, and return those that changed.
+
+    Return None if they can't be inferred from the node alone.
+    """
+    schema = schema_of(graph, node)
+    if schema is None or subgraphs(node) or node.op_type in OTHERWISE:
+        return None
+    types = {name: graph.types[name] for name in node.input if name in graph.types}
+    data = {name: graph.initializers[name] for name in types if graph.constant(name) is not None}
+    imports = list(graph.proto.opset_import)
+    try:
+        found = onnx.shape_inference.infer_node_outputs(schema, as_message(node), types, data, opset_imports=imports)
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, KeyError):
+        return None
+    pairs = ((name, graph.types.get(name), value_type) for name, value_type in found.items())
+    again = {name: _finer(graph, before, now) for name, before, now in pairs}
+    return {name: value_type for name, value_type in again.items() if value_type != graph.types.get(name)}
+
+
+def schema_of(graph: Graph, node: Node) -> onnx.defs.OpSchema | None:
+    """The schema of a node's operator, or None if onnx has none."""
+    try:
+        return onnx.defs.get_schema(node.op_type, graph.opset(node.domain) or 1, plain_domain(node.domain))
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _finer(graph: Graph, before: TypeProto | None, now: TypeProto) -> TypeProto:
+    """Return the new type of a value. A size that is unknown and unnamed in `now` keeps its symbol in `before`."""
+    old, new = shape_of(before), shape_of(now)
+    if old is None or new is None or len(old) != len(new):
+        return before if before is not None and new is None else graph.named(now)
+    sizes = [a if b == "?" or isinstance(a, int) else b for a, b in zip(old, new, strict=True)]
+    return tensor_type(dtype_of(now), sizes)
+
+
+class _Beyond:
+    """Finds types of values for which onnx infers none, or a less precise one.
+
+    The types follow from the operator, from computed shapes or, if nothing else is known, from the types that the model
+    declares. Declared sizes of 1 are ignored, because exporters write 1 for an unknown size, or for a size that was 1
+    during the export. A declared rank of 0 is ignored too, except for the result of a reduction.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.makers = graph.producers()
+        self.values = ShapeValues(graph, self.makers)
+        self._shapes: dict[int, tuple[TypeProto | None, Shape | None, bool]] = {}
+        inputs = (shape_of(graph.types.get(name)) or () for name in graph.input_names)
+        self.borne = set[Dim](itertools.chain.from_iterable(inputs))
+        self.outputs = {*graph.output_names} if graph.hints else set()
+        stored = (shape_of(hint.type) or () for name, hint in graph.hints.items() if name in self.outputs)
+        count = Counter(itertools.chain.from_iterable(stored))
+        # symbols that occur once in the outputs, so that each names a single size
+        self.names = {symbol for symbol in count if count[symbol] == 1}
+
+    def types(self, node: Node) -> Types:
+        """Return the types of a node's outputs that onnx does not find."""
+        if node.op_type == "Loop" and all(name in self.graph.types for name in reads(node)):
+            return dict(zip(node.output, loop_types(self.graph, node)[1], strict=False))
+        found = _operator_types(self.graph, node, self.makers)
+        if found:
+            return found
+        outputs = node.output[:]
+        name = outputs[0] if outputs else ""
+        shape, is_plain = self._shape(self.graph.types.get(name))
+        if not is_plain:
+            sizes = better(self.values, shape, computed_shape(self.values, node), self.borne)
+            if sizes is not None and (dtype := self._dtype(node)):
+                return {name: self.graph.named(tensor_type(dtype, sizes))}
+        if not self.graph.hints and not self.graph.observed:
+            return {}
+        observed = self._observed(node) if self.graph.observed else {}
+        hinted = {name: self._hinted(name) for name in outputs if name in self.graph.hints}
+        if not observed and not hinted:
+            return {}
+        trusted = {name: value_type for name, value_type in hinted.items() if value_type is not None}
+        trusted = {name: value_type for name, value_type in trusted.items() if name not in observed}
+        self.graph.assumed.update(trusted)
+        self.graph.declared_shapes.update((*trusted, *observed))
+        return trusted | observed
+
+    def _shape(self, value_type: TypeProto | None) -> tuple[Shape | None, bool]:
+        """Return the shape of a type, and True if it is known and all its symbols occur in the inputs.
+
+        The result is cached, because many values share a type.
+        """
+        found = self._shapes.get(id(value_type))
+        if found is None:
+            shape = shape_of(value_type)
+            plain = shape is not None and not any(isinstance(size, str) and size not in self.borne for size in shape)
+            # value_type is kept alive, so that its id stays valid
+            found = self._shapes[id(value_type)] = (value_type, shape, plain)
+        return found[1:]
+
+    def _observed(self, node: Node) -> Types:
+        """Return the types of a node's outputs whose shape is known only from a run of the model."""
+        graph = self.graph
+        seen = {name: graph.observed[name] for name in node.output if name in graph.observed}
+        lost = {name: value_type for name, value_type in seen.items() if shape_of(graph.types.get(name)) is None}
+        return {n: graph.named(tensor_type(dtype_of(t), shape_of(t))) for n, t in lost.items()}
+
+    def _dtype(self, node: Node) -> int:
+        """The element type of the first output of a node whose shape was computed."""
+        known = dtype_of(self.graph.types.get(node.output[0]))
+        return known or (dtype_of(self.graph.types.get(node.input[0])) if node.op_type != "ConstantOfShape" else 0)
+
+    def _hinted(self, name: str) -> TypeProto | None:
+        """Return the type that the model declares for a value if inference finds none, otherwise None.
+
+        For an output of the model, sizes that inference does not find are taken from the declared type.
+        """
+        hint, inferred = self.graph.hints[name].type, self.graph.types.get(name)
+        known, said = shape_of(inferred), self._said(name, hint)
+        if known is None and said:
+            return self.graph.named(tensor_type(dtype_of(inferred) or dtype_of(hint), said))
+        if known is None:
+            return hint if self._is_all_there_is(name, hint, inferred) else None
+        if name not in self.outputs or len(said) != len(known):
+            return None
+        pairs = zip(known, said, strict=True)
+        wider = [a if b is None or isinstance(a, int) or a in self.borne else b for a, b in pairs]
+        return None if wider == list(known) else tensor_type(dtype_of(inferred), wider)
+
+    def _said(self, name: str, hint: TypeProto) -> list[Dim | None]:
+        """Return the sizes that the model declares for a value, with None for sizes that carry no information."""
+        meaning = self.borne | self.names if name in self.outputs else self.borne
+        return [s if s in meaning or (isinstance(s, int) and s != 1) else None for s in shape_of(hint) or ()]
+
+    def _is_all_there_is(self, name: str, hint: TypeProto, inferred: TypeProto | None) -> bool:
+        """Return True if a declared type that gives no sizes is trusted.
+
+        It is trusted if it has rank 0 and the value is the result of a reduction. It is also trusted if it has no shape
+        and no type is inferred.
+        """
+        if shape_of(hint) is None:
+            return inferred is None
+        return self.makers[name].op_type.startswith("Reduce")
+
+
+def inside(graph: Graph, body: GraphProto, types: Sequence[TypeProto]) -> Graph:
+    """Return a body as a graph with inferred types, in which the inputs have the types `types`.
+
+    Captured values have the types that they have outside.
+
+    Raises:
+        Unknown: the type of a captured value is unknown.
+    """
+    model = ModelProto(ir_version=graph.proto.ir_version, graph=body)
+    model.opset_import.extend(graph.proto.opset_import)
+    model.functions.extend(graph.proto.functions)
+    for value, value_type in zip(model.graph.input, types, strict=True):
+        value.type.CopyFrom(value_type)
+    for value in model.graph.output:
+        value.type.CopyFrom(without_shape(value.type))
+    inner = Graph(model)
+    inner.share_names(graph)
+    names = list(dict.fromkeys(captured_by(body)))
+    for name, value_type in zip(names, _known_types(graph, names), strict=True):
+        if graph.constant(name) is not None:
+            inner.initializers[name] = graph.initializers[name]
+        else:
+            inner.add_input(name, value_type)
+    infer_types(inner)
+    return inner
+
+
+def input_types(graph: Graph, node: Node) -> list[TypeProto]:
+    """Return the types of the inputs of a node's body. The bodies of an If have no inputs.
+
+    Raises:
+        Unknown: the type of an input of the node, or of a captured value, is unknown.
+    """
+    if node.op_type == "Loop":
+        return loop_types(graph, node)[0]
+    if node.op_type == "If":
+        return []
+    if node.op_type != "Scan":
+        raise Unknown(f"the types in the body of a {node.op_type} are unknown")
+    given = attributes_of(node)
+    types = _known_types(graph, node.input)
+    sliced = given["num_scan_inputs"]
+    axes = given.get("scan_input_axes") or [0] * sliced
+    states = len(types) - sliced
+    return types[:states] + [_slice(t, axis) for t, axis in zip(types[states:], axes, strict=True)]
+
+
+def _slice(value_type: TypeProto, axis: int) -> TypeProto:
+    """Return the type of a slice along `axis`, without that axis."""
+    shape = shape_of(value_type)
+    kept = None if shape is None else [size for at, size in enumerate(shape) if at != axis % len(shape)]
+    return tensor_type(dtype_of(value_type), kept)
+
+
+def loop_types(graph: Graph, node: Node) -> tuple[list[TypeProto], list[TypeProto]]:
+    """Return the types of the inputs of a Loop's body, and the types of the Loop's outputs.
+
+    If an iteration provably keeps a dimension of a state, the dimension is the same in all iterations. If an iteration
+    may change it, the dimension gets a new symbol. onnx itself infers no shapes for the states of a Loop.
+
+    Raises:
+        Unknown: the type of an initial value or of a captured value is unknown.
+    """
+    body = body_of(node, "body")
+    states = _known_types(graph, node.input[2:])
+    first = first_elements(graph, node, body)
+    counters = [tensor_type(TensorProto.INT64, []), tensor_type(TensorProto.BOOL, [])]
+    varying: set[str] = set()
+    while True:
+        inner = inside(graph, body, [*counters, *states])
+        after = [inner.types.get(value.name, TypeProto()) for value in body.output]
+        merged = [meet(graph, *pair, varying) for pair in zip(states, after[1:], strict=False)]
+        for j, name in enumerate(first):
+            if name in inner.types:  # onnx types an empty sequence as one of elements without a shape
+                merged[j] = of_any_element(onnx.helper.make_sequence_type_proto(inner.types[name]))
+        first = [None] * len(first)
+        if merged == states:
+            break
+        states = merged
+    trips = fixed_trips(graph, node, inner)
+    length = graph.fresh_symbol() if trips is None else trips
+    final = []
+    for before, now in zip(states, after[1:], strict=False):
+        final.append(of_any_element(now) if now.HasField("sequence_type") else with_fresh(graph, before, varying))
+    rows = [stacked(value_type, length) for value_type in after[1 + len(states) :]]
+    return [*counters, *states], [*final, *rows]
+
+
+def _known_types(graph: Graph, names: Iterable[str]) -> list[TypeProto]:
+    """Return the types of values.
+
+    Raises:
+        Unknown: a value has no type.
+    """
+    types = []
+    for name in names:
+        if name not in graph.types:
+            raise Unknown(f"the type of '{name}' is unknown")
+        types.append(graph.types[name])
+    return types
+
+
+# -- types that follow from the operator --------------------------------------------------------------------------
+
+
+def _operator_types(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
+    """Return the types of a node's outputs that follow from its operator; {} if onnx infers them or they are unknown.
+
+    Args:
+        graph: the graph of the node, with the types known so far.
+        node: the node. `loop_types` handles a Loop.
+        makers: value -> the node that computes it.
+    """
+    if node.op_type == "SequenceAt":
+        return _element(graph, node.output[0])
+    if node.op_type == "Einsum" and len(node.input) > 1:
+        return _einsum(graph, node)
+    if node.op_type == "Slice":
+        return _cut_to_fit(graph, node, makers)
+    if node.op_type in SCORES and node.domain == "ai.onnx.ml":
+        return _scores(graph, node)
+    if node.op_type == "LabelEncoder" and node.domain == "ai.onnx.ml":
+        return _encoded(graph, node)
+    if node.op_type == "Attention" and is_standard(node.domain):
+        return _caches(graph, node)
+    if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1]:
+        return _reduced(graph, node)
+    if node.op_type == "Compress":
+        return _compressed(graph, node)
+    return {}
+
+
+def _compressed(graph: Graph, node: Node) -> Types:
+    """Compress: the number of True conditions is the number of slices or elements. onnx infers this from opset 11."""
+    (name,) = node.output
+    value_type = graph.types.get(node.input[0])
+    shape, axis = shape_of(value_type), attributes_of(node).get("axis")
+    if shape_of(graph.types.get(name)) is not None or shape is None:
+        return {}
+    kept = [None] if axis is None else [None if at == axis % len(shape) else size for at, size in enumerate(shape)]
+    return {name: graph.named(tensor_type(dtype_of(value_type), kept))}
+
+
+def _reduced(graph: Graph, node: Node) -> Types:
+    """Reductions whose axes are known only at run time. If axes are not kept, the rank shrinks by the number of axes.
+
+    An empty list of axes means all axes, or none with noop_with_empty_axes.
+    """
+    (name,) = node.output
+    x, axes = (shape_of(graph.types.get(each)) for each in node.input)
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    if shape_of(graph.types.get(name)) is not None or x is None:
+        return {}
+    if attributes.get("keepdims", 1):
+        gone = 0
+    elif axes is None or len(axes) != 1 or not isinstance(axes[0], int):
+        return {}  # the standard does not allow axes as a scalar
+    else:
+        gone = axes[0] or len(x) * (not attributes.get("noop_with_empty_axes"))
+    return {name: graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))}
+
+
+def _scores(graph: Graph, node: Node) -> Types:
+    """Operators in `SCORES`: one row of numbers for each sample."""
+    (name,) = node.output
+    samples = shape_of(graph.types.get(node.input[0]))
+    if dtype_of(graph.types.get(name)):  # found in an earlier pass; it must be stated again
+        return {name: graph.types[name]}
+    if samples is None:
+        return {}
+    if node.op_type in LIKE_ROWS:
+        return {name: tensor_type(TensorProto.FLOAT, samples)}
+    return {name: graph.named(tensor_type(TensorProto.FLOAT, [samples[0] if len(samples) > 1 else 1, None]))}
+
+
+def _encoded(graph: Graph, node: Node) -> Types:
+    """LabelEncoder: the result has the shape of the input. onnx infers no shape."""
+    (name,) = node.output
+    dtype, shape = dtype_of(graph.types.get(name)), shape_of(graph.types.get(node.input[0]))
+    known = shape_of(graph.types.get(name))
+    return {name: tensor_type(dtype, shape)} if dtype and shape is not None and known is None else {}
+
+
+def _caches(graph: Graph, node: Node) -> Types:
+    """Attention: present keys, present values and scores have four axes."""
+    found: Types = {}
+    for at, name in enumerate(node.output[1:], 1):
+        inferred = graph.types.get(name)
+        dtype = dtype_of(inferred) or dtype_of(graph.types.get(node.input[at if at < 3 else 0]))
+        if name and dtype and shape_of(inferred) is None:
+            found[name] = graph.named(tensor_type(dtype, [None] * 4))
+    return found
+
+
+def _element(graph: Graph, name: str) -> Types:
+    """SequenceAt: the element gets new symbols. onnx gives all elements the same ones, but their sizes may differ."""
+    value_type = graph.types.get(name)
+    shape = [size if isinstance(size, int) else None for size in shape_of(value_type) or ()]
+    return {name: graph.named(tensor_type(dtype_of(value_type), shape))} if None in shape else {}
+
+
+def _cut_to_fit(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
+    """Slice: if it cuts a tensor to the shape that the tensor already has, the result has the tensor's type.
+
+    Exporters write such slices for additions by index.
+    """
+    if len(node.input) != 3:  # it has axes or steps, or its bounds are attributes
+        return {}
+    data, starts, ends = node.input
+    shape, maker = shape_of(graph.types.get(data)), makers.get(ends)
+    first = graph.constant(starts) if starts in graph.initializers else None
+    if shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
+        return {}
+    fits = first.tolist() == [0] * len(shape) and shape_of(graph.types.get(maker.input[0])) == shape
+    whole = fits and "?" not in shape and shape_of(graph.types.get(node.output[0])) != shape
+    return {node.output[0]: graph.types[data]} if whole else {}
+
+
+def _einsum(graph: Graph, node: Node) -> Types:
+    """Einsum: the sizes of the result are taken from all operands.
+
+    onnx takes the size of an axis from the first operand that has the axis. If that size is unknown, another operand
+    may broadcast the axis to a known one. An inferred size of 1 is kept.
+    """
+    (name,) = node.output
+    inferred = shape_of(graph.types.get(name))
+    shapes = [shape_of(graph.types.get(x)) for x in node.input]
+    operands = [_Operand(x, s) for x, s in zip(node.input, shapes, strict=True) if s is not None]
+    if len(operands) < len(node.input):
+        return {}
+    try:
+        shape = einsum_shape(onnx.helper.get_node_attr_value(as_message(node), "equation").decode(), operands)
+    except Unknown:
+        return {}
+    if inferred is None or len(inferred) != len(shape):
+        return {}
+    wider = [a if a == 1 else b for a, b in zip(inferred, shape, strict=True)]
+    return {} if wider == list(inferred) else {name: graph.named(tensor_type(dtype_of(graph.types[name]), wider))}

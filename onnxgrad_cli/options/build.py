@@ -1,0 +1,615 @@
+"""Options of a build.
+
+The fields of `Options` are divided into base classes, called parts. A pass names in its signature the parts that it
+reads. The command line is generated from the declarations of the fields. If a pass can't handle a combination of fields
+of several parts, it raises an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar, dataclass_transform
+
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.choices import (
+    SEEDS,
+    Init,
+    Mode,
+    Preset,
+    Quantization,
+    Reduction,
+    Scaling,
+    TargetName,
+    Yield,
+)
+from onnxgrad_cli.common.keywords import KnownKeywords
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.options.declare import check, document, option
+from onnxgrad_cli.options.specs import Group, LoraSpec, LossScale, RecomputeSpec, check_loss_scale
+
+if TYPE_CHECKING:
+    from onnxgrad_cli.ir.types import Shape
+    from onnxgrad_cli.losses.spec import LossSpec
+
+Part = TypeVar("Part")
+
+LOSS, TRAINED, OPTIMIZER = "Loss", "Trained parameters", "Optimizer"
+MODEL, MEMORY, OUTPUT = "Reading the model", "Memory", "Output"
+"""Headings of `--help-all`."""
+
+PATTERNS = "('*.bias',)"
+"""An example of glob patterns as Python code, for hints."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, option))
+def part(cls: type[Part]) -> type[Part]:
+    """Decorate a part of `Options`: make it a dataclass.
+
+    A part is never instantiated on its own, so no methods are generated for it. That saves a millisecond per class at
+    each start.
+    """
+    return document(dataclass(frozen=True, init=False, repr=False, eq=False)(cls))
+
+
+@part
+class _Part(KnownKeywords):
+    """Base class of the parts.
+
+    `__post_init__` of a part does the checks that the declarations of fields can't express.
+    """
+
+    def __post_init__(self) -> None:
+        """Do nothing: this ends the chain of `super().__post_init__()` calls."""
+
+
+def _mse() -> tuple[LossSpec, ...]:
+    from onnxgrad_cli.losses.spec import default_loss
+
+    return (default_loss(),)
+
+
+@part
+class LossOptions(_Part):
+    """The loss to minimize."""
+
+    losses: tuple[LossSpec, ...] = option(
+        default_factory=_mse,
+        help="Loss to minimize; several losses are summed. See `onnxgrad list losses`.",
+        details="`LossSpec`, names as they are typed on the command line, or functions, written as `loss` describes.",
+        section=LOSS,
+        common=True,
+        flags=("--loss",),
+        metavar="NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
+        shown="mse",
+        example="(LossSpec('mse'),)",
+        parse="losses.spec:parse_loss",
+        complete="losses:LOSSES",
+        code=True,
+    )
+    label: str = option(
+        default="label",
+        help="Name of the label input, for losses that don't name their own.",
+        section=LOSS,
+        common=True,
+        metavar="NAME",
+    )
+    output: str | None = option(
+        default=None,
+        help="Model output the loss is computed on.",
+        section=LOSS,
+        common=True,
+        metavar="NAME",
+        shown="the first float output",
+    )
+    reduction: Reduction = option(
+        default="mean",
+        help="Reduce the loss over the batch to its mean or its sum.",
+        details="The mean is PyTorch's: over all elements, or divided by the sum of class weights.",
+        section=LOSS,
+    )
+    sample_weight: str | None = option(
+        default=None,
+        help="Add an input NAME with one weight per sample; the loss of a sample is multiplied by its weight.",
+        details="The weights don't change the number by which the mean divides, as in PyTorch's "
+        "(criterion(reduction='none') * weight).mean().",
+        section=LOSS,
+        metavar="NAME",
+    )
+    loss_options: Mapping[str, object] = option(
+        default_factory=dict,
+        help="Setting of the loss, such as label-smoothing=0.1; OUTPUT:KEY or LABEL:KEY sets it for one of several "
+        "losses, such as cls:ignore-index=0. See `onnxgrad list losses`.",
+        section=LOSS,
+        flags=("--loss-option",),
+        metavar="KEY=VALUE",
+        example="{'label_smoothing': 0.1}",
+    )
+    l1: float = option(
+        default=0.0,
+        help="Add FACTOR times the sum of the absolute values of the trained weights to the loss.",
+        section=LOSS,
+        metavar="FACTOR",
+        least=0,
+    )
+    l2: float = option(
+        default=0.0,
+        help="Add FACTOR times the sum of the squares of the trained weights to the loss.",
+        section=LOSS,
+        metavar="FACTOR",
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        from onnxgrad_cli.losses.spec import LossSpec
+
+        checks.tuple_of("losses", self.losses, LossSpec, "such as losses=(LossSpec('mse'),)")
+        if not self.losses:
+            raise UsageError("`losses` is empty, so there is nothing to minimize", "such as losses=(LossSpec('mse'),)")
+        super().__post_init__()
+
+
+@part
+class ParameterOptions(_Part):
+    """The weights to train. Patterns match the names of weights, and of the nodes and modules that read them."""
+
+    train: tuple[str, ...] = option(
+        default=(),
+        help="Train only the weights or modules that match.",
+        section=TRAINED,
+        common=True,
+        metavar="GLOB",
+        example=PATTERNS,
+    )
+    freeze: tuple[str, ...] = option(
+        default=(),
+        help="Don't train the weights or modules that match.",
+        section=TRAINED,
+        common=True,
+        metavar="GLOB",
+        example=PATTERNS,
+    )
+    untie: tuple[str, ...] = option(
+        default=(),
+        help="Give each module that shares a matching weight its own copy; '*' matches all.",
+        section=TRAINED,
+        metavar="GLOB",
+        example=PATTERNS,
+    )
+    tie: tuple[str, ...] = option(
+        default=(),
+        help="Train each matching weight and the weight with equal or transposed values as one; '*' matches all.",
+        section=TRAINED,
+        metavar="GLOB",
+        example=PATTERNS,
+    )
+    preset: tuple[Preset, ...] = option(
+        default=(),
+        help="Train only biases, normalization layers, or the last layer. Presets can be combined with each other and "
+        "with --train.",
+        section=TRAINED,
+        example="('bias',)",
+    )
+    train_last: int = option(
+        default=0,
+        help="Train only the last N layers that have weights.",
+        section=TRAINED,
+        metavar="N",
+        least=1,
+        shown="all layers",
+    )
+
+
+@part
+class AdapterOptions(_Part):
+    """Low-rank adapters, which are trained in place of weights."""
+
+    lora: LoraSpec | None = option(
+        default=None,
+        help="Train LoRA adapters of this rank and freeze the other weights that neither --train nor --preset selects.",
+        section=TRAINED,
+        common=True,
+        metavar="RANK[:ALPHA]",
+        example="LoraSpec(rank) or None",
+        parse="passes.adapters:parse_lora",
+    )
+    lora_target: tuple[str, ...] = option(
+        default=(),
+        help="Weight matrices or modules that get an adapter.",
+        details="Patterns match names of weights, or (ends of) paths of modules. 'all-linear' are the matrices of "
+        "MatMul and Gemm that would be trained or are stored as integers.",
+        section=TRAINED,
+        metavar="GLOB|attention|mlp|all-linear",
+        shown="all-linear",
+        example=PATTERNS,
+    )
+    lora_scaling: Scaling = option(
+        default="lora",
+        help="Divide alpha by the rank, or with rslora by the square root of the rank.",
+        section=TRAINED,
+    )
+    lora_dropout: float = option(
+        default=0.0,
+        help="Probability of dropping an element of an adapter's input in training.",
+        section=TRAINED,
+        metavar="PROBABILITY",
+        least=0,
+        below=1,
+        example="0.05",
+    )
+    lora_dora: bool = option(
+        default=False,
+        help="Also train the norm of each output of an adapted matrix (DoRA).",
+        section=TRAINED,
+    )
+
+    def __post_init__(self) -> None:
+        if self.lora_dora and self.lora_dropout:
+            raise UsageError(
+                "`lora_dora` can't be combined with `lora_dropout`, because each product would be computed twice",
+                "leave one of them out",
+                code="conflict",
+            )
+        super().__post_init__()
+
+
+@part
+class InputOptions(_Part):
+    """The inputs that get a gradient."""
+
+    grad_of_input: tuple[str, ...] = option(
+        default=(),
+        help="Also write the gradients of the model inputs that match.",
+        section=TRAINED,
+        metavar="GLOB",
+        example=PATTERNS,
+    )
+
+
+@part
+class OptimizerOptions(_Part):
+    """The optimizer and its step."""
+
+    optimizer: str = option(
+        default="",
+        help="Append a step of this optimizer; see `onnxgrad list optimizers`.",
+        section=OPTIMIZER,
+        common=True,
+        metavar="NAME",
+        complete="optimizers:OPTIMIZERS",
+    )
+    optimizer_options: Mapping[str, object] = option(
+        default_factory=dict,
+        help="Setting of the optimizer, such as weight-decay=0.01.",
+        section=OPTIMIZER,
+        flags=("--optimizer-option",),
+        metavar="KEY=VALUE",
+        example="{'weight_decay': 0.01}",
+    )
+    group: tuple[Group, ...] = option(
+        default=(),
+        help="Settings for the weights that match; lr is a factor of the learning rate. Later groups take precedence.",
+        section=OPTIMIZER,
+        metavar="GLOB:KEY=VALUE,...",
+        example="(Group('*.bias', {'weight_decay': 0}),)",
+        parse="passes.optimizer.groups:parse_group",
+    )
+    clip_norm: float | None = option(
+        default=None,
+        help="Scale the gradients down if their global norm is above MAX.",
+        section=OPTIMIZER,
+        metavar="MAX",
+        above=0,
+    )
+    clip_value: float | None = option(
+        default=None,
+        help="Clip each element of the gradients to the range -MAX to MAX.",
+        section=OPTIMIZER,
+        metavar="MAX",
+        above=0,
+    )
+    accumulate: int = option(
+        default=1,
+        help="Accumulate the gradients of N runs for one step.",
+        details="The step equals the step of one batch with the samples of all runs. This requires a loss that is a "
+        "mean over the labels that count, or runs with equal numbers of labels.",
+        section=OPTIMIZER,
+        metavar="N",
+        least=1,
+    )
+    loss_scale: LossScale | None = option(
+        default=None,
+        help="Multiply the gradient of the loss by FACTOR and divide the gradients by it, so that float16 gradients "
+        "don't vanish; dynamic adapts the factor.",
+        section=OPTIMIZER,
+        metavar="FACTOR|dynamic",
+        parse="passes.loss_scale:parse_loss_scale",
+    )
+    ema: float | None = option(
+        default=None,
+        help="Keep exponential moving averages of the weights with this decay per step, such as 0.999.",
+        section=OPTIMIZER,
+        metavar="DECAY",
+        least=0,
+        below=1,
+        example="0.999",
+    )
+    embed_state: bool = option(
+        default=True,
+        help="Store the initial optimizer state in the model instead of passing it as inputs.",
+        details="If the weights exceed 256 MB, the state is only described, not stored.",
+        section=OPTIMIZER,
+    )
+
+    cycle_momentum: bool = option(
+        default=False,
+        help="Store the momentum, or beta1, as state, so that a schedule can change it at each step.",
+        section=OPTIMIZER,
+    )
+
+    def __post_init__(self) -> None:
+        if self.optimizer:
+            from onnxgrad_cli.optimizers import OPTIMIZERS
+
+            OPTIMIZERS.lookup(self.optimizer)
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise UsageError("`clip_norm` can't be combined with `clip_value`", "leave one of them out")
+        if self.loss_scale is not None:
+            check_loss_scale(self.loss_scale)
+        super().__post_init__()
+
+
+@part
+class InitOptions(_Part):
+    """The initial values of a training, and the training information that contains them."""
+
+    training_info: bool = option(
+        default=False,
+        help="Keep the inference graph, and describe the training in the standard's training_info.",
+        section=OUTPUT,
+    )
+    init: Init = option(
+        default="keep",
+        help="Keep the stored weights, or draw new ones. In `build`, it requires --training-info.",
+        section=TRAINED,
+    )
+    seed: int | None = option(
+        default=None,
+        help="Seed of all random numbers: new weights, adapters, order of the samples, Dropout.",
+        details="With None, the runtime chooses, and adapters are drawn with seed 0.",
+        section=TRAINED,
+        metavar="N",
+        least=0,
+        most=SEEDS - 1,
+    )
+
+
+@part
+class MemoryOptions(_Part):
+    """Ways to save memory, such as computing values again instead of keeping them."""
+
+    recompute: RecomputeSpec | None = option(
+        default=None,
+        help="Save memory: compute values again in the backward part instead of keeping them.",
+        section=MEMORY,
+        metavar="elementwise|block:auto|block:GLOB|budget:SIZE|optimal:SIZE",
+        example="RecomputeSpec('elementwise') or None",
+        parse="passes.rematerialization.recompute:parse_recompute",
+    )
+    loss_chunks: int | None = option(
+        default=None,
+        help="Save memory: compute the loss of a language model and its gradient in N chunks of tokens.",
+        section=MEMORY,
+        metavar="N",
+        least=1,
+        shown="4 if the vocabulary is large",
+    )
+
+
+@part
+class OutputOptions(_Part):
+    """The form of the training model."""
+
+    keep_outputs: bool = option(default=False, help="Keep the outputs of the inference model.", section=OUTPUT)
+    yield_: Yield = option(
+        default="ones",
+        help="Gradient of the loss. ones: constant ones. input: an input of the model. keep: the YieldOp marker stays.",
+        section=OUTPUT,
+    )
+    as_gradient_op: bool = option(
+        default=False,
+        help="Write the backward part as one Gradient node of the ONNX standard; see `onnxgrad expand`.",
+        section=OUTPUT,
+    )
+
+
+@part
+class ModeOptions(_Part):
+    """The mode of layers that behave differently in training and in inference."""
+
+    mode: Mode = option(
+        default="keep",
+        help="Mode of BatchNormalization and Dropout: as in the model, training, or inference.",
+        section=MODEL,
+        common=True,
+    )
+    unbiased_variance: bool = option(
+        default=False,
+        help="Update the running variance of BatchNormalization with the unbiased variance of the batch, as PyTorch "
+        "does, instead of the biased one of ONNX.",
+        section=MODEL,
+    )
+
+
+@part
+class GradientOptions(_Part):
+    """The computation of gradients."""
+
+    quantization: Quantization = option(
+        default="refuse",
+        help="Gradient of QuantizeLinear. refuse: report an error. ste: straight-through estimator. lsq: ste, and "
+        "train the scales too.",
+        section=MODEL,
+    )
+    tuned: Mapping[str, str] = option(
+        default_factory=dict,
+        help="Use the gradient implementations that `onnxgrad tune` has found faster on this machine.",
+        section=OUTPUT,
+        metavar="FILE.toml",
+        example="what `onnxgrad tune` writes, by `onnxgrad.load_tuned`",
+        parse="autodiff.kernel_variants:load_tuned",
+        file=True,
+    )
+    target: TargetName = option(
+        default="standard",
+        help="Runtime to build for; targets other than standard may use operators that only their runtime has.",
+        section=OUTPUT,
+    )
+
+    @property
+    def straight_through(self) -> bool:
+        """True if rounding to integers gets the gradient of the identity (the straight-through estimator)."""
+        return self.quantization != "refuse"
+
+
+@part
+class NameOptions(_Part):
+    """The names of values."""
+
+    identifiers: bool = option(
+        default=False,
+        help="Use valid C identifiers for all names that onnxgrad adds to the model.",
+        section=OUTPUT,
+    )
+
+
+@part
+class ShapeOptions(_Part):
+    """The shapes of the model."""
+
+    dims: Mapping[str, int] = option(
+        default_factory=dict,
+        help="Fix the size of a symbolic dimension; 0 stands for an empty KV cache.",
+        section=MODEL,
+        common=True,
+        flags=("--dim",),
+        metavar="SYMBOL=SIZE",
+        example="dims={'batch': 1}",
+    )
+    shapes: Mapping[str, Shape] = option(
+        default_factory=dict,
+        help="Set the shape of an input. A name in place of a fixed batch size makes the batch dynamic.",
+        section=MODEL,
+        flags=("--shape",),
+        metavar="INPUT:DIM,DIM,...",
+        example="shapes={'x': (1, 3, 224, 224)}",
+    )
+    infer_by_run: bool | None = option(
+        default=None,
+        help="Run the model to find ranks that can't be inferred.",
+        section=MODEL,
+        shown="if that is quick",
+    )
+
+    def __post_init__(self) -> None:
+        for symbol, size in self.dims.items():
+            checks.sizes("dims", symbol, [size], 0)
+        for name, shape in self.shapes.items():
+            checks.tuple_of("shapes", shape, object, "such as shapes={'x': (1, 3, 224, 224)}")
+            checks.sizes("shapes", name, shape[:1], 1, symbols=True)
+            checks.sizes("shapes", name, shape[1:], 0, symbols=True)
+        super().__post_init__()
+
+
+# -- combinations of parts --------------------------------------------------------------------------------------------
+# These classes are never instantiated. They are not dataclasses: creating one takes a millisecond or two at each start.
+
+
+class SelectionOptions(GradientOptions, InputOptions, AdapterOptions, ParameterOptions):
+    """The parts that decide which weights and inputs get a gradient."""
+
+
+class FormOptions(ShapeOptions, GradientOptions, ModeOptions):
+    """The parts that decide how a model is transformed before it is differentiated."""
+
+
+class PreparationOptions(FormOptions, SelectionOptions, LossOptions):
+    """The parts read by the pass that prepares a model."""
+
+
+class AdaptationOptions(InitOptions, AdapterOptions, ParameterOptions):
+    """The parts read by the pass that adds adapters."""
+
+
+class BackwardOptions(GradientOptions, OutputOptions, MemoryOptions, InitOptions):
+    """The parts read by the pass that writes the backward part."""
+
+
+class RematerializationOptions(OutputOptions, MemoryOptions):
+    """The parts that decide which values are computed again."""
+
+
+class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions, AdapterOptions):
+    """The parts read by the pass that writes a Gradient node in place of the backward part.
+
+    These include parts whose options it does not allow.
+    """
+
+
+class StepOptions(InitOptions, OptimizerOptions, LossOptions):
+    """The parts about a training step: initial values, optimizer and loss."""
+
+
+@part
+class AppendOptions(ShapeOptions, OutputOptions, MemoryOptions, InitOptions, LossOptions):
+    """The parts read by the pass that appends the loss."""
+
+
+class UpdateOptions(GradientOptions, StepOptions):
+    """The parts read by the pass that writes the optimizer's step."""
+
+
+class SignatureOptions(OutputOptions, StepOptions):
+    """The parts that decide the inputs and outputs of the training model."""
+
+
+class NamingOptions(NameOptions, StepOptions):
+    """The parts that decide the names of values, and their description in the metadata."""
+
+
+@dataclass(frozen=True)
+class Options(
+    PreparationOptions,
+    AdaptationOptions,
+    BackwardOptions,
+    GradientNodeOptions,
+    AppendOptions,
+    UpdateOptions,
+    SignatureOptions,
+    NamingOptions,
+    ShapeOptions,
+    NameOptions,
+    GradientOptions,
+    ModeOptions,
+    OutputOptions,
+    MemoryOptions,
+    InitOptions,
+    OptimizerOptions,
+    InputOptions,
+    AdapterOptions,
+    ParameterOptions,
+    LossOptions,
+):
+    """All options of a build. The defaults are the same as on the command line.
+
+    Raises:
+        UsageError: a field doesn't exist, or a value does not fit; the message names the field.
+    """
+
+    def __post_init__(self) -> None:
+        if self.losses is not None:
+            from onnxgrad_cli.losses.spec import as_losses
+
+            object.__setattr__(self, "losses", as_losses(self.losses))
+        check(self)
+        super().__post_init__()

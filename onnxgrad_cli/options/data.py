@@ -1,0 +1,130 @@
+"""Options about data: how files are converted to samples, and samples to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.choices import Augmentation, Resize
+from onnxgrad_cli.common.keywords import KnownKeywords
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.options.declare import check, option, options_class
+
+DATA = "Data"
+"""The heading of these options in `--help-all`."""
+
+Transform = Callable[..., Mapping[str, Any]]
+"""The user's function that changes batches. It takes a batch (input -> array), and returns a batch.
+
+If it has a second parameter, it gets a numpy.random.Generator in training, and None otherwise.
+"""
+
+
+@options_class
+class SequenceOptions(KnownKeywords):
+    """The conversion of text and lists of tokens to samples.
+
+    Raises:
+        UsageError: a value does not fit.
+    """
+
+    tokenizer: Path | None = option(
+        default=None,
+        help="A tokenizer.json, or its folder, which converts text in the data to tokens: messages, prompt and "
+        "completion, or text.",
+        section=DATA,
+        metavar="FILE|DIR",
+    )
+    max_length: int | None = option(
+        default=None,
+        help="Truncate samples to N tokens.",
+        section=DATA,
+        metavar="N",
+        least=2,
+    )
+    pack: bool = option(default=False, help="Concatenate samples into rows of --max-length tokens.", section=DATA)
+    pad_id: int | None = option(
+        default=None,
+        help="Padding token id.",
+        section=DATA,
+        metavar="TOKEN",
+        least=0,
+        shown="the tokenizer's, or 0",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.pack and self.max_length is None:
+            raise UsageError("`pack` requires the number of tokens per row", "add `max_length=TOKENS`")
+
+
+@options_class
+class SampleOptions(KnownKeywords):
+    """The conversion of other data to samples.
+
+    These options override the preprocessing that a trained model stores (see `Preprocessing`).
+
+    Raises:
+        UsageError: a value does not fit.
+    """
+
+    columns: Mapping[str, str] = option(
+        default_factory=dict,
+        help="Use the data column COLUMN for INPUT, an input or a label.",
+        section=DATA,
+        flags=("--map",),
+        metavar="COLUMN=INPUT",
+        example="{'sentence': 'text'}",
+    )
+    normalize: tuple[str, ...] = option(
+        default=(),
+        help="Scale pictures or columns to mean 0 and standard deviation 1.",
+        details="'auto' computes both from the training data, per channel or column; INPUT: selects one input.",
+        section=DATA,
+        metavar="[INPUT:]imagenet|MEAN/STD|none",
+        shown="as the model was trained",
+        example="('auto',)",
+    )
+    augment: tuple[Augmentation, ...] = option(
+        default=(),
+        help="Change pictures at random in training: flip them horizontally, shift them by up to an eighth.",
+        section=DATA,
+        metavar="flip,crop",
+        separator=",",
+        example="('flip', 'crop')",
+    )
+    balance: bool = option(
+        default=False,
+        help="Draw samples so that all classes are seen equally often.",
+        details="As PyTorch's WeightedRandomSampler.",
+        section=DATA,
+    )
+    resize: Resize | None = option(
+        default=None,
+        help="Fit picture files with other proportions than the input: crop their edges, or stretch them.",
+        section=DATA,
+        shown="crop",
+    )
+    transform: Transform | None = option(
+        default=None,
+        help="Change each batch, a dict of numpy arrays, with a Python function.",
+        section=DATA,
+        metavar="FILE.py:FUNCTION",
+        function=True,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        for column, feed in self.columns.items():
+            checks.text("columns", feed)
+            if list(self.columns.values()).count(feed) > 1:
+                raise UsageError(
+                    f"`columns`: two columns are mapped to '{feed}', one of them '{column}'", "map only one"
+                )
+        if self.transform is not None and not callable(self.transform):
+            raise UsageError(
+                f"`transform={self.transform!r}`: expected a function",
+                "give one that takes and returns a dict of arrays",
+            )

@@ -1,0 +1,163 @@
+"""Rewrite patterns that onnxruntime's optimizer turns into a model that fails to load or computes wrong results.
+
+- Views of a DequantizeLinear's output: the optimizer inserts a QuantizeLinear of a wrong type after them. From opset 21
+  on, version 1.31 can't load the result; older versions set negative numbers to zero.
+- A cubic Resize between transposes: the optimizer moves a Transpose past the Resize. It then has no kernel for a cubic
+  Resize that shrinks an axis (1.32: "'Cubic' mode only supports ..."). In an inference model such a Resize mostly reads
+  a weight, such as a position embedding, and is folded into a constant. In a training model the weight is an input. A
+  Reshape to the same shape after the Resize prevents this. It moves no data.
+- A Pad of a convolution's weight: the optimizer merges a Pad into the convolution that reads it without checking at
+which input. The model then fails to load (1.31 and 1.32: "Node input ... is not a graph input"). It first removes pairs
+of transposes and other views, so the Pad may stand before those. A Concat of zeros is not affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
+from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.targets.standard import op_for
+
+VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split())
+"""Operators past which onnxruntime moves a DequantizeLinear, or which it removes before it does so."""
+
+
+def separate_views(graph: Graph) -> bool:
+    """Insert a Sum of one operand, which is a copy, between a DequantizeLinear and its views in the backward part.
+
+    Return True if there was such a view.
+    """
+    computed = set(graph.made())  # the optimizer skips computed scales
+    quantized = (node for node in graph.nodes if node.op_type == "DequantizeLinear")
+    made = {node.output[0]: node for node in quantized if node.input[1] not in computed}
+    if not made:
+        return False
+    copies: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        backward = metadata_of(node, ROLE) == "backward"
+        name = node.input[0] if node.input else ""
+        if backward and node.op_type in VIEWS and name in made and not _stays(graph, node, made[name]):
+            if name not in copies:
+                copies[name] = graph.fresh(f"{name}_copy")
+                graph.types[copies[name]] = graph.types[name]
+                nodes.append(make_node("Sum", [name], [copies[name]], name=graph.fresh(f"{node.name}/Sum")))
+                nodes[-1].metadata = node.metadata
+            node.input[0] = copies[name]
+        nodes.append(node)
+    graph.nodes = nodes
+    return bool(copies)
+
+
+def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
+    """Return True if the optimizer moves neither node, because a Reshape would move the axis of several scales."""
+    scales = shape_of(graph.types.get(dequantizer.input[1])) or ()
+    return view.op_type == "Reshape" and len(scales) == 1 and isinstance(scales[0], int) and scales[0] > 1
+
+
+def keep_cubic_layout(graph: Graph) -> bool:
+    """Insert a Reshape after each cubic Resize of a value that was transposed before; return True if there was one."""
+    cubic = [node for node in graph.nodes if _is_cubic(node) and _may_move(graph, node)]
+    if not cubic:
+        return False
+    views: dict[str, Node] = {}
+    for node in cubic:
+        name = node.output[0]
+        rank = len(shape_of(graph.types.get(name)) or ())
+        sizes = graph.add_constant(np.zeros(rank, np.int64))
+        node.output[0] = graph.fresh(f"{name}_resized")
+        graph.types[node.output[0]] = graph.types[name]
+        views[node.output[0]] = make_node("Reshape", [node.output[0], sizes], [name], graph.fresh(f"{name}/view"))
+        views[node.output[0]].metadata = node.metadata
+    placed = (
+        [node, views[node.output[0]]] if node.output[:1] and node.output[0] in views else [node] for node in graph.nodes
+    )
+    graph.nodes = [node for pair in placed for node in pair]
+    return True
+
+
+def _is_cubic(node: Node) -> bool:
+    return node.op_type == "Resize" and any(a.name == "mode" and a.s == b"cubic" for a in node.attribute)
+
+
+def _may_move(graph: Graph, node: Node) -> bool:
+    """Return True if there is a Transpose before a Resize, and no such Reshape after it yet."""
+    if not shape_of(graph.types.get(node.output[0])):
+        return False
+    before = graph.ancestors(node.input[:1])
+    if not any(made.op_type == "Transpose" and made.output[0] in before for made in graph.nodes):
+        return False
+    readers = [reader for reader in graph.nodes if node.output[0] in reader.input[:1]]
+    return not (len(readers) == 1 and _is_view(graph, readers[0]))
+
+
+def _is_view(graph: Graph, node: Node) -> bool:
+    sizes = graph.constant(node.input[1]) if node.op_type == "Reshape" else None
+    return sizes is not None and not np.any(sizes)
+
+
+REMOVABLE = frozenset("Cast Identity Reshape Squeeze Transpose Unsqueeze".split())
+"""Operators between a Pad and a convolution that onnxruntime's optimizer may remove or move away."""
+
+
+def concatenate_zeros(graph: Graph) -> bool:
+    """Replace each Pad that computes a convolution's weight by a Concat with zeros. Return True if there was one."""
+    makers = graph.producers() if any(node.op_type == "Pad" for node in graph.nodes) else {}
+    pads = [_pad_of(makers, node.input[1]) for node in graph.nodes if makers and _is_convolution(node)]
+    replaced = {pad.output[0]: pads_of for pad in pads if pad and (pads_of := _mergeable(graph, pad))}
+    if not replaced:
+        return False
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        amounts = replaced.get(node.output[0]) if node.op_type == "Pad" else None
+        nodes += [node] if amounts is None else _concatenated(graph, node, amounts)
+    graph.nodes = nodes
+    return True
+
+
+def _is_convolution(node: Node) -> bool:
+    return node.op_type == "Conv" and is_standard(node.domain)
+
+
+def _pad_of(makers: Mapping[str, Node], name: str) -> Node | None:
+    """Return the Pad that computes a value, possibly followed by removable operators, or None."""
+    maker = makers.get(name)
+    while maker and maker.op_type in REMOVABLE and is_standard(maker.domain):
+        maker = makers.get(maker.input[0])
+    return maker if maker and maker.op_type == "Pad" and is_standard(maker.domain) else None
+
+
+def _mergeable(graph: Graph, pad: Node) -> list[tuple[int, int]] | None:
+    """Return the number of zeros before and after each axis, or None if the optimizer would not merge the Pad."""
+    if attributes_of(pad).get("mode", b"constant") != b"constant" or len(pad.input) > 3:
+        return None
+    pads = graph.constant(pad.input[1])
+    value = graph.constant(pad.input[2]) if len(pad.input) > 2 and pad.input[2] else np.zeros(())
+    if pads is None or value is None or (pads < 0).any() or np.any(value):
+        return None
+    before, after = np.split(pads, 2)
+    return list(zip(before.tolist(), after.tolist(), strict=True))
+
+
+def _concatenated(graph: Graph, pad: Node, amounts: list[tuple[int, int]]) -> list[Node]:
+    op = op_for(graph, pad)
+    x = op.val(pad.input[0])
+    for axis, (before, after) in enumerate(amounts):
+        if before or after:
+            parts = [_zeros(op, x, axis, before), x, _zeros(op, x, axis, after)]
+            x = op.Concat(*[part for part in parts if part], axis=axis)
+    op.rename_all({pad.output[0]: x})
+    return op.nodes
+
+
+def _zeros(op: Op, x: Val, axis: int, count: int) -> Val | None:
+    """Return zeros in the shape of `x`, except that their size along `axis` is `count`; None if `count` is 0."""
+    return op.zeros([count if i == axis else op.size(x, i) for i in range(len(x.shape))], x) if count else None

@@ -1,0 +1,161 @@
+"""Rewrite operators in forms that onnxruntime computes correctly for all sizes of the data.
+
+- A Squeeze gets axes, so that the rank of its result does not depend on sizes. Without axes, it would also remove the
+  batch axis if the batch has one sample.
+- The product of a matrix and a vector becomes a product of matrices. If the backward part has another Transpose of the
+matrix, onnxruntime moves it through elementwise operators to such a product. Its fusion of MatMul(Transpose(A), v) is
+wrong for vectors: the loss was wrong at onnxruntime's default optimization level.
+- Recurrent layers with the batch first (layout = 1), which stock onnxruntime refuses, become layers with time first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from onnxgrad_cli.autodiff.differentiation import Cautions
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, copied, make_node
+from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.passes.prepare.implied_ranks import KEEPS_RANK
+
+
+def give_axes(graph: Graph, training: Cautions) -> bool:
+    """Add axes to each Squeeze that has none: those whose size is always 1. Return True if a Squeeze was changed.
+
+    Args:
+        graph: a typed graph.
+        training: receives a caution for each Squeeze.
+    """
+    nodes: list[Node] = []
+    changed: list[str] = []
+    for node in graph.nodes:
+        axes = _axes(graph, node)
+        nodes += [node] if axes is None else _with_axes(graph, node, axes)
+        changed += [] if axes is None else [node.output[0]]
+    for name in changed:
+        text = (
+            "its Squeeze has no axes in the file, so it would also remove a batch axis of size 1; the training "
+            "model keeps that axis"
+        )
+        training.cautions.append(Caution("note", name, text))
+    if changed:
+        graph.set_nodes(nodes)
+    return bool(changed)
+
+
+def _axes(graph: Graph, node: Node) -> list[int] | None:
+    """Return the axes that a Squeeze without axes removes in every run, or None if they are unknown.
+
+    These are the axes with known size 1, on one of two conditions. Either the declared rank of the result shows that no
+    other axis is removed. Or the only axis of unknown size is the batch, which should not be removed. For other nodes,
+    and if no size is unknown, return None.
+    """
+    bare = node.op_type == "Squeeze" and is_standard(node.domain) and not any(node.input[1:])
+    shape = shape_of(graph.types.get(node.input[0])) if bare and not attributes_of(node) else None
+    if shape is None or all(isinstance(size, int) for size in shape):
+        return None
+    axes = [axis for axis, size in enumerate(shape) if size == 1]
+    result = shape_of(graph.types.get(node.output[0]))
+    rank = _declared_rank(graph, node.output[0]) if result is None else len(result)
+    if rank is not None:
+        return axes if rank == len(shape) - len(axes) else None
+    fed = (shape_of(graph.types.get(name)) for name in graph.input_names if name not in graph.initializers)
+    batch = next((sizes[0] for sizes in fed if sizes), "?")
+    symbols = [size for size in shape if isinstance(size, str)]
+    return axes if batch != "?" and symbols == [batch] else None
+
+
+def _declared_rank(graph: Graph, name: str) -> int | None:
+    """Return the rank of a value if the file declares the rank of an output that must have the same rank, or None."""
+    declared = {name: shape_of(graph.hints[name].type) for name in graph.output_names if name in graph.hints}
+    alike = {name}
+    for node in graph.nodes:
+        same = node.op_type in KEEPS_RANK | {"Concat", "Slice"} and is_standard(node.domain)
+        if same and not alike.isdisjoint(node.input[: len(node.input) if node.op_type == "Concat" else 1]):
+            alike.add(node.output[0])
+    ranks = {len(shape) for name, shape in declared.items() if name in alike and shape is not None}
+    return ranks.pop() if len(ranks) == 1 else None
+
+
+def _with_axes(graph: Graph, node: Node, axes: list[int]) -> list[Node]:
+    op = Op(graph)
+    op.replaces(node)
+    x = op.val(node.input[0])
+    op.rename(op.squeeze(x, axes) if axes else op.Identity(x), node.output[0])
+    return list(op.nodes)
+
+
+def widen_vectors(graph: Graph) -> bool:
+    """Rewrite each product of a matrix and a vector as a product of two matrices. Return True if there were any."""
+    nodes: list[Node] = []
+    changed = False
+    for node in graph.nodes:
+        axis = _axis(graph, node)
+        nodes += [node] if axis is None else _widened(graph, node, axis)
+        changed |= axis is not None
+    if changed:
+        graph.set_nodes(nodes)
+    return changed
+
+
+def _axis(graph: Graph, node: Node) -> int | None:
+    """Return the axis that a product lacks because one factor is a vector: -1 or -2. None: not exactly one vector."""
+    if node.op_type != "MatMul" or not is_standard(node.domain):
+        return None
+    ranks = [None if (shape := shape_of(graph.types.get(name))) is None else len(shape) for name in node.input]
+    if None in ranks or 1 not in ranks or ranks == [1, 1]:
+        return None
+    return -1 if ranks[1] == 1 else -2
+
+
+def _widened(graph: Graph, node: Node, axis: int) -> Sequence[Node]:
+    op = Op(graph)
+    op.replaces(node)
+    a, b = (op.val(name) for name in node.input)
+    product = a @ op.unsqueeze(b, [-1]) if axis == -1 else op.unsqueeze(a, [0]) @ b
+    op.rename(op.squeeze(product, [axis]), node.output[0])
+    return op.nodes
+
+
+LAYERS = frozenset({"RNN", "GRU", "LSTM"})
+INPUTS = {0: (1, 0, 2), 5: (1, 0, 2), 6: (1, 0, 2)}
+OUTPUTS = {0: (2, 0, 1, 3), 1: (1, 0, 2), 2: (1, 0, 2)}
+"""Maps from the position of an input or output to the permutation of its Transpose. Weights are not transposed."""
+
+
+def to_time_major(graph: Graph) -> None:
+    """Rewrite every recurrent layer with layout = 1 to layout = 0, between transposes."""
+    if any(_is_batch_major(node) for node in graph.nodes):
+        graph.set_nodes([each for node in graph.nodes for each in _to_time_major(graph, node)])
+
+
+def _is_batch_major(node: Node) -> bool:
+    known = node.op_type in LAYERS and is_standard(node.domain)
+    return known and any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
+
+
+def _to_time_major(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yield the node or, if it has layout = 1, an equivalent node with layout = 0 and its transposes."""
+    if not _is_batch_major(node):
+        yield node
+        return
+    layer, after = copied(node), []
+    layer.attribute.remove(next(attribute for attribute in layer.attribute if attribute.name == "layout"))
+    for position, name in enumerate(node.input):
+        if name and position in INPUTS:
+            layer.input[position] = graph.fresh(f"{name}/time_first")
+            yield _transpose(graph, name, layer.input[position], INPUTS[position])
+    for position, name in enumerate(node.output):
+        if name:
+            layer.output[position] = graph.fresh(f"{name}/time_first")
+            after.append(_transpose(graph, layer.output[position], name, OUTPUTS[position]))
+    yield layer
+    yield from after
+
+
+def _transpose(graph: Graph, name: str, result: str, axes: tuple[int, ...]) -> Node:
+    return make_node("Transpose", [name], [result], name=graph.fresh(f"{result}/Transpose"), perm=axes)

@@ -1,0 +1,110 @@
+"""Run the chunks of a loss one after the other, each followed by its gradient.
+
+The gradient of a chunk needs no other chunk, because the cotangent of the loss is 1, and the mean divides by the number
+of labels that are not ignored. So a chunk can begin when all gradients of the preceding chunk have been computed and
+its logits are no longer needed. A control dependency delays the first values of a chunk, and the nodes are sorted
+again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence, Set
+
+import numpy as np
+
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
+from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.types import is_float, shape_of
+from onnxgrad_cli.passes.control_dependencies import zero_after
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Training
+
+
+def _run(graph: Graph, options: object, training: Training) -> bool:
+    chunks = training.chunks
+    if chunks is None:
+        return False
+    graph.remove_unused()  # there is no need to wait for unused values
+    _let_the_seed_come_first(graph, training)
+    changed = False
+    for at in range(1, len(chunks.starts)):
+        later = {name for starts in chunks.starts[at:] for name in starts}
+        ends = _ends(graph, chunks.nodes[at - 1], _reached(graph.nodes, later))
+        if ends:
+            _hold_back(graph, chunks.starts[at], ends)
+            changed = True
+    graph.set_nodes(_sorted(graph.nodes))
+    return changed
+
+
+def _let_the_seed_come_first(graph: Graph, training: Training) -> None:
+    """Replace the loss's shape, which its cotangent reads, by a constant, so that the cotangent doesn't wait for it."""
+    shapes = {node.output[0] for node in graph.nodes if node.op_type == "Shape" and node.input[0] == training.loss}
+    seeds = {*training.yielded.values()}
+    for node in graph.nodes:
+        if node.op_type == "ConstantOfShape" and node.input[0] in shapes and node.output[0] in seeds:
+            node.input[0] = graph.add_constant(np.zeros(0, np.int64))
+
+
+def _reached(nodes: Sequence[Node], starts: Collection[str]) -> set[str]:
+    """Return the given values and all values that depend on them."""
+    found = set(starts)
+    for node in nodes:
+        if not found.isdisjoint(reads(node)):
+            found.update(filter(None, node.output))
+    return found
+
+
+def _ends(graph: Graph, forward: Collection[str], later: Set[str]) -> list[str]:
+    """Return the final float outputs of a chunk's backward part, except those in `later`, which need later chunks.
+
+    Final outputs are those that no node of the chunk's backward part reads.
+    """
+    own = [node for node in graph.nodes if metadata_of(node, FORWARD) in forward and later.isdisjoint(node.output)]
+    read = {name for node in own for name in reads(node)}
+    made = [name for node in own for name in node.output if name and name not in read]
+    return [name for name in made if is_float(graph.types.get(name)) and shape_of(graph.types[name])]
+
+
+def _hold_back(graph: Graph, starts: Iterable[str], ends: Sequence[str]) -> None:
+    """Delay the nodes that read `starts` until all of `ends` have been computed."""
+    op = Op(graph)
+    op.role, op.scope = "loss", "loss/in-turn"
+    zero = zero_after(op, [op.val(name) for name in ends])
+    waiting = {}
+    for name in starts:
+        x = op.val(name)
+        waiting[name] = op.Reshape(x, op.ints([0] * x.rank) + zero, shape=x.shape).name
+    for node in graph.nodes:
+        node.input[:] = [waiting.get(name, name) for name in node.input]
+    graph.set_nodes([*graph.nodes, *op.nodes])
+
+
+def _sorted(nodes: Sequence[Node]) -> list[Node]:
+    """Sort nodes so that each follows those it depends on, and otherwise stays in the old order."""
+    makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    needs = [{makers[name] for name in reads(node) if name in makers} for node in nodes]
+    readers = defaultdict[int, list[int]](list)
+    for at, own in enumerate(needs):
+        for maker in own:
+            readers[maker].append(at)
+    ready = [at for at, own in enumerate(needs) if not own]
+    found = []
+    while ready:
+        at = heapq.heappop(ready)
+        found.append(nodes[at])
+        for reader in readers[at]:
+            needs[reader].discard(at)
+            if not needs[reader]:
+                heapq.heappush(ready, reader)
+    assert len(found) == len(nodes), "a chunk depends on itself"
+    return found
+
+
+IN_TURN = Pass(
+    "in-turn", "computes the chunks of a loss one after the other, each with its gradient", _run, ("few-bits",)
+)

@@ -1,1 +1,0 @@
-"""Low-rank adapters outside the training: the files they are kept in, and how an inference model takes them."""

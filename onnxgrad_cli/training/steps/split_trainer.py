@@ -1,0 +1,191 @@
+"""A training step in two runs: one computes the gradients of a batch, the other takes the optimizer's step with them.
+
+The results equal those of one run of the whole model. A subclass can change the gradients between the two runs, such as
+`ParallelTrainer`, which sums the gradients of several processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from onnx import ModelProto, TypeProto
+
+from onnxgrad_cli import metadata
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
+from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.passes.optimizer.split import DIVISOR, Halves, narrowed
+from onnxgrad_cli.training.schedules import Schedule
+from onnxgrad_cli.training.steps.base import RATE, TrainerBase, loosen, numpy_type
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+class SplitTrainer(TrainerBase):
+    """A trainer for a training model that was split into two halves: gradients and optimizer. See `Trainer`.
+
+    Attributes:
+        uncounted: True if the loss ignores all labels of the batch. Then the loss is nan, the gradient is 0, and the
+            step is taken nevertheless.
+    """
+
+    uncounted = False
+
+    def __init__(
+        self,
+        halves: Halves,
+        values: Mapping[str, np.ndarray] | None = None,
+        *,
+        also: Iterable[str] = (),
+        path: Path | None = None,
+        provider: str = CPU,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Open sessions on both models, which are not changed.
+
+        Args:
+            halves: the result of `split` for a training model.
+            values: weights, state and frozen tensors that are not stored in the models, or that replace stored ones.
+            also: further scalar outputs of the gradient model that a subclass reads between the two runs.
+            path: the file that the models were read from; external data are relative to it.
+            provider, threads, seed: see `Trainer`.
+
+        Raises:
+            UsageError: a weight has no value, or the optimizer reads outputs of the gradient model other than
+                gradients, the loss and its divisor.
+            OnnxgradError: onnxruntime refuses a model.
+        """
+        gradients, steps = metadata.describe(halves.gradient), metadata.read(halves.optimizer)
+        roles = _joined(gradients, steps)
+        self._crossing = _crossing(gradients, steps)
+        self._statistics = gradients.successors
+        self._scalars = [gradients.loss, *also]
+        wanted = {*self._scalars, *self._crossing, *self._statistics.values()}
+        gradient, optimizer = narrowed(halves.gradient, wanted), narrowed(halves.optimizer, steps.outputs)
+        gradient, optimizer, found = _without_values(gradient, optimizer, roles, values or {}, path)
+        types = _types(halves)
+        super().__init__(roles, {name: types[name] for name in gradients.fed}, found, provider)
+        self._seed = loosen(gradient, seed)
+        self._between = self._buffers_between(gradients, types, provider)
+        (rate,) = (name for name, role in steps.inputs.items() if role == "learning rate")
+        self._rate = Buffer(np.zeros((), numpy_type(types[rate])), provider)
+        read = {rate: self._rate, **{name: self._between[name] for name in self._crossing}}
+        self._gradient = open_session(gradient, path, provider, threads, alternating=True)
+        self._optimizer = open_session(optimizer, path, provider, threads, alternating=True)
+        sides = (self._sides, self._sides[::-1])
+        self._forward = [self._runs(self._gradient, gradient, {}, self._between, provider, *pair) for pair in sides]
+        self._update = [self._runs(self._optimizer, optimizer, read, {}, provider, *pair) for pair in sides]
+
+    def _buffers_between(self, gradients: Roles, types: Mapping[str, TypeProto], provider: str) -> dict[str, Buffer]:
+        """Return the buffers that the gradient model writes: scalars, and the values that the optimizer reads."""
+        shapes = {name: self.buffers[role.of].array.shape for name, role in gradients.outputs.items() if role.of}
+        return {
+            name: Buffer(np.zeros(shapes.get(name, ()), numpy_type(types[name])), provider)
+            for name in dict.fromkeys([*self._scalars, *self._crossing])
+        }
+
+    def _runs(
+        self,
+        session: onnxruntime.InferenceSession,
+        model: ModelProto,
+        read: Mapping[str, Buffer],
+        written: Mapping[str, Buffer],
+        provider: str,
+        before: Mapping[str, Buffer],
+        after: Mapping[str, Buffer],
+    ) -> BoundRuns:
+        """Bind a session to the buffers that it reads and writes.
+
+        Args:
+            session, model, provider: the session of one half, its model and its execution provider.
+            read, written: the buffers between the halves, and the learning rate.
+            before, after: the sets of weights and state that the step reads and writes.
+        """
+        inputs = {**before, **read}
+        outputs = {**{s: after[name] for name, s in self._successors.items()}, **written}
+        bound = {value.name: inputs[value.name] for value in model.graph.input if value.name in inputs}
+        return BoundRuns(session, bound, {value.name: outputs[value.name] for value in model.graph.output}, provider)
+
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
+        """Take a step on a batch; see `TrainerBase.step`."""
+        self._check(feeds)
+        self._rate.write(self._rate_now(learning_rate))
+        self._differentiate(feeds)
+        loss = float(self._between[self.roles.loss].read())
+        expected = self.uncounted and math.isnan(loss)
+        if math.isfinite(loss) or expected:
+            self._update[self._now]({})
+        self._take(0.0 if expected else loss)
+        return loss
+
+    def _differentiate(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Write loss and gradients to `_between`, and the next running statistics to the side other than `_now`."""
+        self._draw(self._seed)
+        try:
+            self._forward[self._now](feeds)
+        except Exception as error:  # onnxruntime's exception classes are not public
+            raise self._failed(feeds, error) from error
+
+
+def _crossing(gradients: Roles, steps: Roles) -> list[str]:
+    """Return the gradient model's outputs that the optimizer reads: gradients, and possibly the loss and its divisor.
+
+    Raises:
+        UsageError: the optimizer reads an output with another role.
+    """
+    names = [name for name in steps.inputs if name in gradients.outputs]
+    odd = [name for name in names if gradients.outputs[name].role not in ("gradient", "loss", DIVISOR)]
+    if odd:
+        raise UsageError(f"the optimizer model takes '{odd[0]}' from the gradient model, but that is not a gradient")
+    return names
+
+
+def _types(halves: Halves) -> dict[str, TypeProto]:
+    """Return the types of the optimizer's inputs and of the gradient model's inputs and outputs.
+
+    If a name occurs in both models, the type in the gradient model is used.
+    """
+    gradient = halves.gradient.graph
+    return {v.name: v.type for v in (*halves.optimizer.graph.input, *gradient.output, *gradient.input)}
+
+
+def _without_values(
+    gradient: ModelProto, optimizer: ModelProto, roles: Roles, given: Mapping[str, np.ndarray], path: Path | None
+) -> tuple[ModelProto, ModelProto, dict[str, np.ndarray]]:
+    """Return both halves with weights and state removed, and the values of the removed tensors.
+
+    A value in `given` overrides the stored one.
+
+    Raises:
+        UsageError: a weight has no value.
+    """
+    names = [name for name, role in roles.inputs.items() if role in ("weight", "state") or name in given]
+    (gradient, stored), (optimizer, more) = (take_out(half, names, path) for half in (gradient, optimizer))
+    known = {**stored, **more, **given}
+    found = {name: known[name] for name in names if name in known}
+    found |= roles.begun(list(found))
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise UsageError(f"'{missing[0]}' has no value", "pass the arrays of the checkpoint of this model")
+    return gradient, optimizer, {name: found[name] for name in names}
+
+
+def _joined(gradients: Roles, steps: Roles) -> Roles:
+    """Return the roles of the whole step. The optimizer's inputs that the gradient model computes are left out."""
+    crossing = set(gradients.outputs)
+    inputs = {name: role for name, role in steps.inputs.items() if name not in crossing}
+    return replace(
+        gradients,
+        inputs={**gradients.inputs, **inputs},
+        outputs={**gradients.outputs, **steps.outputs},
+        optimizer=steps.optimizer,
+        step=steps.step,
+        slots={**gradients.slots, **steps.slots},
+    )

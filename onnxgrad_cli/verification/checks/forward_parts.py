@@ -1,0 +1,118 @@
+"""Check that a training model still computes the outputs of the model it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from onnx import ModelProto, helper
+
+from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
+from onnxgrad_cli.verification.feeds import part
+from onnxgrad_cli.verification.gradients.judgement import off
+from onnxgrad_cli.verification.original import Original
+
+SINGLE, HALF, DOUBLE = 1e-4, 2e-2, 1e-6
+"""Largest accepted difference of an output, relative to its largest entry.
+
+In this order: for float32; for outputs of less than 32 bits and models with operators in `ROUNDING`; for float64.
+"""
+
+AMPLIFIED = 1e-2
+"""If a rounding error in the data changes an output by more than this, relatively, outputs are compared in float64."""
+
+ROUNDING = frozenset({"DynamicQuantizeLSTM", "QMoE"})
+"""Operators with quantized weights whose kernels also round the values that they multiply with the weights.
+
+QMoE does so for blockwise 8-bit weights.
+"""
+
+
+def computes_the_original(case: ProofCase) -> CheckOutcome:
+    """Compare the training model's outputs with the outputs of the same names in the original."""
+    original = case.original
+    if original is None:
+        return NOTHING
+    chunks = {term.output: term.chunks for term in case.roles.losses if term.chunks}
+    forward = _forward(case.described.model, original.model, chunks)
+    if forward is None and (last := _last_shared(case.described.model, original.model)):
+        # The loss reads derivatives of the outputs alone. The values before the outputs are compared instead.
+        original = original.with_outputs(last)
+        forward = _forward(case.described.model, original.model, chunks)
+    if forward is None:
+        return skipped("the loss is computed on a value that is not an output of the original")
+    try:  # the training model may run where its original does not
+        expected = original(case.feeds)
+    except Exception as error:  # the executors' exceptions share no base class
+        return skipped(f"the original does not run: {str(error).strip()[:500]}")
+    inputs = {name: x for name, x in case.feeds.items() if name in case.roles.fed}  # with the stored weights
+    got = _joined(Executor(forward, fallback=False, threads=None)(inputs), chunks, expected)
+    names = [name for name in got if isinstance(got[name], np.ndarray)]
+    worst = _largest_difference(got, expected, names)
+    allowed = _allowed(got, names, original)
+    if worst > allowed:  # perhaps due to rounding on these data
+        noise = _largest_difference(original.noise(case.feeds, case.roles.gradients, case.rng), expected, names)
+        allowed += 10 * noise
+        if noise > AMPLIFIED and worst <= allowed and not chunks:
+            return _compared_in_double(original, forward, names, case, noise)
+    status = "passed" if worst <= allowed else "failed"
+    return CheckOutcome(status, f"largest relative difference {worst:.1e} ({original.executor.name})")
+
+
+def _forward(model: ModelProto, original: ModelProto, chunks: Mapping[str, Sequence[str]]) -> ModelProto | None:
+    """Return the part of a training model that computes its original's outputs or chunks of them, or None."""
+    made = {name for node in model.graph.node for name in node.output}
+    made.update(value.name for value in model.graph.input)  # an output may be an input
+    outputs = [value for value in original.graph.output if value.name in made]
+    values = [helper.make_value_info(value.name, value.type) for value in outputs]
+    for value in original.graph.output:
+        own = chunks.get(value.name, ()) if value.name not in made else ()
+        values += [helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, None) for name in own]
+    return part(model, values) if values else None
+
+
+def _last_shared(model: ModelProto, original: ModelProto) -> list[str]:
+    """Return the last values that both models compute: in the original, no other shared value is computed from them."""
+    made = {name for node in model.graph.node for name in node.output if name}
+    shared = [node for node in original.graph.node if not made.isdisjoint(node.output)]
+    read = {name for node in shared for name in reads(node)}
+    return [name for node in shared for name in node.output if name in made and name not in read]
+
+
+def _joined(got: Arrays, chunks: Mapping[str, Sequence[str]], expected: Arrays) -> Arrays:
+    """Return the outputs of a run, with each output that was computed in chunks joined to one array."""
+    whole = {
+        name: np.concatenate([got[each] for each in own]).reshape(expected[name].shape)
+        for name, own in chunks.items() if set(own) <= got.keys()
+    }  # fmt: skip
+    parts = {each for name in whole for each in chunks[name]}
+    return {name: array for name, array in got.items() if name not in parts} | whole
+
+
+def _allowed(outputs: Arrays, names: Sequence[str], original: Original) -> float:
+    """Return the largest accepted difference from the original's outputs."""
+    narrow = any(outputs[name].dtype.itemsize < 4 for name in names)
+    return HALF if narrow or any(node.op_type in ROUNDING for node in original.model.graph.node) else SINGLE
+
+
+def _largest_difference(got: Arrays, expected: Arrays, names: Sequence[str]) -> float:
+    return max((off(got[name], expected[name]) for name in names), default=0.0)
+
+
+def _compared_in_double(
+    original: Original, forward: ModelProto, names: Sequence[str], case: ProofCase, noise: float
+) -> CheckOutcome:
+    """Compare the outputs of two models in float64, because rounding changes them too much in float32."""
+    told = f"a change in the last digits of the data changes the outputs of the original by {noise:.1e}"
+    try:
+        runs = DoubleExecutor(original.model), DoubleExecutor(forward)
+        expected, got = (run(run.widened(case.feeds)) for run in runs)
+    except Exception:  # the executors' exceptions share no base class
+        return skipped(f"{told}")
+    worst = _largest_difference(got, expected, names)
+    status = "passed" if worst <= DOUBLE else "failed"
+    return CheckOutcome(status, f"largest relative difference {worst:.1e} in float64; {told}")

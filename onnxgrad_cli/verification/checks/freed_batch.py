@@ -1,0 +1,229 @@
+"""Compare a model whose fixed batch size was made free with the original, sample by sample.
+
+The pass that rewrites the model proves on the graph that results stay the same. The runs here guard against errors in
+that pass and in onnxruntime.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.limits import OverLimit, within_budget
+from onnxgrad_cli.execution.observation import fed_types, is_quick
+from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, shape_of
+from onnxgrad_cli.ir.weightless_copy import copied
+from onnxgrad_cli.options import ShapeOptions
+from onnxgrad_cli.passes.prepare.free_batch import HINT, NOT_COMPARED, FixedBatch, FreedBatch, asked_batch, free_batch
+from onnxgrad_cli.verification.feeds import draw, index_limits
+from onnxgrad_cli.verification.original import with_weights
+
+BATCHES = 3
+"""Number of original batches that are joined to one batch of the freed model. The results are compared."""
+
+SEARCH_SECONDS, MIN_TRIES = 3.0, 4
+"""The search for sizes of other symbols ends after so many processor seconds, but tries at least so many sizes."""
+
+RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2}
+"""Element type -> largest accepted difference, relative to the largest entry.
+
+The difference is not zero because kernels may sum in another order for another batch size.
+"""
+
+
+@dataclass(frozen=True)
+class FreedModel:
+    """A model whose fixed batch size was made free.
+
+    Attributes:
+        model, original: the model with a free batch size, and with its fixed one.
+        path: the file of the original; external data are relative to it.
+        batch: the batch size that was freed, and the axes of the samples.
+    """
+
+    model: ModelProto
+    original: ModelProto
+    path: Path | None
+    batch: FreedBatch
+
+    def compare(self, data: Mapping[str, np.ndarray] | None = None) -> Caution:
+        """Compare runs of both models, and return a note for a report.
+
+        Args:
+            data: input -> an array with `samples` samples. Other inputs are drawn at random.
+
+        Raises:
+            UnsupportedError: the results differ.
+        """
+        try:
+            with within_budget(limited=is_quick(self.original)):
+                compared = _compare(self, data or {})
+        except OverLimit as error:
+            compared = f"{NOT_COMPARED}: {error.message}"
+        return self.batch.caution(compared)
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples that a comparison uses."""
+        return BATCHES * self.batch.size
+
+
+def freed(
+    model: ModelProto, path: Path | None, batch: FixedBatch, shapes: Mapping[str, object] | None = None
+) -> FreedModel:
+    """Return the model with a free batch size; see `free_batch`. The given model is not changed.
+
+    Raises:
+        UnsupportedError: the batch size can't be freed.
+    """
+    graph = Graph(copied(model), path)
+    found = free_batch(graph, batch, shapes)
+    return FreedModel(graph.commit(), model, path, found)
+
+
+def free_asked(graph: Graph, options: ShapeOptions) -> list[Caution]:
+    """If the option `shapes` frees the batch size, free it in the graph and compare the result with the original.
+
+    Raises:
+        UsageError: `shapes` contradicts the model in something other than the batch size.
+        UnsupportedError: the batch size can't be freed, or the results differ.
+    """
+    model = graph.commit()
+    batch = asked_batch(model, options)
+    if batch is None:
+        return []
+    original = copied(model)
+    return [FreedModel(model, original, graph.path, free_batch(graph, batch, options.shapes)).compare()]
+
+
+def _compare(both: FreedModel, data: Mapping[str, np.ndarray]) -> str:
+    """Compare runs of both models, and return a description of the comparison.
+
+    Raises:
+        UnsupportedError: the results differ.
+    """
+    freed, count = both.batch, both.samples
+    try:
+        run_original = Executor(with_weights(both.original, both.path))
+    except OnnxgradError:
+        raise
+    except Exception:  # onnxruntime's exceptions share no base class
+        return f"{NOT_COMPARED}, because onnxruntime does not load the original"
+    example = next(_examples(both.original, freed, data, run_original), None)
+    if example is None:
+        return f"{NOT_COMPARED}, because the original does not run on random data"
+    feeds, expected = example
+    try:
+        run = Executor(with_weights(both.model, both.path))
+        found, first = run(feeds), run(_taken(feeds, freed, 0, 1))
+    except OnnxgradError:
+        raise
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise _differs(f"the model does not run on a batch of {count}: {str(error).splitlines()[0]}") from None
+    for name in expected[0]:
+        place = freed.outputs.get(name)
+        parts = [each[name] for each in expected]
+        if place is None:
+            _check(name, found[name], parts[0])
+            continue
+        axis = place.axis
+        before = place.before.number if not place.before.symbols else None
+        if before is None:
+            before = parts[0].shape[axis] // (freed.size * place.after.number)
+        whole = np.concatenate([_split(part, axis, before, freed.size) for part in parts], axis + 1)
+        _check(name, _split(found[name], axis, before, count), whole)
+        _check(name, _split(first[name], axis, before, 1), np.take(whole, [0], axis + 1))
+    return f"a run with {count} samples gives the same results as the original"
+
+
+def _split(array: np.ndarray, axis: int, before: int, count: int) -> np.ndarray:
+    """Return an array in which one axis is split in three. The middle one has `count` entries, one per sample.
+
+    `before` is the size of the first of the three.
+
+    Raises:
+        UnsupportedError: the size of the axis is not a multiple of the number of samples.
+    """
+    try:
+        return array.reshape(*array.shape[:axis], before, count, -1, *array.shape[axis + 1 :])
+    except ValueError:
+        raise _differs(
+            f"an output has the shape {list(array.shape)}, and {count} samples do not divide its axis {axis}"
+        ) from None
+
+
+def _taken(feeds: Mapping[str, np.ndarray], freed: FreedBatch, start: int, end: int) -> Arrays:
+    """Return the feeds of the samples from `start` to `end`."""
+    return {
+        name: np.ascontiguousarray(np.take(x, range(start, end), freed.inputs[name])) if name in freed.inputs else x
+        for name, x in feeds.items()
+    }
+
+
+def _examples(
+    original: ModelProto, freed: FreedBatch, data: Mapping[str, np.ndarray], run: Executor
+) -> Iterator[tuple[Arrays, list[Arrays]]]:
+    """Yield random feeds for several batches at once, with the original's results for each of the batches.
+
+    Only sizes at which the original runs are used.
+    """
+    types = fed_types(original)
+    shapes: dict[str, Shape] = {name: shape_of(value_type) or () for name, value_type in types.items()}
+    rng, start = np.random.default_rng(0), time.process_time()
+    for tried, sizes in enumerate(sizes_to_try(shapes, original)):
+        if tried >= MIN_TRIES and time.process_time() - start > SEARCH_SECONDS:
+            return
+        whole = sized(shapes, sizes)
+        limits = index_limits(original, whole)
+        for name, axis in freed.inputs.items():
+            whole[name][axis] *= BATCHES
+        for least in (0, 1):
+            feeds = {
+                name: data[name]
+                if name in data
+                else draw(rng, dtype_of(types[name]), shape, 0 if name in limits else least, limits.get(name, 2))
+                for name, shape in whole.items()
+            }
+            parts = [_taken(feeds, freed, i * freed.size, (i + 1) * freed.size) for i in range(BATCHES)]
+            try:
+                yield feeds, [run(part) for part in parts]
+            except OverLimit:
+                raise
+            except Exception:  # sizes or numbers that don't fit: try others
+                continue
+
+
+def _check(name: str, found: np.ndarray, expected: np.ndarray) -> None:
+    """Make sure that results agree.
+
+    Raises:
+        UnsupportedError: the results differ.
+    """
+    if found.shape != expected.shape:
+        raise _differs(f"'{name}' has the shape {list(found.shape)} instead of {list(expected.shape)}")
+    if expected.dtype.kind in "iubOUS":
+        if not np.array_equal(found, expected):
+            raise _differs(f"'{name}' differs")
+        return
+    a, b = (np.asarray(x, np.complex128 if x.dtype.kind == "c" else np.float64) for x in (found, expected))
+    tolerance = RELATIVE_TOLERANCE.get(expected.dtype.name, 2e-2)
+    finite = np.isfinite(b)
+    scale = float(np.abs(b[finite]).max(initial=0.0))
+    if not np.array_equal(np.isfinite(a), finite) or np.abs(a[finite] - b[finite]).max(initial=0.0) > tolerance * scale:
+        worst = np.abs(a[finite] - b[finite]).max(initial=0.0) if np.array_equal(np.isfinite(a), finite) else np.inf
+        raise _differs(f"'{name}' differs by {worst:.3g}, where its largest entry is {scale:.3g}")
+
+
+def _differs(why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the batch size can't be made symbolic: in a comparison with the original, {why}", hint=HINT
+    )

@@ -1,0 +1,1 @@
+"""Compare gradients with finite differences of the loss, with a tolerance that follows from the noise of both."""

@@ -1,0 +1,393 @@
+"""Text becomes the tokens that the package tokenizers gives, and only what is to be answered is judged."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from onnxgrad_cli.cli.terminal.failures import failure
+from onnxgrad_cli.data import Range, SequenceOptions, open_data
+from onnxgrad_cli.data.chat import CHATML, ROUNDS, ChatTemplate
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.metadata import Term
+from tests.cli_harness import Shell
+from tests.genai_form import decoder
+
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+
+PLACES = tensor_type(TensorProto.INT64, ["batch", "length"])
+PORTS = {"input_ids": PLACES, "attention_mask": PLACES, "label": PLACES}
+CAUSAL = [Term("causal-lm", "logits", "label", 1.0, 99, -100, -1)]
+MARKS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "\n"]
+WORDS = [*MARKS, *"what is the sky ? blue grass green it and user assistant system".split()]
+CHAT = [
+    {"role": "user", "content": "what is the sky ?"},
+    {"role": "assistant", "content": "blue"},
+    {"role": "user", "content": "and the grass ?"},
+    {"role": "assistant", "content": "it is green"},
+]
+THINKING = (  # as Qwen3's: only the last answer shows where thoughts would be
+    "{%- for m in messages %}{%- set last = loop.last %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and last %}it {% endif %}{{ m.content }}<|im_end|>\n{%- endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A tokenizer of whole words, that puts <s> in front, in a folder with its settings."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    made.add_special_tokens(MARKS)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.enable_truncation(3)  # as some are published: what we read is never cut by them
+    made.enable_padding(length=64)
+    (tmp_path / "tok").mkdir()
+    made.save(str(tmp_path / "tok" / "tokenizer.json"))
+    settings = {"eos_token": {"content": "</s>"}, "pad_token": "<pad>", "bos_token": "<s>"}
+    (tmp_path / "tok" / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path / "tok"
+
+
+def ids(text: str) -> list[int]:
+    return [WORDS.index(word) for word in text.split(" ")]
+
+
+def lines(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def batch(path: Path, tokenizer: Path, inputs: Any = PORTS, terms: Any = CAUSAL, **options: Any) -> Any:
+    chosen = SequenceOptions(tokenizer, **options)
+    data = open_data(path, inputs, terms=terms, options=chosen)
+    return data.batch(np.arange(len(data)))
+
+
+def test_the_completion_alone_is_judged(tmp_path: Path, tokenizer: Path) -> None:
+    records = [
+        {"prompt": "what is the sky ? ", "completion": "blue"},
+        {"prompt": "the grass is ", "completion": "green and blue"},
+    ]
+    first = [*ids("<s> what is the sky ? blue </s>"), 0]
+    second = [*ids("<s> the grass is green and blue </s>"), 0]
+    found = batch(lines(tmp_path / "a.jsonl", records), tokenizer)
+    np.testing.assert_array_equal(found["input_ids"], [first[:8], second[:8]])
+    hidden = [-100] * 6
+    np.testing.assert_array_equal(found["label"], [hidden + first[6:8], [-100] * 4 + second[4:8]])
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet")
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["prompt", "completion"])
+        writer.writeheader()
+        writer.writerows(records)
+    for same in ("a.parquet", "a.csv"):
+        other = batch(tmp_path / same, tokenizer / "tokenizer.json")
+        assert all((found[name] == other[name]).all() for name in found)
+
+
+def test_an_end_that_the_tokenizer_adds_is_judged(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"prompt": "the sky is ", "completion": "blue"}])
+    before = batch(path, tokenizer)
+    file = tokenizer / "tokenizer.json"
+    found = json.loads(file.read_text())
+    found["post_processor"]["single"].append({"SpecialToken": {"id": "</s>", "type_id": 0}})
+    found["post_processor"]["special_tokens"]["</s>"] = {"id": "</s>", "ids": ids("</s>"), "tokens": ["</s>"]}
+    file.write_text(json.dumps(found))
+    after = batch(path, tokenizer)
+    np.testing.assert_array_equal(after["label"], [[-100] * 4 + ids("blue </s>")])
+    assert all((after[name] == before[name]).all() for name in before)
+
+
+def test_all_of_a_text_is_judged(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": "the sky is blue"}, {"text": "grass </s>"}])
+    found = batch(path, tokenizer, pad_id=7)
+    np.testing.assert_array_equal(
+        found["input_ids"], [ids("<s> the sky is blue </s>"), [*ids("<s> grass </s>"), 7, 7, 7]]
+    )
+    np.testing.assert_array_equal(found["label"][1], [-100, *ids("grass </s>"), -100, -100, -100])
+    np.testing.assert_array_equal(found["attention_mask"], [[1] * 6, [1, 1, 1, 0, 0, 0]])
+
+
+def test_what_the_assistant_says_is_judged(tmp_path: Path, tokenizer: Path) -> None:
+    told: list[str] = []
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    data = open_data(
+        path, PORTS, terms=CAUSAL, options=SequenceOptions(tokenizer), tell=lambda text, _: told.append(text)
+    )
+    found = data.batch(np.arange(1))
+    turns = [
+        ("<|im_start|> user \n what is the sky ? <|im_end|> \n <|im_start|> assistant \n", False),
+        ("blue <|im_end|> \n", True),
+        ("<|im_start|> user \n and the grass ? <|im_end|> \n <|im_start|> assistant \n", False),
+        ("it is green <|im_end|> \n", True),
+    ]
+    wanted = [(token, judged) for text, judged in turns for token in ids(text)]
+    assert found["input_ids"][0].tolist() == [token for token, _ in wanted]
+    assert found["label"][0].tolist() == [token if judged else -100 for token, judged in wanted]
+    assert "there is no chat template beside " in told[0] and "conversations are written as ChatML" in told[0]
+
+
+def test_conversations_as_prompt_and_completion(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"prompt": CHAT[:3], "completion": CHAT[3:]}])
+    label = batch(path, tokenizer)["label"][0]
+    assert label[label != -100].tolist() == ids("it is green <|im_end|> \n")
+
+
+@pytest.mark.parametrize("in_settings", [True, False])
+def test_a_template_that_writes_earlier_answers_otherwise(tmp_path: Path, tokenizer: Path, in_settings: bool) -> None:
+    if in_settings:
+        settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
+        several = [{"name": "tools", "template": "no"}, {"name": "default", "template": THINKING}]
+        (tokenizer / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": several}))
+    else:
+        (tokenizer / "chat_template.jinja").write_text(THINKING)
+    told: list[str] = []
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}, {"messages": CHAT[:2]}])
+    data = open_data(
+        path, PORTS, terms=CAUSAL, options=SequenceOptions(tokenizer), tell=lambda text, _: told.append(text)
+    )
+    labels = data.batch(np.arange(2))["label"]
+    assert [row[row != -100].tolist() for row in labels] == [
+        ids("it it is green <|im_end|>"), ids("it blue <|im_end|>")
+    ]  # fmt: skip
+    assert "in 1 conversations, the chat template writes earlier answers differently" in told[0]
+
+
+def test_texts_of_a_classifier(tmp_path: Path, tokenizer: Path) -> None:
+    inputs = {"input_ids": PLACES, "token_type_ids": PLACES, "label": tensor_type(TensorProto.INT64, ["batch"])}
+    path = lines(tmp_path / "a.jsonl", [{"text": "the sky", "label": 1}, {"text": "green", "label": 0}])
+    found = batch(path, tokenizer, inputs, [Term("cross-entropy", "logits", "label", 1.0, 2, -100)])
+    np.testing.assert_array_equal(found["input_ids"], [ids("<s> the sky </s>"), [*ids("<s> green </s>"), 0]])
+    assert found["label"].tolist() == [1, 0] and not found["token_type_ids"].any()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"other": "x"}, "line 1: there is no text"),
+        ({"text": 3}, "line 1: there is no text"),
+        ({"prompt": "a"}, "'prompt' and 'completion' are not both text"),
+        ({"messages": "a"}, "'messages' is not a list of messages"),
+        ({"messages": []}, "'messages' is not a list of messages"),
+        ({"messages": [{"role": "user"}]}, "a message in 'messages' has no text as 'role' or 'content'"),
+        ({"prompt": CHAT[:1], "completion": "blue"}, "'completion' is not a list of messages"),
+        ({"messages": CHAT[:1]}, "no sample has a token that counts in the loss"),
+    ],
+)
+def test_text_that_is_none(tmp_path: Path, tokenizer: Path, record: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        batch(lines(tmp_path / "a.jsonl", [record]), tokenizer)
+
+
+def test_files_that_hold_no_text(tmp_path: Path, tokenizer: Path) -> None:
+    np.savez(tmp_path / "a.npz", input_ids=np.zeros((2, 2), int))
+    with pytest.raises(UsageError, match="is not a text file"):
+        batch(tmp_path / "a.npz", tokenizer)
+    with pytest.raises(OnnxgradError, match="no such file"):
+        batch(tmp_path / "gone.jsonl", tokenizer)
+    path = lines(tmp_path / "a.jsonl", [{"text": "the"}, {"messages": CHAT}])
+    with pytest.raises(UsageError, match="line 2: some lines have messages"):
+        batch(path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "can't be read as a tokenizer"),
+        (b"{}", "can't be read as a tokenizer"),
+        (b"\xff\xfe", "can't be read as text"),
+        (
+            b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}',
+            "can't be read as a tokenizer",
+        ),
+    ],
+)
+def test_tokenizers_that_are_none(tmp_path: Path, tokenizer: Path, content: bytes, said: str) -> None:
+    (tokenizer / "tokenizer.json").write_bytes(content)
+    with pytest.raises(OnnxgradError, match=said):
+        batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
+
+
+DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("part", "component"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [DOUBLED] * 40}),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 40}] * 2}),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": ""}, "content": "a" * 1000}),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing", "pair": [], "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * 9,
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [1] * 120, "tokens": ["<s>"] * 120}},
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_tokenizers_that_make_much_of_a_word(tmp_path: Path, tokenizer: Path, part: str, component: object) -> None:
+    file = tokenizer / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: component}))
+    with pytest.raises(
+        OnnxgradError, match=r"it makes texts .* times as long and adds .* tokens, but the limit is 1,000"
+    ):
+        batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"a": ' * 10_000])
+def test_settings_that_are_none(tmp_path: Path, tokenizer: Path, content: str) -> None:
+    (tokenizer / "tokenizer_config.json").write_text(content)
+    with pytest.raises(OnnxgradError, match=r"tokenizer_config.json' can't be read as JSON"):
+        batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": "the sky is green"}])
+    with pytest.raises(UsageError, match=r"'input_ids' is 9 in sample 0 .* it indexes a table of 9 rows"):
+        open_data(path, PORTS, {"input_ids": Range(0, 8, why="it indexes a table of 9 rows")}, terms=CAUSAL,
+                  options=SequenceOptions(tokenizer))  # fmt: skip
+
+
+# -- templates of strangers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than 100,000 rounds"),
+        ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
+        ("{{ 'a' * 10000000000 }}", "its operation 'a' \\* 10"),
+        ("{{ '%9999999999d' % 1 }}", "its operation '%9+d' % 1 is not allowed"),
+        ("{{ 9 ** 9 ** 9 }}", "its operation 9 \\*\\* 9 is not allowed"),
+        ("{{ 'a'.ljust(99999999999) }}", ""),
+        (
+            "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "",
+        ),
+        ("{% for i in range(99999) %}{{ range(99999)|sum }}{% endfor %}", "more than 2 seconds"),
+        pytest.param(
+            "{% set n = namespace(x=[1, 2]) %}{% for i in range(22) %}{% set n.x = n.x + n.x %}{% endfor %}"
+            "{{ n.x|map('string')|join }}",
+            "more than 2 seconds",
+            marks=pytest.mark.slow,
+        ),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "is unsafe"),
+        ("{{ messages.append(1) }}", "is unsafe"),
+    ],
+)
+@pytest.mark.thinned(6, 2)
+def test_a_template_can_do_no_harm(source: str, said: str) -> None:
+    template = ChatTemplate(Path("tokenizer.json"), source, {})
+    with pytest.raises(
+        UsageError, match=f"line 1: the chat template of 'tokenizer.json' refuses the conversation: .*{said}"
+    ):
+        template.render("line 1", CHAT)
+    assert ROUNDS == 100_000
+    assert sys.getprofile() is None
+
+
+@pytest.mark.parametrize("place", ["{{ X }}", "{% set n = X %}", "{% if X %}{% endif %}", "{{ [1][X] }}"])
+def test_nothing_of_a_template_is_computed_while_it_is_compiled(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[object] = []
+    defaults = pytest.importorskip("jinja2.defaults")
+    monkeypatch.setitem(defaults.DEFAULT_FILTERS, "length", lambda value: computed.append(value) or 0)
+    template = ChatTemplate(Path("tokenizer.json"), place.replace("X", "'abc'|length"), {})
+    assert not computed
+    template.render("line 1", CHAT)
+    assert computed == ["abc"]
+
+
+def test_autoescape_of_a_template_is_no_program() -> None:
+    """Jinja computes it while it compiles a template, whatever it is told."""
+    with pytest.raises(OnnxgradError, match="can't be read as a chat template: its autoescape"):
+        ChatTemplate(Path("tokenizer.json"), "{% autoescape 'abc'|length %}{% endautoescape %}", {})
+    ChatTemplate(Path("tokenizer.json"), "{% autoescape false %}{% endautoescape %}", {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited there")
+def test_a_template_beyond_its_memory_is_told_by_name() -> None:
+    template = ChatTemplate(Path("tokenizer.json"), "{{ '%0300000000d'|format(1)|length }}", {})
+    with pytest.raises(UsageError) as found:
+        template.render("line 1", CHAT)
+    assert "'tokenizer.json' refuses the conversation: it takes more than 256 MB" in failure(found.value)[0].message
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{% include 'x' %}{{ 3", "x" * (2**20 + 1)])
+def test_what_is_no_template(source: str) -> None:
+    with pytest.raises(OnnxgradError, match="can't be read as a chat template"):
+        ChatTemplate(Path("tokenizer.json"), source, {})
+
+
+def test_what_templates_use() -> None:
+    """Blocks, filters and functions that published templates use."""
+    source = (
+        "{{ bos_token }}{%- if tools is not none -%}tools{%- endif -%}"
+        "{%- for m in messages -%}{%- if loop.index > 2 -%}{%- break -%}{%- endif -%}"
+        "{% generation %}{{ m.content | trim | tojson }}{% endgeneration %}{{ loop.length }}"
+        "{%- endfor -%}{{ strftime_now('%Y')[:2] }}{{ [1, 2] | tojson(indent=1) }}{{ messages[-1]['role'] }}"
+    )
+    found = ChatTemplate(Path("t"), source, {"bos_token": "<s>"}).render("", CHAT)
+    assert found == '<s>"what is the sky ?"4"blue"420[\n 1,\n 2\n]assistant'
+    assert ChatTemplate(Path("t"), CHATML, {}).render("", CHAT[:1], True).endswith("<|im_start|>assistant\n")
+
+
+FORMATTED = "{{ ('{0.__globals__[sys].modules[os].environ[ONNXGRAD_SECRET]}'|attr('format'))(raise_exception) }}"
+"""What an old sandbox lets a template read: `|attr('format')` gives str.format itself (CVE-2025-27516)."""
+
+
+def test_a_template_reads_no_attributes_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXGRAD_SECRET", "hidden")
+    template = ChatTemplate(Path("tokenizer.json"), FORMATTED, {})
+    with pytest.raises(UsageError, match="refuses the conversation") as refused:
+        template.render("line 1", CHAT)
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_sandbox_with_holes_is_refused(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command reads no template with an old jinja2, and reads it with the installed one."""
+    monkeypatch.chdir(tokenizer.parent)
+    shell, real = Shell(tokenizer.parent, capsys), metadata.version
+    onnx.save(decoder(len(WORDS)), "model.onnx")
+    lines(Path("chat.jsonl"), [{"messages": CHAT}] * 4)
+    arguments = ("train", "model.onnx", "--data", "chat.jsonl", "--loss", "causal-lm", "--tokenizer", tokenizer)
+    arguments += ("--lora", "1", "--epochs", "1", "-o", "tuned.onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "version", lambda package: "3.1.5" if package == "jinja2" else real(package))
+        refused = shell(*arguments)
+    assert refused.code == 2 and "jinja2 3.1.5" in refused.err, refused.err
+    assert "pip install 'jinja2>=3.1.6'" in refused.err and not Path("tuned.onnx.run").exists()
+    assert shell(*arguments).code == 0
+
+
+@pytest.mark.parametrize("installed", ["3.1.0", "3.0", "2.11.3", None])
+def test_versions_with_holes_in_the_sandbox(installed: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Mock(side_effect=metadata.PackageNotFoundError("jinja2") if installed is None else [installed])
+    monkeypatch.setattr(metadata, "version", found)
+    with pytest.raises(UsageError, match="lets a chat template read"):
+        ChatTemplate(Path("tokenizer.json"), CHATML, {})
+
+
+@pytest.mark.parametrize("installed", ["3.1.6", "3.2", "4.0.0rc1"])
+def test_versions_without_them(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: installed)
+    ChatTemplate(Path("tokenizer.json"), CHATML, {})

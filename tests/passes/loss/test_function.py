@@ -1,0 +1,327 @@
+"""Losses with derivatives in them: `op.grad` and its kin, other models, and more labels, against PyTorch's autograd."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from tests.cli_harness import Shell
+
+LOSSES = """
+def burgers(op, u, x: "input", t: "input", *, nu: float = 0.1):
+    u_x, u_t = op.grad(u, x, t)
+    residual = u_t + u * u_x - nu * op.grad(u_x, x)
+    return residual * residual
+
+def forces(op, energy, e, force: "label x", x: "input", *, share: float = 2.0):
+    error = op.grad(energy, x) + force
+    return (energy - e) * (energy - e) + share * op.sum(error * error, [1])
+
+def penalty(op, y, x: "input"):
+    norm = op.Sqrt(op.sum(op.grad(y, x) * op.grad(y, x), [1]))
+    return y + 10 * (norm - 1) * (norm - 1)
+
+def sobolev(op, y, label, tangent: "label y", x: "input", v: "label x"):
+    error = op.jvp(y, x, v) - tangent
+    return (y - label) * (y - label) + error * error
+
+def poisson(op, u, x: "input"):
+    residual = op.laplacian(u, x) - op.Sin(op.sum(x, [1]))
+    return residual * residual
+
+def boundary(op, u, x: "input", edge: "label x"):
+    value = op.model(x=edge)
+    return u * u + op.sum(value * value, [0])
+
+def distilled(op, y, x: "input"):
+    error = y - op.load("teacher.onnx")
+    return error * error
+
+def smooth(op, y, x: "input"):
+    moved = op.load("teacher.onnx", x=op.model(x=x + 0.1 * op.grad(y, x)))
+    return moved * moved
+
+def divergent(op, field, x: "input"):
+    d = op.divergence(field, x)
+    return d * d
+
+def turned(op, field, x: "input", v: "label y"):
+    g = op.vjp(field, v, x)
+    return g * g
+"""
+
+
+DYNAMO = pytest.param(
+    True,
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("onnxscript") is None, reason="PyTorch's newer exporter needs onnxscript"
+    ),
+    id="dynamo",
+)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    Path("losses.py").write_text(LOSSES)
+    return Shell(tmp_path, capsys)
+
+
+class Net(nn.Module):
+    """A small smooth network of one input [n, columns], or of several inputs [n, 1]."""
+
+    def __init__(self, columns: int, outputs: int = 1) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(columns, 16), nn.Tanh(), nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, outputs)
+        )
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        found: Tensor = self.net(torch.cat(inputs, 1))
+        return found
+
+
+def export(net: nn.Module, file: str, inputs: Mapping[str, int], dynamo: bool = False, seed: int = 0) -> None:
+    """Export a network; every input is [n, columns]."""
+    arrays = tuple(torch.zeros(3, columns) for columns in inputs.values())
+    if dynamo:
+        sizes = ({0: torch.export.Dim("n")},) * len(arrays)
+        torch.onnx.export(net, arrays, file, input_names=[*inputs], output_names=["y"], dynamo=True,
+                          dynamic_shapes=(sizes,), verbose=False)  # fmt: skip
+    else:
+        torch.onnx.export(net, arrays, file, input_names=[*inputs], output_names=["y"], dynamo=False,
+                          dynamic_axes={name: {0: "n"} for name in (*inputs, "y")})  # fmt: skip
+
+
+def grad(y: Tensor, *xs: Tensor) -> Any:
+    found = torch.autograd.grad(y.sum(), xs, create_graph=True)
+    return found[0] if len(found) == 1 else found
+
+
+def laplacian(y: Tensor, x: Tensor) -> Tensor:
+    g = grad(y, x)
+    return sum((grad(g[:, i], x)[:, i] for i in range(x.shape[1])), torch.zeros(()))
+
+
+def sobolev(net: nn.Module, x: Tensor, label: Tensor, tangent: Tensor, v: Tensor) -> Tensor:
+    error = (grad(net(x), x) * v).sum(1, keepdim=True) - tangent
+    return (net(x) - label) ** 2 + error**2
+
+
+def divergence(net: nn.Module, x: Tensor) -> Tensor:
+    y = net(x)
+    found: Tensor = sum((grad(y[:, i], x)[:, i] for i in range(x.shape[1])), torch.zeros(()))
+    return found
+
+
+def burgers(net: nn.Module, x: Tensor, t: Tensor) -> Tensor:
+    u = net(x, t)
+    u_x, u_t = grad(u, x, t)
+    return (u_t + u * u_x - 0.1 * grad(u_x, x)) ** 2
+
+
+def penalty(net: nn.Module, x: Tensor) -> Tensor:
+    return net(x) + 10 * (grad(net(x), x).norm(dim=1, keepdim=True) - 1) ** 2
+
+
+TEACHER = Net(3)
+
+WITH_TORCH: dict[str, tuple[dict[str, int], int, dict[str, int], Callable[..., Tensor]]] = {
+    "burgers": ({"x": 1, "t": 1}, 1, {}, burgers),
+    "forces": (
+        {"x": 3}, 1, {"label": 1, "force": 3},
+        lambda net, x, label, force: (net(x) - label) ** 2 + 2 * ((grad(net(x), x) + force) ** 2).sum(1, keepdim=True),
+    ),
+    "penalty": ({"x": 3}, 1, {}, penalty),
+    "sobolev": ({"x": 3}, 1, {"label": 1, "tangent": 1, "v": 3}, sobolev),
+    "poisson": ({"x": 3}, 1, {}, lambda net, x: (laplacian(net(x), x) - torch.sin(x.sum(1)))[:, None] ** 2),
+    "boundary": ({"x": 3}, 1, {"edge": 3}, lambda net, x, edge: net(x) ** 2 + (net(edge) ** 2).sum()),
+    "distilled": ({"x": 3}, 1, {}, lambda net, x: (net(x) - TEACHER(x)) ** 2),
+    "divergent": ({"x": 3}, 3, {}, lambda net, x: divergence(net, x) ** 2),
+    "turned": ({"x": 3}, 2, {"v": 2}, lambda net, x, v: grad(net(x) * v, x) ** 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamo", [False, DYNAMO])
+@pytest.mark.parametrize("name", WITH_TORCH)
+def test_gradients_of_weights_pass_through_derivatives(shell: Shell, name: str, dynamo: bool) -> None:
+    inputs, outputs, labels, function = WITH_TORCH[name]
+    torch.manual_seed(3)
+    net = Net(sum(inputs.values()), outputs)
+    export(net, "net.onnx", inputs, dynamo)
+    export(TEACHER, "teacher.onnx", {"x": 3})
+    result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert result.code == 0, result.err
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal((7, size)).astype(np.float32) for n, size in {**inputs, **labels}.items()}
+    session = onnxruntime.InferenceSession("train.onnx")
+    assert {value.name for value in session.get_inputs()} == feeds.keys()
+    found = dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
+    loss = function(net, *(torch.tensor(feeds[n], requires_grad=n in inputs) for n in feeds)).mean()
+    loss.backward()
+    np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-5)
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load("train.onnx").graph.initializer}
+    for parameter, value in net.named_parameters():
+        wanted = np.zeros(value.shape, np.float32) if value.grad is None else value.grad.numpy()
+        gradient = next(
+            found[f"{n}_grad"] for n, array in stored.items()
+            if f"{n}_grad" in found and array.shape == value.shape and np.array_equal(array, value.detach().numpy())
+        )  # fmt: skip
+        scale = max(float(np.abs(wanted).max()), 1e-6)
+        assert np.abs(gradient - wanted).max() <= 1e-5 * scale, parameter
+
+
+def test_training_takes_the_steps_of_pytorch(shell: Shell) -> None:
+    """Force matching for 50 steps of Adam, and its evaluation."""
+    torch.manual_seed(0)
+    net = Net(3)
+    export(net, "net.onnx", {"x": 3})
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((100, 3)).astype(np.float32)
+    data = {"x": x, "label": (x**2).sum(1, keepdims=True), "force": -2 * x}
+    np.savez("data.npz", **data)
+    command = ("net.onnx", "--loss", "losses.py:forces", "--data", "data.npz", "--batch-size", 10)
+    more = ("--epochs", 5, "--optimizer", "adam", "--lr", "0.01", "--no-shuffle", "--threads", 1)
+    assert shell("train", *map(str, (*command, *more)), "-o", "trained.onnx").code == 0
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    function = WITH_TORCH["forces"][-1]
+    for at in [*range(0, 100, 10)] * 5:
+        batch = [torch.tensor(array[at : at + 10], requires_grad=name == "x") for name, array in data.items()]
+        optimizer.zero_grad()
+        function(net, *batch).mean().backward()
+        optimizer.step()
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load("trained.onnx").graph.initializer}
+    for name, value in net.named_parameters():
+        np.testing.assert_allclose(stored[name], value.detach().numpy(), atol=1e-5)
+    judged = shell("evaluate", "trained.onnx", "--loss", "losses.py:forces", "--data", "data.npz", "--json")
+    wanted = function(net, *(torch.tensor(array, requires_grad=name == "x") for name, array in data.items())).mean()
+    assert judged.code == 0, judged.err
+    np.testing.assert_allclose(judged.json["results"]["loss"], wanted.item(), rtol=1e-4)
+
+
+MISUSE = """
+def stranger(op, y, z: "input"): return y
+def no_value(op, y, f: "label z"): return y
+def apart(op, y, x: "input", t: "input"): return op.grad(x * x, t)
+def whole(op, y, x: "input"): return op.grad(y, op.Shape(x)) + y
+def number(op, y, x: "input"): return op.grad(y, 3)
+def wide(op, y, x: "input"): return op.divergence(op.Concat(y, y, axis=1), x)
+def many(op, y, x: "input"): return op.laplacian(op.Concat(y, y, axis=1), x)
+def renamed(op, y, x: "input"): return op.model(z=x)
+def flat(op, y, x: "input"): return op.model(x=op.squeeze(x, [1]))
+def missing(op, y): return op.load("nothing.onnx")
+def other(op, y, x: "input"): return op.load("net.onnx", z=x)
+def twice(op, y, a, b): return y - a - b
+def relus(op, y, x: "input"): return op.laplacian(op.sum(op.Relu(x) * 2, [1]), x)
+def misspelt(op, y): return op.Sofmax(y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("stranger", 2, "the parameter 'z' names 'z', which is not one of the model's inputs"),
+        ("no_value", 2, "which is not one of the model's inputs and outputs"),
+        ("apart", 2, "does not depend on 't'"),
+        ("whole", 2, "pass float tensors, because only they have derivatives"),
+        ("number", 2, "`op.grad` accepts only values of the graph"),
+        ("wide", 2, "`op.divergence`: "),
+        ("many", 2, "`op.laplacian`: "),
+        ("renamed", 2, "the model has no input 'z'"),
+        ("flat", 2, "'x' is float[n, 1], but the given value is float[n]"),
+        ("missing", 1, "no such file: 'nothing.onnx'"),
+        ("other", 2, "'net.onnx' has no input 'z'"),
+        ("twice", 2, "has the parameters op, y, a, b"),
+        ("relus", 2, "is constant, so the second is zero"),
+        ("misspelt", 2, "in line 15 of 'losses.py': No schema registered for 'Sofmax'"),
+    ],
+)
+def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: str) -> None:
+    Path("losses.py").write_text(MISUSE)
+    export(Net(2), "net.onnx", {"x": 1, "t": 1})
+    result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx")
+    assert result.code == code and words in result.err, result.err
+    assert not Path("train.onnx").exists()
+
+
+CAUTIONS = """
+def kinked(op, y, x: "input"):
+    second = op.grad(op.grad(y, x), x)
+    return y + second * second
+
+def constant(op, y, x: "input"):
+    return x * x
+
+def paired(op, y, x: "input"):
+    return y - op.squeeze(x, [1])
+
+def centered(op, y):
+    return y - op.mean(y, [0])
+
+def of_a_mean(op, y, x: "input"):
+    return op.grad(op.mean(y), x) + y
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("kinked", "a second derivative passes through Relu"),
+        ("constant", "the gradient of 'net.0.weight' is zero"),
+        ("paired", "one for each pair of samples"),
+        ("centered", "the loss centered of a sample depends on its batch"),
+        ("of_a_mean", "it computes with the number of samples"),
+    ],
+)
+def test_what_changes_a_result_unseen_is_a_warning(shell: Shell, name: str, words: str) -> None:
+    class Relu(Net):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    Path("losses.py").write_text(CAUTIONS)
+    export(Relu(), "net.onnx", {"x": 1})
+    result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx")
+    assert result.code == 0 and words in result.out, result.out
+
+
+def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
+    """The gradients of the weights stay right; the description then speaks of a derivative that is not computed."""
+    export(Net(2), "net.onnx", {"x": 1, "t": 1})
+    assert shell("build", "net.onnx", "--loss", "losses.py:burgers", "-o", "train.onnx").code == 0
+    assert shell("check", "train.onnx", "--original", "net.onnx").code == 0
+    model = onnx.load("train.onnx")
+    (entry,) = (each for each in model.metadata_props if each.key == "onnxgrad.roles")
+    roles = json.loads(entry.value)
+    roles["inner"][0]["wrt"].reverse()
+    entry.value = json.dumps(roles)
+    onnx.save(model, "changed.onnx")
+    result = shell("check", "changed.onnx", "--original", "net.onnx")
+    assert result.code == 4 and "derivatives in the loss" in result.out + result.err
+
+
+def test_a_loss_that_depends_on_its_batch_is_not_computed_in_parts(shell: Shell) -> None:
+    """Its parts don't add up to it: a step is not split into runs, and an evaluation says so."""
+    Path("losses.py").write_text(CAUTIONS)
+    export(Net(1), "net.onnx", {"x": 1})
+    np.savez("data.npz", x=np.ones((32, 1), np.float32))
+    words = "the loss centered of a sample depends on its batch"
+    judged = shell("evaluate", "net.onnx", "--loss", "losses.py:centered", "--data", "data.npz")
+    assert judged.code == 0 and words in judged.err
+    command = ("net.onnx", "--data", "data.npz", "--batch-size", "32", "--memory", "1kB", "-o", "t.onnx")
+    refused = shell("train", *command, "--loss", "losses.py:centered")
+    assert refused.code == 2 and "can't be split into several runs" in refused.err
+    assert "reduces along the axis of the samples" in refused.err
+    refused = shell("train", *command, "--loss", "losses.py:constant")
+    assert refused.code == 2 and "can't be split" not in refused.err
