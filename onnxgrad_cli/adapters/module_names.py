@@ -63,9 +63,9 @@ def is_known(kind: str) -> bool:
 
 
 def renamed(kind: str, module: str) -> str:
-    """Convert the builder's name of a module to its name in transformers.
+    """Convert a module's name in onnxruntime-genai's model builder to its name in transformers.
 
-    The module must not be part of a packed one.
+    The module must not be part of a packed module; see `PACKED`.
     """
     around, dot, last = module.rpartition(".")
     return around + dot + RENAMED.get(kind, {}).get(last, last)

@@ -254,7 +254,10 @@ def _module(
     shapes = [(rank, place.shape[0], *place.kernel), (out, rank, *place.kernel)]
     a, b, m = own["A"], own["B"], own.get(MAGNITUDE)
     if (m is not None) != bool(config.get("use_dora")) or (m is not None and m.size != out):
-        raise OnnxgradError(f"the magnitudes of '{name}' in '{folder}' don't match its configuration")
+        raise OnnxgradError(
+            f"the magnitudes of '{name}' in '{folder}' don't match `use_dora` in the folder's configuration, or the "
+            f"{out} outputs of the module"
+        )
     if [a.shape, b.shape] != shapes:
         raise OnnxgradError(
             f"'{folder}' does not fit the model: '{name}' maps {place.shape[0]} values to {out}, "

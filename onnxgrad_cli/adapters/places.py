@@ -109,7 +109,7 @@ class AdapterSite:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Module that the adapter belongs to -> its number of outputs, in the order of the outputs."""
+        """Map from each module of the product to its number of outputs, in the order of the product's outputs."""
         return dict(self.parts) or {self.module: self.shape[1]}
 
     @property

@@ -62,10 +62,15 @@ def tensor_digest(tensor: TensorProto | np.ndarray) -> str:
 
 
 def is_base(said: str, model: ModelProto, trained: Collection[str]) -> bool:
-    """Return True unless the digest `said` shows that it is the digest of another base model.
+    """Return False if the digest of a base model shows that a model is not this base model, otherwise True.
 
-    Values are compared if both digests cover them. If the format versions of the digests differ, they can't be
-    compared, and the result is True.
+    The digits for the values of untrained tensors are compared only if both digests have them. Digests of different
+    format versions can't be compared, so the result is True.
+
+    Args:
+        said: the digest of the base model, as `untrained_digest` returned it.
+        model: the model to compare.
+        trained: the names of the tensors that the training has values for.
     """
     if not said.startswith(FORM):
         return True

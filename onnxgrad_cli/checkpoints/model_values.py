@@ -32,7 +32,9 @@ BASE = "name the model that was trained, or the model from which the model in th
 
 
 def untrained_digests(model: ModelProto, trained: Collection[str]) -> dict[str, str] | None:
-    """Return a map: tensor of a model of derivatives that comes from its base model and was not trained -> its digest.
+    """Return a map: original tensor that was not trained -> its digest, for a model of derivatives.
+
+    The original tensors are the float tensors that the model had before onnxgrad added derivatives to it.
 
     Returns:
         The map; None for a model without added derivatives. Tensors with external data, which are not read, are left

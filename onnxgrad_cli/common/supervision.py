@@ -27,7 +27,11 @@ SENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIG
 """Signals that users may send to the command. The parent passes them on to the child."""
 
 ASKING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals that request an end. The child only reacts between two runs of a model, and a run may take forever."""
+"""Signals that request the end of the command.
+
+The child reacts to them only between two runs of a model, and a run may never end. So the parent kills
+the child `GRACE` seconds after the second such signal.
+"""
 
 GRACE = 3.0
 """Seconds after the second such signal in which the child must exit before it is killed."""

@@ -104,7 +104,10 @@ def meant(name: str, known: Iterable[str]) -> list[str]:
 
 
 def suggest_setting(name: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
-    """Return a hint for an unknown option or setting: its name here, if another program has it; or similar names."""
+    """Return a hint for an unknown option or setting.
+
+    If other programs use the name, the hint is onnxgrad's name for that option. Otherwise, it is the hint of `suggest`.
+    """
     known = list(known)
     found = [each for each in known if each.replace("_", "-") in meant(name, known)]
     return f"did you mean {show(found[0])}?" if found else suggest(name, known, "options", show)

@@ -296,9 +296,11 @@ def _label_type(loss: Loss, prediction: Val, settings: Mapping[str, object]) -> 
 def _row_weights(op: Op, name: str, prediction: Val, found: Val) -> Val:
     """Add the input for the weights of the rows, and return the weights in a shape that broadcasts to the losses."""
     if not prediction.shape:
-        hint = "leave it out: it weights rows"
+        hint = "leave weight_name out"
         raise UsageError(
-            f"weight_name can't be combined with '{prediction.name}', which is a scalar", hint, code="conflict"
+            f"weight_name weights the rows of an output, but output '{prediction.name}' is a scalar",
+            hint,
+            code="conflict",
         )
     op.graph.add_input(name, tensor_type(prediction.dtype, [prediction.shape[0]]))
     return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))

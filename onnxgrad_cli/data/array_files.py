@@ -64,9 +64,11 @@ def check_header(file: IO[bytes], size: int) -> None:
     shape, _, dtype = read(file)
     declared, there = math.prod(shape) * dtype.itemsize, size - file.tell()
     if any(dim < 0 for dim in shape):
-        raise ValueError(f"it declares an array {list(shape)}")
+        raise ValueError(f"it declares an array of the invalid shape {list(shape)}")
     if declared > there and not dtype.hasobject:
-        raise ValueError(f"it declares an array {list(shape)} of {declared:,} bytes, but has only {there:,}")
+        raise ValueError(
+            f"it declares an array of shape {list(shape)}, which takes {declared:,} bytes, but has only {there:,}"
+        )
 
 
 MAX_COMPRESSION = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}

@@ -189,7 +189,7 @@ def check_messages(where: str, name: str, messages: object) -> list[dict[str, An
     """
     if not isinstance(messages, list) or not messages:
         raise UsageError(
-            f"{where}: '{name}' is not a list of messages", 'save such as [{"role": "user", "content": "Hello"}]'
+            f"{where}: '{name}' is not a list of messages", 'save a list such as [{"role": "user", "content": "Hello"}]'
         )
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):

@@ -184,15 +184,13 @@ def _listed(classes: object) -> list[str]:
 
 
 def names_for(found: Mapping[str, Sequence[str]], count: int, *names: str) -> list[str]:
-    """Return the names of `count` classes.
+    """Return the names of `count` classes, or [] if no entry of `found` fits.
 
-    These are the class names of the first tensor in `names` that has an entry in `found`. If no tensor has one, and
-    `found` has a single entry, they are the names in that entry.
+    The first tensor in `names` that has an entry in `found` decides. If the entry has fewer than `count` names, the
+    other classes are named by their numbers. If it has more, the result is [].
 
-    If the entry of a tensor has fewer names than `count`, the other classes are named by their numbers.
-
-    Returns:
-        [] if there are no names, or more than `count`, or if the single entry of another tensor has fewer.
+    If none of these tensors has an entry, and `found` has a single entry, its names are returned. It must have exactly
+    `count` names, otherwise the result is [].
     """
     own = next((found[name] for name in names if found.get(name)), None)
     if own is not None and len(own) < count:

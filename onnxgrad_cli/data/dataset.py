@@ -171,7 +171,10 @@ class Data:
         return f"{check:08x}"
 
     def preprocessing(self, terms: Sequence[Term]) -> Preprocessing:
-        """Return the preprocessing of the data, with the class names of the outputs of the losses `terms`."""
+        """Return the preprocessing of the data.
+
+        It contains the class names of each output that a loss in `terms` reads, if the data name the classes.
+        """
         classes = {term.output: self.names[term.label] for term in terms if term.label in self.names}
         forms = [column.resize for column in self.arrays.values() if isinstance(column, Pictures)]
         return Preprocessing(classes, self.normal, forms[0] if forms else self.resize, self.order)

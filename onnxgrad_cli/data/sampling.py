@@ -125,7 +125,11 @@ class Batches:
                 raise UsageError(message, "continue with the same data and options")
         epoch, position = int(state.get("epoch", -1)), int(state.get("position", -1))
         if epoch < 0 or not 0 <= position < len(self):
-            raise OnnxgradError(f"epoch {epoch}, batch {position} is not in the data", "the checkpoint is damaged")
+            raise OnnxgradError(
+                f"the checkpoint is damaged: it continues at epoch {epoch}, batch {position}, which does not exist "
+                f"(an epoch has {len(self)} batches; both are counted from 0)",
+                "use another copy of the checkpoint",
+            )
         self.epoch, self.position = epoch, position
 
     def _made_of(self) -> dict[str, int | bool]:

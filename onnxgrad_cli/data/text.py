@@ -113,7 +113,7 @@ class Tokenizer:
         return found if found.strip() and "\ufffd" not in found else str(name)
 
     def encode(self, samples: Sequence[Text]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield, for each sample, its token ids, int32 (places,), and the mask of tokens that count, bool (places,).
+        """Yield, for each sample, its token ids, int32 (tokens,), and the mask of tokens that count, bool (tokens,).
 
         Args:
             samples: the samples. Either all are `whole`, or none is.
@@ -133,9 +133,9 @@ class Tokenizer:
 
 
 def _judged(offsets: Sequence[tuple[int, int]], added: Sequence[int], spans: Sequence[Span]) -> np.ndarray:
-    """Return a mask of the tokens that contain a character of a span, bool (places,).
+    """Return a mask of the tokens that contain a character of a span, bool (tokens,).
 
-    Special tokens that were added are False.
+    The mask is False for special tokens that the tokenizer added.
     """
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
     found = np.zeros(len(begins), bool)

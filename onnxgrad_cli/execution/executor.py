@@ -215,9 +215,9 @@ def _widen_nodes(nodes: Iterable[NodeProto]) -> None:
 
 
 STASHES = 21
-"""The opset from which the function body of GroupNormalization computes in the type that `stash_type` gives.
+"""The first opset at which the function body of GroupNormalization computes in the type that `stash_type` gives.
 
-The other normalizations have float64 kernels of their own.
+The other normalizations are not changed, because onnxruntime has float64 kernels for them.
 """
 
 

@@ -105,7 +105,10 @@ class RunBudget:
 
 
 _shared: ContextVar[RunBudget | None] = ContextVar("shared", default=None)
-"""The limits of the whole job. They are kept even while no limits apply."""
+"""The limits that all `within_budget` blocks of a job share; None outside `shared_budget`.
+
+Between these blocks the limits don't apply, but the time that is left is remembered.
+"""
 
 _patience: ContextVar[RunBudget | None] = ContextVar("patience", default=None)
 """The limits that apply at the moment; None if none apply."""
@@ -243,7 +246,7 @@ class _Watch:
 
     @contextmanager
     def over(self, stopping: Stopping) -> Iterator[None]:
-        """Watch the run that takes place in the block."""
+        """Call `stopping` if the run in the block passes its deadline."""
         with self._lock:
             self._runs.append(stopping)
             if self._thread is None:

@@ -54,7 +54,7 @@ LEADING = 2
 
 ALIKE = (0, 0)
 APART = ((1, 1), (1, 0), ALIKE)
-"""Pairs of flags. The first is 1 if all batches have different sizes, otherwise 0; the second is for other symbols."""
+"""Pairs of flags, for batches and for other symbols: 1 if each symbol gets a size of its own, 0 if all get the same."""
 
 
 def sizes_to_try(

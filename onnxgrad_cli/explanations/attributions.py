@@ -75,10 +75,10 @@ def integrated_gradients(case: Case, baseline: np.ndarray, steps: int) -> tuple[
 
 
 def grad_cam(case: Case) -> np.ndarray:
-    """Return max(0, Σ_k α_k A_k), where α_k is the mean of ∂S/∂A_k over the spatial axes; float64 (n, *places).
+    """Return max(0, Σ_k α_k A_k), where α_k is the mean of ∂S/∂A_k over the spatial axes; float64 (n, *positions).
 
     Args:
-        case: the samples. Their subject A is the result of a layer, [n, channels, *places].
+        case: the samples. Their subject A is the result of a layer, [n, channels, *positions].
     """
     gradients = case.gradients(case.x)[1]
     weights = gradients.mean(tuple(range(2, gradients.ndim)), keepdims=True)

@@ -128,7 +128,7 @@ def the_layer(model: ModelProto, path: Path | None, graph: Graph, layer: str | N
 
     Args:
         model, path, graph: see `the_input`.
-        layer: the name of a value of shape [batch, channels, *places], or of its node; None for the default.
+        layer: the name of a value of shape [batch, channels, *positions], or of its node; None for the default.
 
     Raises:
         UsageError: there is no such layer.
@@ -265,7 +265,7 @@ def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Sub
     shape = shape_of(value_type)
     if not is_float(value_type) or shape is None:
         raise UsageError(
-            f"the type or the shape of '{name}' is not a known float type or shape",
+            f"'{name}' must be a float tensor whose rank is known",
             "choose another value, or set shapes with `shapes`",
         )
     names = Graph(model)

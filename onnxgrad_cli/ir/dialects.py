@@ -265,7 +265,10 @@ def fatal_node(nodes: Iterable[Node], opset: int) -> str:
 
 
 def _fatal(model: ModelProto) -> str:
-    """Return the result of `fatal_node` for a model or its functions, or of `_unset_precision` for a function."""
+    """Describe a node of a model or its functions that makes libraries crash or hang; "" if there is none.
+
+    See `fatal_node` and, for nodes in functions, `_unset_precision`.
+    """
     parts = ((part.node, _opset(owner)) for part, owner in ((model.graph, model), *((f, f) for f in model.functions)))
     precisions = (_unset_precision(model, function) for function in model.functions)
     return next(filter(None, itertools.chain(itertools.starmap(fatal_node, parts), precisions)), "")

@@ -316,7 +316,10 @@ class Graph:
         self._constants.clear()
 
     def drop_unread(self, names: Iterable[str]) -> None:
-        """Remove the initializers among `names` that no node or kernel reads and that are not inputs or outputs."""
+        """Remove the initializers among `names` that no node reads and that are not inputs or outputs.
+
+        The replaced nodes in `kernels` count as readers, too.
+        """
         kept = {*read_by(self.nodes), *read_by(self.kernels.values()), *self._fed, *self.output_names}
         gone = {name for name in names if name in self.initializers and name not in kept}
         for position in reversed(range(len(self.proto.graph.initializer))):

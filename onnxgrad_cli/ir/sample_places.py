@@ -380,7 +380,10 @@ class _NodeAxes:
         self.edit("repeat", position, place=place)
 
     def _is_alike(self, name: str, axis: int) -> bool:
-        """Return True if all slices of a value along an axis are provably equal. The value depends on no sample."""
+        """Return True if all slices of a value along an axis are provably equal.
+
+        The caller ensures that the value depends on no sample.
+        """
         tensor = self.graph.initializers.get(name)
         if tensor is not None:
             values = None if is_external(tensor) else numpy_helper.to_array(tensor)

@@ -79,7 +79,7 @@ class Fooling(KnownKeywords):
             steps.
         restarts: the number of runs of pgd, each from another random start. For each sample the result is the first
             successful input, or if there is none, the input with the highest loss.
-        norm: the norm of the distance, 'inf' or '2'.
+        norm: the norm that measures the distance from a sample, 'inf' or '2'.
         targeted: the class that the model should predict: its number, or the name that the model stores for it. None:
             any class except the labelled one.
         clip: the smallest and the largest allowed value of the changed input; None takes the range of the data.
@@ -224,8 +224,8 @@ def run_attack(
     Args:
         model: the model; '-' is stdin.
         data: samples in any format of training data, or a single picture.
-        out: an .npz file for the changed samples and the model's other inputs, each under the name of the input, and
-            for `labels`, `samples`, `before` and `after`. By default nothing is written.
+        out: an .npz file. It receives the changed samples and the model's other inputs, each under the name of the
+            input, and the arrays `labels`, `samples`, `before` and `after` of `Fooled`. By default nothing is written.
         fooling: the settings of the attack; by default fgsm.
         output: the scores, [batch, classes]: an output of the model or a value inside it; by default the first float
             output.

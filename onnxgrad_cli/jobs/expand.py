@@ -77,7 +77,7 @@ def run_expand(
         model: the model; '-' is stdin.
         out: the file for the inference model; '-' is stdout. By default `<model>.expanded.onnx`, or stdout if the model
             comes from stdin. Steps and initializations are written to `<out>.step0.onnx`, `<out>.init0.onnx` and so on.
-        keep_outputs: steps also have all outputs of the inference graph.
+        keep_outputs: the models of training steps also have all outputs of the inference graph.
         force: replace files that onnxgrad did not write.
         tell: receives progress messages.
 

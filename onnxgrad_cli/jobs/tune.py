@@ -165,7 +165,10 @@ def _guess(built: TrainingModel) -> dict[str, int]:
 
 
 def _bind(options: Options, built: TrainingModel, bound: Mapping[str, int]) -> Options:
-    """Return the options with the complete shape of each input. Sizes alone can't be set for unnamed dimensions."""
+    """Return the options with the shape of each input, in which `bound` replaces symbolic sizes.
+
+    `shapes` is set instead of `dims`, because `dims` can't set the size of an unnamed dimension.
+    """
     known = {name: shape_of(built.graph.types.get(name)) for name in built.training.inputs}
     shapes = {name: tuple(bound.get(str(n), n) for n in shape) for name, shape in known.items() if shape is not None}
     return replace(options, shapes={**options.shapes, **shapes})
@@ -201,8 +204,8 @@ def _steps(choice: VariantChoice, threads: int | None) -> dict[str, Callable[[],
         for one, other in zip(arrays, outputs[choice.default], strict=True):
             if np.abs(one - other).max(initial=0) > MAX_RELATIVE_DIFFERENCE * np.abs(other).max(initial=1e-30):
                 raise OnnxgradError(
-                    f"the forms '{form}' and '{choice.default}' of {choice.name} give different gradients at node "
-                    f"'{choice.node.name}'",
+                    f"two implementations of '{choice.name}', '{form}' and '{choice.default}', give different "
+                    f"gradients at node '{choice.node.name}'",
                     "this is a bug in onnxgrad: please report it with the model",
                 )
     return steps

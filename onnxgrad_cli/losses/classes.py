@@ -132,7 +132,10 @@ def log(op, prediction, label, *, class_weights: Floats = None, ignore_index: in
 
 
 def likelihood(op, logs, label, class_weights, ignore_index, axis, smoothing=0.0):
-    """Return the losses, weighted by the class weights, and the weights. The result is that of `picked`."""
+    """Return the negative log-probabilities at the labels, weighted by class, and their weights; see `picked`.
+
+    `class_weights` has one weight per class; None means weights of 1.
+    """
     table = _class_weights(op, class_weights, logs, axis)
     return picked(op, logs, label, table, ignore_index, axis, smoothing)
 

@@ -178,7 +178,8 @@ class ParameterOptions(_Part):
     )
     tie: tuple[str, ...] = option(
         default=(),
-        help="Train each matching weight and the weight with equal or transposed values as one; '*' matches all.",
+        help="Train each matching weight and its duplicate (equal or transposed values) as a single weight; '*' "
+        "matches all.",
         section=TRAINED,
         metavar="GLOB",
         example=PATTERNS,
@@ -312,7 +313,7 @@ class OptimizerOptions(_Part):
         default=1,
         help="Accumulate the gradients of N runs for one step.",
         details="The step equals the step of one batch with the samples of all runs. This requires a loss that is a "
-        "mean over the labels that count, or runs with equal numbers of labels.",
+        "mean over the labels that are not ignored, or runs with equal numbers of such labels.",
         section=OPTIMIZER,
         metavar="N",
         least=1,
@@ -413,7 +414,8 @@ class OutputOptions(_Part):
     keep_outputs: bool = option(default=False, help="Keep the outputs of the inference model.", section=OUTPUT)
     yield_: Yield = option(
         default="ones",
-        help="Gradient of the loss. ones: constant ones. input: an input of the model. keep: the YieldOp marker stays.",
+        help="Gradient with respect to the loss, from which the backward part starts. ones: ones in the shape of the "
+        "loss. input: an input of the model. keep: the output of a YieldOp, which only onnxruntime-training can run.",
         section=OUTPUT,
     )
     as_gradient_op: bool = option(
@@ -526,55 +528,55 @@ class ShapeOptions(_Part):
 
 
 class SelectionOptions(GradientOptions, InputOptions, AdapterOptions, ParameterOptions):
-    """The parts that decide which weights and inputs get a gradient."""
+    """The parts of `Options` that decide which weights and inputs get a gradient."""
 
 
 class FormOptions(ShapeOptions, GradientOptions, ModeOptions):
-    """The parts that decide how a model is transformed before it is differentiated."""
+    """The parts of `Options` that decide how a model is transformed before it is differentiated."""
 
 
 class PreparationOptions(FormOptions, SelectionOptions, LossOptions):
-    """The parts read by the pass that prepares a model."""
+    """The parts of `Options` read by the pass that prepares a model."""
 
 
 class AdaptationOptions(InitOptions, AdapterOptions, ParameterOptions):
-    """The parts read by the pass that adds adapters."""
+    """The parts of `Options` read by the pass that adds adapters."""
 
 
 class BackwardOptions(GradientOptions, OutputOptions, MemoryOptions, InitOptions):
-    """The parts read by the pass that writes the backward part."""
+    """The parts of `Options` read by the pass that writes the backward part."""
 
 
 class RematerializationOptions(OutputOptions, MemoryOptions):
-    """The parts that decide which values are computed again."""
+    """The parts of `Options` that decide which values are computed again."""
 
 
 class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions, AdapterOptions):
-    """The parts read by the pass that writes a Gradient node in place of the backward part.
+    """The parts of `Options` read by the pass that writes a Gradient node in place of the backward part.
 
     These include parts whose options it does not allow.
     """
 
 
 class StepOptions(InitOptions, OptimizerOptions, LossOptions):
-    """The parts about a training step: initial values, optimizer and loss."""
+    """The parts of `Options` about a training step: initial values, optimizer and loss."""
 
 
 @part
 class AppendOptions(ShapeOptions, OutputOptions, MemoryOptions, InitOptions, LossOptions):
-    """The parts read by the pass that appends the loss."""
+    """The parts of `Options` read by the pass that appends the loss."""
 
 
 class UpdateOptions(GradientOptions, StepOptions):
-    """The parts read by the pass that writes the optimizer's step."""
+    """The parts of `Options` read by the pass that writes the optimizer's step."""
 
 
 class SignatureOptions(OutputOptions, StepOptions):
-    """The parts that decide the inputs and outputs of the training model."""
+    """The parts of `Options` that decide the inputs and outputs of the training model."""
 
 
 class NamingOptions(NameOptions, StepOptions):
-    """The parts that decide the names of values, and their description in the metadata."""
+    """The parts of `Options` that decide the names of values, and their description in the metadata."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class SampleOptions(KnownKeywords):
     balance: bool = option(
         default=False,
         help="Draw samples so that all classes are seen equally often.",
-        details="As PyTorch's WeightedRandomSampler.",
+        details="Samples are drawn with replacement, as by PyTorch's WeightedRandomSampler.",
         section=DATA,
     )
     resize: Resize | None = option(

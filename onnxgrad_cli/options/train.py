@@ -45,7 +45,8 @@ class Course(KnownKeywords):
     max_steps: int | None = option(
         default=None,
         help="End after N steps, even in the middle of an epoch.",
-        details="The partial epoch is evaluated as an epoch. A resumed run with more steps continues in its middle.",
+        details="The incomplete epoch is evaluated like a complete one. If the run is resumed with more steps, it "
+        "continues in the middle of this epoch.",
         metavar="N",
         least=1,
     )
@@ -124,8 +125,18 @@ class Course(KnownKeywords):
         least=1,
         shown="all cores",
     )
-    prefix: str = option(default="", help="Prefix of the inputs' names in --data.", section=DATA, metavar="TEXT")
-    val_prefix: str = option(default="", help="Prefix of the inputs' names in --val.", section=DATA, metavar="TEXT")
+    prefix: str = option(
+        default="",
+        help="Prefix of the names in --data: with train_, input x is read from train_x.",
+        section=DATA,
+        metavar="TEXT",
+    )
+    val_prefix: str = option(
+        default="",
+        help="Prefix of the names in --val: with test_, input x is read from test_x.",
+        section=DATA,
+        metavar="TEXT",
+    )
     sequences: SequenceOptions = field(default_factory=SequenceOptions)
     samples: SampleOptions = field(default_factory=SampleOptions)
     classes: int | None = option(
@@ -144,8 +155,8 @@ class Course(KnownKeywords):
     )
     memory: int | None = option(
         default=None,
-        help="Memory limit of a step, without the process and its data, such as 500MB; onnxgrad recomputes values "
-        "and splits the step into runs to stay within it.",
+        help="Memory limit of a step, such as 500MB, in addition to the memory of the process and its data; onnxgrad "
+        "recomputes values and splits the step into runs to stay within the limit.",
         section=MEMORY,
         metavar="SIZE",
         least=1,

@@ -71,7 +71,10 @@ def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
 
 
 def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
-    """Rename the names that onnxgrad wrote, in the graph and in the record of the build."""
+    """Turn the names that onnxgrad added into valid C identifiers, in the graph and in the record of the build.
+
+    Return True if a name changed.
+    """
     names = make_identifiers(graph, [*training.labels, training.sample_weight or ""])
 
     def own(name: str) -> str:

@@ -78,7 +78,10 @@ class Packed(NamedTuple):
         return 8 // self.bits
 
     def after(self, op: Op, g: Val) -> Packed:
-        """Return the matrix as a list of blocks, delayed until `g` is computed. Zero points in bytes do not change."""
+        """Return the matrix as a list of blocks, delayed until `g` is computed.
+
+        Zero points in uint8 are neither reshaped nor delayed.
+        """
         count, zero = self.rows * self.blocks, zero_after(op, [g])
 
         def late(x: Val, *sizes: int) -> Val:

@@ -107,7 +107,7 @@ class Writer:
 
 
 def code(name: str) -> str:
-    """Return a name as a code span, enclosed in more backticks than follow each other in the name."""
+    """Return a name as a code span. Its fences are longer than any sequence of backticks in the name."""
     text = escaped(name)
     if not text.strip():
         return f"`{text or ' '}`" if text else ""

@@ -19,7 +19,7 @@ from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.data import Batches, BatchShard, Data
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.evaluate import Evaluator
-from onnxgrad_cli.training.run.folder import Log, RunFolder
+from onnxgrad_cli.training.run.folder import CHECKPOINT, Log, RunFolder
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
@@ -213,7 +213,9 @@ class TrainingLoop:
         values, said = self.folder.load(best=True)
         if said["run"]["best"] != self.progress.best or said["model"] != self.model:
             message = f"the best checkpoint in '{self.folder.path}' is not from epoch {self.progress.best} of this run"
-            raise OnnxgradError(message, f"`onnxgrad export` writes the last checkpoint; or {ANEW}")
+            last = self.folder.path / CHECKPOINT
+            hint = f"write a model from the last checkpoint, '{last}', with `onnxgrad export`, or {ANEW}"
+            raise OnnxgradError(message, hint)
         return values
 
     def take_best(self) -> None:
@@ -365,7 +367,7 @@ class TrainingLoop:
         message, advice = f"step {self.trainer.steps + 1}: {error.message}, on {which}", ""
         name, maker = self.origin_of(batch, math.nan if "nan" in error.message else math.inf)
         if label := self._uncounted(batch):
-            message += f": no label of '{label}' counts" + (" in these" if len(indices) < part.whole else "")
+            message += f": all labels of '{label}' are ignored" + (" in these" if len(indices) < part.whole else "")
             advice = "leave out the samples without labels"
         elif maker:
             source = maker if maker in (INPUT, WEIGHT) else f"output of {maker}"

@@ -147,7 +147,7 @@ class Schedule:
         return self._factor.state() if self.watches else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` returned.
+        """Restore a state that the method `state` returned.
 
         Raises:
             OnnxgradError: the state belongs to another schedule, or is damaged.
@@ -488,5 +488,8 @@ class _Plateau:
     def restore(self, state: Mapping[str, Any]) -> None:
         numbers = [value for name, value in state.items() if name != "best" or value is not None]
         if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in numbers):
-            raise OnnxgradError("this is not the state of the schedule 'plateau'", "the checkpoint is damaged")
+            raise OnnxgradError(
+                "the checkpoint is damaged: its state of the schedule 'plateau' has values that are not numbers",
+                "use another copy of the checkpoint",
+            )
         self._now = dict(state)

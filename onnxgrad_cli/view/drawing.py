@@ -172,7 +172,11 @@ class Drawing:
         return short(names[0]) if len(names) == 1 else f"{short(names[0])} and {len(names) - 1} more"
 
     def meetings(self) -> Iterator[tuple[Edge, Cluster, Part, Part]]:
-        """Yield each edge, the innermost group around both ends, and the two parts of that group with the ends."""
+        """Yield (edge, group, part, part) for each edge.
+
+        The group is the innermost one that contains both ends of the edge. The first part is the part of the group that
+        is or contains the source, and the second is the part that is or contains the target.
+        """
         above = dict(_above(self.root, ()))
         for edge in self.edges:
             source, target = above[edge.source], above[edge.target]

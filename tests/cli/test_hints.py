@@ -691,7 +691,7 @@ EXEMPT = {
         "systems kill a process when memory is full; `resume` continues from the last checkpoint of the run",
     ),
     "files changed by hand or damaged, tested where they are read": (
-        "`onnxgrad export` writes the last checkpoint; or {}",
+        "write a model from the last checkpoint, '{}', with `onnxgrad export`, or {}",
         "it is damaged: use another copy, or {}",
         "choose one with `lora=RANK:ALPHA`",
         "pass other numbers with `normalize`: they replace those that the model stores",

@@ -606,7 +606,7 @@ def test_outputs_that_cannot_be_judged() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             add_loss_output(model, score, output_index=name)
-    with pytest.raises(UsageError, match="weight_name can't be combined with 'z', which is a scalar"):
+    with pytest.raises(UsageError, match="weight_name weights the rows of an output, but output 'z' is a scalar"):
         add_loss_output(model, output_index="z", weight_name="w")
     model.opset_import[0].version = 999
     with pytest.raises(OnnxgradError, match="opset 999"):

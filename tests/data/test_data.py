@@ -783,7 +783,7 @@ def test_another_order_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=said):
             Batches(samples(count), size, seed).restore(state)
-    with pytest.raises(OnnxgradError, match="batch 7 is not in the data"):
+    with pytest.raises(OnnxgradError, match="batch 7, which does not exist"):
         Batches(samples(50), 8, 3).restore({**state, "position": 7})
     with pytest.raises(UsageError):
         Batches(samples(50), 8, 3).restore({})

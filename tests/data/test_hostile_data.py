@@ -56,7 +56,7 @@ def test_headers_that_lie_in_an_archive(tmp_path: Path, shape: str, how: int) ->
 def test_what_an_array_declares_is_held_against_its_bytes(tmp_path: Path) -> None:
     refused(
         archive(tmp_path / "d.npz", npy(HUGE)),
-        r"declares an array \[10000000000, 3\] of 120,000,000,000 bytes, but has only 48",
+        r"declares an array of shape \[10000000000, 3\], which takes 120,000,000,000 bytes, but has only 48",
     )
     np.testing.assert_array_equal(open_data(archive(tmp_path / "d.npz", npy()), PORTS).arrays["x"], X)
 

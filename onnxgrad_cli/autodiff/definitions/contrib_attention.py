@@ -248,4 +248,7 @@ def _shown(op: Op, q: Val, k: Val, mask: Val) -> Val:
         parts = op.split(mask, [batch] * 2 if count == 2 * batch else [batch, 2 * batch + 2], axis=0)
         shown = key < op.unsqueeze(parts[0], [1, 2, 3])
         return op.And(shown, key >= op.unsqueeze(parts[1], [1, 2, 3])) if count == 2 * batch else shown
-    raise Unknown("it is unknown whether its mask contains only the ends of the keys, or their starts too")
+    raise Unknown(
+        "it is unknown whether its mask contains only the positions at which the keys of each sample end, or also "
+        "those at which they begin"
+    )

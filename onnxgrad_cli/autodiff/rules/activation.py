@@ -19,7 +19,7 @@ GELU_SATURATION_SQUARE = 100.0
 """For x² above this, Gelu(x) is x or 0 in every type, so x² may be clipped. In float16, x² overflows at x = 256."""
 
 STEP_SLOPE = 3e38
-"""The slope that makes HardSigmoid a step: it is 1 for every positive normal float32, and 0 for x <= 0."""
+"""The slope with which HardSigmoid is a step function: 1 for every positive normal float32, and 0 for x <= 0."""
 
 BELOW = -1e-30
 """The offset of that HardSigmoid, practically 0. OpenVINO replaces an offset of exactly 0 by the default 0.5."""

@@ -134,7 +134,10 @@ def group_normalization(op, g, y, x, scale, b, *, epsilon, num_groups, stash_typ
 
 @rule("BatchNormalization", versions=(9, None))
 def batch_normalization(op, g, ys, x, scale, b, mean, var, *, epsilon, momentum, training_mode):
-    """y = (x - mean) r scale + b per channel, with given statistics. mean and var get gradients too."""
+    """y = (x - mean) r scale + b per channel, with r = 1 / sqrt(var + epsilon).
+
+    The statistics mean and var are inputs, and get gradients too.
+    """
     if training_mode or any(ys[1:]):
         reason = "it is a BatchNormalization node in training mode, and onnxruntime's kernel overwrites its own inputs"
         hint = "set `mode`, or write the batch statistics as separate nodes"

@@ -27,7 +27,7 @@ long at 128 (one thread).
 """
 
 MIN_SORTED_ROW, MIN_SORTED_ELEMENTS = 64, 2**16
-"""Rows are sorted if they have at least WIDE elements, and rows and table together have at least LARGE elements.
+"""Rows are sorted if a row has MIN_SORTED_ROW elements or more, and rows and table together MIN_SORTED_ELEMENTS.
 
 Times of sorted blocks relative to the faster way to use ScatterElements, with one thread:
 
@@ -53,7 +53,7 @@ The product of a block has one row more (24), a multiple of the number of elemen
 """
 
 MAX_ROW_RATIO, TYPICAL = 4, 1024
-"""If a table has at most FEW times as many rows as are added to it, both are flattened for ScatterElements.
+"""If a table has at most MAX_ROW_RATIO times as many rows as are added to it, both are flattened for ScatterElements.
 
 Times relative to ScatterElements without flattening, with two threads: 0.25 for 16,384 rows of 64 into 1,000, and 0.93
 for 131,072 rows of 32 into 32,768. For 1,024 rows of 64 into 100,000 it would be 1.7. An unknown number of rows counts
@@ -237,10 +237,11 @@ def _one_hot_product(op: Op, zeros: Val, g: Val, rows: Val, size: int | Val, axi
 def _sorted_product(op: Op, zeros: Val, g: Val, rows: Val, width: int) -> Val:
     """Sort the rows by place, add up the rows of each place within a block, then add these sums over the blocks.
 
-    The product of a block has one row per place: rows from 1 on hold the sums, and row 0 is zero. A place without any
-    rows takes row 0 of the first block as its sum. If the rows of a place continue from an earlier block, the first sum
-    of the later block is added to the sum in the earlier one. If a number is not finite, other numbers of its block
-    become NaN, because it is multiplied by zeros.
+    A place is the index of a row in the result. Each block is multiplied by a matrix of zeros and ones. Row 0 of the
+    product is zero, and the rows from 1 on hold the sums, one for each place in the block. A place without any rows
+    takes row 0 of the first block as its sum. If the rows of a place begin in an earlier block, the first sum of the
+    later block is added to the place's sum in the block where they begin. If a number is not finite, other numbers of
+    its block become NaN, because it is multiplied by zeros.
     """
     size = _size(op, zeros)
     g, places, order = _in_blocks(op, op.reshape(op.wide(g), [-1, width]), rows, size)

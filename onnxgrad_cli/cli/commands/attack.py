@@ -45,12 +45,16 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
 )
 @option("--steps", type=click.IntRange(min=1), help="pgd: number of steps.  [default: 10]")
 @option("--step-size", type=click.FloatRange(min=0), help="pgd: length of a step.  [default: 2.5 epsilon / steps]")
-@option("--norm", type=click.Choice(get_args(Norm)), default="inf", help="Norm of the distance.")
+@option("--norm", type=click.Choice(get_args(Norm)), default="inf", help="Norm for the distance from a sample.")
 @option(
     "--targeted", metavar="N|NAME", help="Class that the model should predict, instead of any wrong class.", common=True
 )
 @option("--clip", metavar="LOW,HIGH", help="Range of the model's input.  [default: the range of the data]")
-@option("--start/--no-start", default=True, help="pgd: start at a random point within epsilon.  [default: start]")
+@option(
+    "--start/--no-start",
+    default=True,
+    help="pgd: start at a random point within epsilon, or at the sample.  [default: --start]",
+)
 @option(
     "--restarts",
     type=click.IntRange(min=1),

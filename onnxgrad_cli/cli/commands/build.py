@@ -71,7 +71,7 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
     "--picture",
     type=FILE,
     metavar="FILE.html",
-    help="Draw the training model on a page, to which a report in HTML links.",
+    help="Draw the training model on an HTML page. An HTML report links to it.",
     section="Output",
 )
 @option("--no-report", is_flag=True, help="Write no report.", section="Output")

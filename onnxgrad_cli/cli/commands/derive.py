@@ -69,8 +69,9 @@ UNASKED = "no proof was requested"
     "flags",
     multiple=True,
     type=click.Choice(list(FLAGS)),
-    help="Further options. keep-yield-op: keep the YieldOp. keep-outputs: return the model's outputs too. fill-grad: "
-    "use ones as cotangents. loss: treat an output of the model as the loss.",
+    help="Further options. keep-yield-op: take the cotangents from a YieldOp, which only onnxruntime-training can "
+    "run. keep-outputs: return the model's outputs too. fill-grad: use ones as cotangents; requires keep-outputs. "
+    "loss: treat an output of the model as the loss.",
 )
 @option("--loss-output", metavar="NAME", help="With --option loss: the output that is the loss.")
 @option(

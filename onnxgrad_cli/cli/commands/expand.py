@@ -20,7 +20,10 @@ MAX_BINDINGS = 12
 @MODEL
 @output_option("Output file of the inference model; - is stdout.  [default: MODEL.expanded.onnx]")
 @option(
-    "--keep-outputs", is_flag=True, help="Keep the outputs of the inference graph in training steps.", section="Output"
+    "--keep-outputs",
+    is_flag=True,
+    help="Keep all outputs of the inference graph in the models of training steps, FILE.stepN.onnx.",
+    section="Output",
 )
 @option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)
 @speaks

@@ -24,9 +24,20 @@ from onnxgrad_cli.common.escape import escaped
     help="Training data, in any format of `onnxgrad train`.",
     common=True,
 )
-@option("--prefix", default="", metavar="TEXT", help="Prefix of the inputs' names in --data.")
+@option(
+    "--prefix",
+    default="",
+    metavar="TEXT",
+    help="Prefix of the names in --data: with train_, input x is read from train_x.",
+)
 @option("--val", type=ANY_PATH, metavar="DATA", help="Validation data.", common=True)
-@option("--val-prefix", default="", metavar="TEXT", help="Prefix of the inputs' names in --val.", section="Data")
+@option(
+    "--val-prefix",
+    default="",
+    metavar="TEXT",
+    help="Prefix of the names in --val: with test_, input x is read from test_x.",
+    section="Data",
+)
 @option(
     "--runtime",
     type=FOLDER,

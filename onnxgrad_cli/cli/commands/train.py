@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     "--picture",
     type=FILE,
     metavar="FILE.html",
-    help="Draw the training model on a page, to which the run's report in HTML links.",
+    help="Draw the training model on an HTML page. The run's HTML report links to it.",
     section="Output",
 )
 @declared_options(Course, without=("epochs", "batch_size", "learning_rate"))

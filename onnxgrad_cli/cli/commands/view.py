@@ -26,7 +26,12 @@ from onnxgrad_cli.cli.terminal.progress import working
     metavar="N",
     help="Fold the model's nodes into at most N boxes, by module; 0 folds nothing.",
 )
-@option("--depth", type=click.IntRange(min=1), help="Fold at this depth of the modules instead.")
+@option(
+    "--depth",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Fold the nodes of each module at nesting depth N into one box, instead of using --limit.",
+)
 @option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.", common=True)
 @speaks
 @click.pass_obj

@@ -37,7 +37,8 @@ on_samples = together(
            help="Use only sample N, counted from 0; may be repeated.", common=True),
     option("--output", metavar="NAME", help="Model output to explain or attack.  [default: the first float output]",
            common=True),
-    option("--prefix", default="", metavar="TEXT", help="Prefix of the inputs' names in --data."),
+    option("--prefix", default="", metavar="TEXT",
+           help="Prefix of the names in --data: with test_, input x is read from test_x."),
     declared_options(SampleOptions, without=TRAINING),
     option("--verify/--no-verify", default=None, help="Prove the gradients.  [default: if it takes "
            "only seconds]", common=True),

@@ -21,7 +21,7 @@ NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "A
 """Texts in the messages of exceptions, of any type, with which libraries report that memory is exhausted."""
 
 NO_TEMPORARY = "No usable temporary directory"
-"""The text in the message of Python's exception that no folder for temporary files is writable."""
+"""A part of the message with which Python reports that it finds no writable folder for temporary files."""
 
 OUT_OF_REACH = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 """Error numbers with which checking that a file exists fails, because of its name or a folder's permissions."""

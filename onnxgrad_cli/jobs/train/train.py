@@ -87,7 +87,7 @@ def run_train(
         watch: called after each step and each evaluation with an event; see `Stepped` and `Judged`.
         log: formats of the log in addition to train.jsonl: 'csv' writes train.csv, 'tensorboard' a folder for
             TensorBoard, both in the run's folder.
-        picture: an HTML page with the picture of the training model, to which the report in HTML links.
+        picture: an HTML page with the picture of the training model. The HTML report links to it.
         communicator: connects this process to others that train together with it. Each process computes its part of
             every batch, and the process of rank 0 evaluates and writes files for all. Required if a launcher such as
             torchrun has started several processes.
@@ -149,7 +149,7 @@ def run_train(
             loop.take_best()
     if count := loop.progress.uncounted:
         tell(
-            f"caution: {count} of {loop.trainer.steps} batches have no label that counts; the mean loss leaves these "
+            f"caution: {count} of {loop.trainer.steps} batches have only ignored labels; the mean loss leaves these "
             "batches out, and their gradient is 0",
             0,
         )

@@ -52,7 +52,7 @@ class SamplesMixError(UnsupportedError):
 
 
 class FixedBatch(NamedTuple):
-    """A fixed batch that is to be freed.
+    """A batch of fixed size, which is to be made symbolic.
 
     Attributes:
         axes: map from an input to its axis of samples, for the inputs whose axis is known.
@@ -66,13 +66,13 @@ class FixedBatch(NamedTuple):
 
 
 class FreedBatch(NamedTuple):
-    """A batch that was freed.
+    """A batch whose fixed size was replaced by a symbol.
 
     Attributes:
-        inputs: map from each input with samples to their axis.
+        inputs: map from each input with samples to the axis of the samples.
         outputs: map from each output that depends on samples to the position of the samples in it.
-        size: the former size in the model.
-        symbol: the name of the batch size now.
+        size: the fixed size that the model had.
+        symbol: the symbol that replaced it.
     """
 
     inputs: Mapping[str, int]
@@ -137,10 +137,10 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
     if not axes:
         return None
     if len(pairs) > 1:
-        said = " and ".join(f"{old} to {new}" for old, new in sorted(pairs, key=str))
+        said = " and ".join(f"from {old} to {new}" for old, new in sorted(pairs, key=str))
         raise UsageError(
-            f"`shapes`: all inputs must have the same batch size, but the given shapes change {said}",
-            "give the batch the same name everywhere",
+            f"`shapes`: all inputs must have the same batch size, but the given shapes change it {said}",
+            "give the batch axis the same name in all shapes",
         )
     ((size, new),) = pairs
     return FixedBatch(axes, size, new if isinstance(new, str) and new != "?" else _symbol(model))

@@ -79,7 +79,7 @@ def _scales(graph: Graph) -> list[str]:
 
 
 def _held(graph: Graph, training: ParameterRecord) -> set[str]:
-    """Return the scales that must not change, because the integer bias of a product with these scales can't follow.
+    """Return the scales that must not change, because the scale of an integer bias can't change with them.
 
     Kernels add the bias to the product as integers, so the scale of the bias has to remain the product of the two
     scales.

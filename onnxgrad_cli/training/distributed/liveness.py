@@ -22,10 +22,10 @@ PATIENCE = 10.0
 """Seconds that a process waits for others at the start before it reports which ones are missing."""
 
 SILENT = 1.5
-"""If some connection was lost: seconds without a new count after which a process is considered dead."""
+"""Seconds without a heartbeat after which a process is considered dead, after a lost connection or an interrupt."""
 
 LOST = 300.0
-"""Seconds without a new count after which a process is considered dead, even if no connection was lost.
+"""Seconds without a heartbeat after which a process is considered dead, even if no connection was lost.
 
 A single library call, such as one that reads a large model, may block the counting thread for a long time.
 """

@@ -181,7 +181,7 @@ class _StepModel:
         return [*self.weights, *self.roles.slots]
 
     def _leaves_labels_out(self) -> bool:
-        """Return True if a mean over several runs must weight each run by the number of its labels that count."""
+        """Return True if a mean over several runs must weight runs by the number of labels that are not ignored."""
         roles = self.roles
         if self.settings.accumulate == 1 or roles.reduction != "mean" or len(roles.losses) > 1:
             return False

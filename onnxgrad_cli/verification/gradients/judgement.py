@@ -116,7 +116,7 @@ class Judge:
 
     Args:
         loss: the loss, in float64 or in the model's own precision.
-        claims: the gradients and their noise.
+        claims: the claimed gradients and their noise.
         rng: draws the signs of the directions.
     """
 
@@ -147,7 +147,7 @@ class Judge:
         return found
 
     def drowned(self) -> bool:
-        """Return True if, for most gradients, the noise of the claims alone would hide an error of 20 %."""
+        """Return True if, for most gradients, the noise of the claimed gradient alone would hide an error of 20 %."""
         hidden = 0
         for group in self._groups:
             ways = self._ways(group, np.ones(len(group)))
