@@ -92,11 +92,14 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
     result = g
     for i, axis in enumerate(which):
         size, new, factor = x.shape[axis], y.shape[axis], factors[axis]
-        if isinstance(size, int) and isinstance(new, int) and size * new > MAX_MATRIX_ELEMENTS:
-            return op.no(f"axis {axis} is too long for a matrix ({new} x {size})", "resize in several steps")
         region = _region(op, roi, i, len(which)) if how.coordinate_transformation_mode == CROP else None
         if _is_one(factor) or (factor is None and size == new != "?"):
             _refuse_cut_axis(region, axis)
+        elif isinstance(size, int) and isinstance(new, int) and size * new > MAX_MATRIX_ELEMENTS:
+            return op.no(
+                f"the interpolation matrix of axis {axis} has {new} x {size} elements, more than {MAX_MATRIX_ELEMENTS}",
+                "choose smaller sizes",
+            )
         else:
             at = _Axis(op, x, y, axis, factor, region)
             result = windows.along(op, result, axis, at.transposed(at.matrix(how, copied.get(axis))))

@@ -262,3 +262,11 @@ BOX = const([0, 0, 0.1, 0, 1, 1, 0.9, 1], np.float32)
 def test_refusals(inputs, attrs, reason):
     with pytest.raises(UnsupportedError, match=reason):
         with_gradient(forward_model(Case("Resize", [(1, 1, 4, 4), *inputs], attrs), False), ["x0"], ["y0"], "g_")
+
+
+def test_a_long_axis_that_keeps_its_size_needs_no_matrix():
+    x = np.random.default_rng(0).standard_normal((1, 1, 5000, 2)).astype(np.float32)
+    attrs = {"mode": "linear"}
+    check_adjoint(Case("Resize", [x, None, None, const([1, 1, 5000, 3])], attrs))
+    with pytest.raises(UnsupportedError, match="axis 2 has 5001 x 5000 elements"):
+        check_adjoint(Case("Resize", [x, None, None, const([1, 1, 5001, 3])], attrs))
