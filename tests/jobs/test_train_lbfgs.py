@@ -344,6 +344,19 @@ def test_a_loss_of_the_whole_batch_takes_one_batch(shell: Shell) -> None:
     assert run_train("mlp.onnx", "data.npz", "t.onnx", options, Course(epochs=3, batch_size=50)).steps == 3
 
 
+def test_losses_that_count_labels_differently_take_one_batch(shell: Shell) -> None:
+    data = dict(np.load("data.npz"))
+    kind = np.arange(50) % 2
+    kind[:9] = -100
+    np.savez("two.npz", x=data["x"], kind=kind, value=data["label"])
+    losses = (LossSpec("cross-entropy", None, "kind"), LossSpec("mse", None, "value"))
+    options = Options(optimizer="lbfgs", losses=losses, loss_options={"kind:ignore_index": -100})
+    with pytest.raises(OnnxgradError) as caught:
+        run_train("mlp.onnx", "two.npz", "t.onnx", options, Course(epochs=3, batch_size=7))
+    assert "`batch_size`" in (caught.value.hint or "") and not Path("t.onnx").exists()
+    assert run_train("mlp.onnx", "two.npz", "u.onnx", options, Course(epochs=3, batch_size=50)).steps == 3
+
+
 def test_a_loss_that_is_not_finite_is_an_error(shell: Shell) -> None:
     with pytest.raises(OnnxgradError) as caught:
         run_train("mlp.onnx", "data.npz", "t.onnx", Options(optimizer="lbfgs", losses=(logarithm,)))

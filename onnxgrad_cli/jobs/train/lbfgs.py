@@ -27,7 +27,7 @@ UNUSED = {
     "lora_dropout": "each run would have another loss",
     "balance": SAME,
     "augment": SAME,
-    "memory": "it sums the gradients of batches, and smaller batches give the same result",
+    "memory": "use a smaller `batch_size`, which gives the same result",
 }
 """Option -> the reason why L-BFGS does not use it."""
 
@@ -44,7 +44,7 @@ def check_lbfgs(options: Options, course: Course, link: Communicator) -> None:
     for name, reason in UNUSED.items():
         for part, default in parts:
             if hasattr(part, name) and getattr(part, name) != getattr(default, name):
-                hint = "use a smaller `batch_size`" if name == "memory" else "leave it out, or use another optimizer"
+                hint = "leave it out, or use another optimizer"
                 raise UsageError(f"`{name}` can't be combined with {WHO}: {reason}", hint, code="conflict")
     if link.world > 1:
         raise UsageError(f"{WHO} trains in one process, not in {link.world}", "start one process")
