@@ -73,7 +73,7 @@ class LbfgsLoop(TrainingLoop):
             if self.stop():
                 return False
             if not self.progress.epochs:  # the loss can't be lowered
-                self.progress.total, self.progress.seen = float(found.fun), 1
+                self._count(float(found.fun), self._samples)
                 self._end_epoch(log)
             self.progress.ended = "converged" if found.success else "no lower loss"
             self.tell(self._reason(found), 0)

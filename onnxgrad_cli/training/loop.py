@@ -341,15 +341,19 @@ class TrainingLoop:
 
     def _record(self, loss: float, samples: int, seconds: float, log: Log) -> None:
         """Add a step to the results of the epoch, log it and report it to `watch`."""
+        self._count(loss, samples)
+        self._pace.add(samples, seconds)
+        step, epoch = self.trainer.steps, len(self.progress.epochs) + 1
+        log.add({"step": step, "epoch": epoch, "loss": loss, "rate": self._rate, "seconds": round(seconds, 6)})
+        self.watch(Stepped(step, self.steps, epoch, self._reached, loss, self._rate))
+
+    def _count(self, loss: float, samples: int) -> None:
+        """Add a loss to the results of the epoch."""
         if math.isnan(loss):
             self.progress.uncounted += 1
         else:
             self.progress.total += loss if self.trainer.roles.reduction == "sum" else loss * samples
             self.progress.seen += samples
-        self._pace.add(samples, seconds)
-        step, epoch = self.trainer.steps, len(self.progress.epochs) + 1
-        log.add({"step": step, "epoch": epoch, "loss": loss, "rate": self._rate, "seconds": round(seconds, 6)})
-        self.watch(Stepped(step, self.steps, epoch, self._reached, loss, self._rate))
 
     def _between(self, log: Log) -> None:
         """Evaluate the weights and write a checkpoint between two steps, as `eval_every` and `save_every` request."""
