@@ -350,9 +350,10 @@ class OptimizerOptions(_Part):
 
     def __post_init__(self) -> None:
         if self.optimizer:
-            from onnxgrad_cli.optimizers import OPTIMIZERS
+            from onnxgrad_cli.optimizers import LBFGS, OPTIMIZERS
 
-            OPTIMIZERS.lookup(self.optimizer)
+            if self.optimizer != LBFGS.name:
+                OPTIMIZERS.lookup(self.optimizer)
         if self.clip_norm is not None and self.clip_value is not None:
             raise UsageError("`clip_norm` can't be combined with `clip_value`", "leave one of them out")
         if self.loss_scale is not None:

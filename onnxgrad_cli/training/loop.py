@@ -10,11 +10,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW
+from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW, Ended
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.data import Batches, BatchShard, Data
 from onnxgrad_cli.errors import OnnxgradError, UsageError
@@ -44,6 +44,7 @@ class Progress:
             batches.
         seen: the number of samples in `total`.
         uncounted: the number of batches so far in which the loss ignored all labels.
+        ended: the reason why the optimizer ended the run before its last epoch; "" if it did not.
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Progress:
     total: float = 0.0
     seen: int = 0
     uncounted: int = 0
+    ended: Ended = ""
 
 
 @dataclass
@@ -88,6 +90,7 @@ class TrainingLoop:
         logs: the formats of the log in addition to train.jsonl.
         origin_of: returns, for a batch with a loss that is not finite, the first value that is not finite and the
             operator that computed it; see `verification.checks.finiteness`.
+        SHORTER: the advice if a loss is not finite after the first step.
     """
 
     trainer: TrainerBase
@@ -115,6 +118,7 @@ class TrainingLoop:
     digests: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     rates_before: str = ""
+    SHORTER: ClassVar[str] = "try a smaller learning rate"
     _pace: Pace = field(default_factory=Pace)
     _rate: float = math.nan
     _cut: bool = False
@@ -122,13 +126,22 @@ class TrainingLoop:
     @property
     def steps(self) -> int:
         """The total number of steps of the run."""
-        whole = self.epochs * len(self.batches)
+        whole = self.epochs * self._steps_per_epoch
         return whole if self.max_steps is None else min(whole, self.max_steps)
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return len(self.batches)
+
+    @property
+    def _dealt(self) -> int:
+        """The number of steps of the epochs and batches so far."""
+        return self.batches.dealt
 
     @property
     def _reached(self) -> int:
         """The number of epochs that the run begins. `max_steps` may end the last one early."""
-        return math.ceil(self.steps / len(self.batches))
+        return math.ceil(self.steps / self._steps_per_epoch)
 
     @property
     def _results(self) -> list[str]:
@@ -154,10 +167,8 @@ class TrainingLoop:
         except UsageError as error:
             hint = error.hint if ANEW in (error.hint or "") else f"{error.hint}, or {ANEW}"
             raise UsageError(error.message, hint, self._changed(said.get("settings", {}))) from None
-        if self.batches.dealt != said["steps"]:
-            message = (
-                f"the checkpoint has {said['steps']} steps, but its position is after {self.batches.dealt} batches"
-            )
+        if self._dealt != said["steps"]:
+            message = f"the checkpoint has {said['steps']} steps, but its position is after {self._dealt} batches"
             raise OnnxgradError(message, f"it is damaged: use another copy, or {ANEW}")
         self.trainer.load(values, said["steps"])
         self.schedule.restore(said["schedule"])
@@ -247,7 +258,8 @@ class TrainingLoop:
         """Take all remaining steps.
 
         Returns:
-            The reason for the end: 'done', 'no better' (early stopping), 'max steps' or 'stopped'.
+            The reason for the end: 'done', 'no better' (early stopping), 'max steps', 'stopped', or the reason of an
+            optimizer that ends runs; see `Progress.ended`.
 
         Raises:
             OnnxgradError: the loss or a weight was not finite, or a file could not be written.
@@ -260,16 +272,23 @@ class TrainingLoop:
                 return "stopped"
             if self.rates_before:
                 log.note({"step": self.trainer.steps, "rates": self.rates, "before": self.rates_before})
-            while not self.finished:
-                if not self._epoch(log):
-                    self._save(log)
-                    return "stopped"
+            if not self._train(log):
+                self._save(log)
+                return "stopped"
             return self._end(log)
+
+    def _train(self, log: Log) -> bool:
+        """Take the remaining steps. Return False if `stop` requested an end."""
+        while not self.finished:
+            if not self._epoch(log):
+                return False
+        return True
 
     @property
     def finished(self) -> bool:
         """True if no step remains."""
-        return len(self.progress.epochs) >= self.epochs or self._out_of_patience() or self._spent()
+        ended = bool(self.progress.ended)
+        return ended or len(self.progress.epochs) >= self.epochs or self._out_of_patience() or self._spent()
 
     def _end(self, log: Log | None) -> str:
         """Return the reason why no step remains, and evaluate an epoch that `max_steps` ended early.
@@ -281,6 +300,8 @@ class TrainingLoop:
             return "done"
         if self._out_of_patience():
             return "no better"
+        if self.progress.ended:
+            return self.progress.ended
         self._cut_epoch(log)
         return "max steps"
 
@@ -303,26 +324,38 @@ class TrainingLoop:
                 break
             self._between(log)
         if self.batches.position == 0:
-            better = self._judge(log)
-            self.progress.total, self.progress.seen = 0.0, 0
-            self._save(log, best=better)
+            self._end_epoch(log)
         return not self.stop()
+
+    def _end_epoch(self, log: Log, save: bool = True) -> None:
+        """Evaluate the weights at the end of an epoch. Write a checkpoint if they are the best so far, or if `save`."""
+        better = self._judge(log)
+        self.progress.total, self.progress.seen = 0.0, 0
+        if save or better:
+            self._save(log, best=better)
 
     def _take(self, part: BatchShard, log: Log) -> None:
         """Take a step on a batch, log it and report it to `watch`."""
         start = time.perf_counter()
         self._rate = self.schedule.rate(self.trainer.steps)
         loss = self._step(part)
-        seconds = time.perf_counter() - start
-        if math.isnan(loss):
-            self.progress.uncounted += 1
-        else:
-            self.progress.total += loss if self.trainer.roles.reduction == "sum" else loss * part.whole
-            self.progress.seen += part.whole
-        self._pace.add(part.whole, seconds)
+        self._record(loss, part.whole, time.perf_counter() - start, log)
+
+    def _record(self, loss: float, samples: int, seconds: float, log: Log) -> None:
+        """Add a step to the results of the epoch, log it and report it to `watch`."""
+        self._count(loss, samples)
+        self._pace.add(samples, seconds)
         step, epoch = self.trainer.steps, len(self.progress.epochs) + 1
         log.add({"step": step, "epoch": epoch, "loss": loss, "rate": self._rate, "seconds": round(seconds, 6)})
         self.watch(Stepped(step, self.steps, epoch, self._reached, loss, self._rate))
+
+    def _count(self, loss: float, samples: int) -> None:
+        """Add a loss to the results of the epoch."""
+        if math.isnan(loss):
+            self.progress.uncounted += 1
+        else:
+            self.progress.total += loss if self.trainer.roles.reduction == "sum" else loss * samples
+            self.progress.seen += samples
 
     def _between(self, log: Log) -> None:
         """Evaluate the weights and write a checkpoint between two steps, as `eval_every` and `save_every` request."""
@@ -375,9 +408,9 @@ class TrainingLoop:
             message += f": the first value that is not finite is '{name}', {article} {source}"
         if maker in WITH_DOMAIN and not advice:
             advice = f"keep the input of {maker} in its domain, for example by adding a small number, or "
-            advice += "look at these samples" if not self.trainer.steps else "try a smaller learning rate"
+            advice += "look at these samples" if not self.trainer.steps else self.SHORTER
         elif not advice:
-            rate = "" if not self.trainer.steps else "try a smaller learning rate, or "
+            rate = "" if not self.trainer.steps else f"{self.SHORTER}, or "
             advice = f"{rate}look at these samples"
         return OnnxgradError(message, f"{advice}; {self._where()}", code="not_finite")
 
@@ -470,7 +503,7 @@ class TrainingLoop:
         weights = self.trainer.weights()
         for name, array in weights.items():
             if not np.isfinite(array).all():
-                hint = f"try a smaller learning rate; {self._where()}"
+                hint = f"{self.SHORTER}; {self._where()}"
                 raise OnnxgradError(f"step {self.trainer.steps}: '{name}' is no longer finite", hint, code="not_finite")
         return weights
 

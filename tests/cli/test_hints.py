@@ -62,6 +62,16 @@ CASES = [
         "--optimizer NAME",
         SGD,
     ),
+    Case(
+        "use `mode='eval'`, or another optimizer",
+        "train normal.onnx --data data.npz --freeze o --epochs 1 --optimizer lbfgs --mode train -o t.onnx",
+        "--mode eval",
+    ),
+    Case(
+        "use it in `onnxgrad train`, or choose an optimizer such as `optimizer='adam'`",
+        BUILD + " --optimizer lbfgs",
+        "--optimizer adam",
+    ),
     Case("add `optimizer=NAME`", BUILD + " --training-info", "--optimizer NAME", SGD),
     Case(
         "build it with `optimizer=NAME`",
@@ -685,10 +695,12 @@ EXEMPT = {
         "continue with the same `metrics` in the same order, or {}",
     ),
     "several processes, tested in tests/training/steps/test_parallel.py and tests/training/distributed": (
-        "use `reduction='mean'`, or `optimizer_options`",
+        "use `reduction='mean'`, or {}",
         "use `reduction='sum'`, or a single loss",
-        "choose a loss that has a value for each sample, or train in one process",
         "systems kill a process when memory is full; `resume` continues from the last checkpoint of the run",
+    ),
+    "losses whose numbers of labels differ, tested in tests/jobs/test_train_lbfgs.py": (
+        "use a `batch_size` of all samples, or a single loss",
     ),
     "files changed by hand or damaged, tested where they are read": (
         "write a model from the last checkpoint, '{}', with `onnxgrad export`, or {}",

@@ -43,8 +43,10 @@ from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.ir.weightless_copy import skeleton
 from onnxgrad_cli.jobs.memory_plan import StepPlan, planned
+from onnxgrad_cli.jobs.train.lbfgs import check_lbfgs
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
 from onnxgrad_cli.metadata import Adapter, check_is_original
+from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course
 from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_batch, fixed_batch
@@ -56,6 +58,8 @@ from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.schedules import cycles_momentum
 from onnxgrad_cli.training.steps.base import TrainerBase
+from onnxgrad_cli.training.steps.batch_parts import divisors_of
+from onnxgrad_cli.training.steps.full_batch import WHO, FullBatchTrainer
 from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from, init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
@@ -73,6 +77,9 @@ def prepare(
         target: the file of the trained model.
         resumed: the folder of the run to continue; None for a new run.
     """
+    solves = options.optimizer == LBFGS.name
+    if solves:
+        check_lbfgs(options, course, link)
     options = replace(
         options,
         optimizer=options.optimizer or DEFAULT_OPTIMIZER,
@@ -105,6 +112,11 @@ def prepare(
     known = _known(original, course, resumed)
     recurrent = recurrent_values(original.graph.node)
     samples, validation = _data(data, val, built, trainer, course, known, recurrent, tell)
+    if solves and samples.transform is not None and samples.transform.draws:
+        raise UsageError(
+            f"`transform` can't take random numbers with {WHO}: each run would have another loss",
+            "use a function with one parameter, or another optimizer",
+        )
     if free is not None:
         feeds = samples.batch(np.arange(free.samples) % len(samples))
         caution = free.compare(feeds)
@@ -118,12 +130,14 @@ def prepare(
     term = trainer.roles.losses[0]
     weights = balance(samples, term.label, term.ignore_index, tell) if course.samples.balance else None
     batches = Batches(
-        samples, course.batch_size, course.seed, shuffle=course.shuffle, rank=link.rank, world=link.world,
-        weights=weights, tell=tell,
+        samples, course.batch_size, course.seed, shuffle=course.shuffle and not solves, rank=link.rank,
+        world=link.world, weights=weights, tell=tell,
         drop_last=_drops_single(original, options, len(samples), course.batch_size, link, tell),
     )  # fmt: skip
     if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
         tell(f"the last {rest} samples of an epoch share a step with the first samples of the next epoch", 0)
+    if solves and len(batches) > 1:
+        divisors_of(built, "batch", f"use `batch_size={len(samples)}`")
     if options.accumulate > len(batches):
         raise UsageError(
             f"`accumulate={options.accumulate}`: an epoch has only {len(batches)} batches, so no step would be taken",
@@ -170,7 +184,10 @@ def _built(
     if runs > 1:
         options, course = replace(options, accumulate=options.accumulate * runs), _in_runs(course, runs)
     model = original if free is None else free.model
-    if course.memory is None:
+    if options.optimizer == LBFGS.name:
+        built = build(model, replace(options, optimizer="", optimizer_options={}, embed_state=True), path=path)
+        built.options = options  # which the report describes
+    elif course.memory is None:
         built = build(model, options, path=path)
     else:
         plan = _within(course.memory, model, path, options, course, link, tell)
@@ -223,7 +240,8 @@ def _free_batch(
     hint = HINT
     if not _takes_statistics(original, options):
         alone = f"`batch_size={fixed.size * link.world}`"
-        alone += f" and `accumulate={runs // link.world}`" if runs > link.world else ""
+        several = runs > link.world and options.optimizer != LBFGS.name
+        alone += f" and `accumulate={runs // link.world}`" if several else ""
         hint += f"; or run batches of {fixed.size} with {alone}"
     raise UsageError(f"{text}. A step can't take several runs either: {apart}", hint)
 
@@ -236,6 +254,8 @@ def _not_in_runs(original: ModelProto, options: Options, course: Course, link: C
         return f"the batch size {course.batch_size} is not a multiple of {size}"
     if course.schedule != "constant":
         return f"the schedule '{course.schedule}' counts each run as a step"
+    if options.optimizer == LBFGS.name:
+        return "L-BFGS takes all samples in a step"
     return "several processes share a batch" if link.world > 1 else ""
 
 
@@ -311,12 +331,15 @@ def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
     """Return the tensors of the original model that training changes: weights, adapted weights, running statistics."""
     roles, adapters = trainer.roles, trainer.roles.adapters
     factors = {name for adapter in adapters for name in adapter.names}
-    kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
+    changed = [name for name, role in roles.inputs.items() if role == "weight" or name in roles.successors]
+    kept = [name for name in changed if name not in factors and name not in roles.slots]
     return [*stored_as(original, roles.quantized, kept), *(adapter.weight for adapter in adapters)]
 
 
 def _trainer(built: TrainingModel, course: Course, link: Communicator) -> TrainerBase:
     provider = find_provider(course.provider)
+    if built.options.optimizer == LBFGS.name:
+        return FullBatchTrainer(built, provider=provider, threads=course.threads)
     if link.world == 1:
         return Trainer(built, provider=provider, threads=course.threads, seed=course.seed)
     return ParallelTrainer(built, link, provider=provider, threads=course.threads, seed=course.seed)

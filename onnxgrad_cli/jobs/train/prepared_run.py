@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.checkpoints.base_model_digest import untrained_digest
 from onnxgrad_cli.checkpoints.model_values import untrained_digests
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.common.version import tool_version
 from onnxgrad_cli.data import Batches, Data, Preprocessing
 from onnxgrad_cli.data.classes import names_for
@@ -24,14 +26,17 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import AtomicWriteGroup, check_target, stage_model
 from onnxgrad_cli.files.external_data import data_checksum
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_external
+from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.inference import matrix_of
+from onnxgrad_cli.training.lbfgs import LbfgsLoop
 from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.watch import Watch
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import TrainerBase
+from onnxgrad_cli.training.steps.full_batch import FullBatchTrainer
 from onnxgrad_cli.verification.checks.finiteness import origin_of
 from onnxgrad_cli.verification.feeds import DescribedModel
 from onnxgrad_cli.verification.written import check_opens
@@ -66,7 +71,7 @@ class PreparedRun:
 
     def loop(
         self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm],
-        settings: Mapping[str, str],
+        settings: Mapping[str, str], tell: Tell,
     ) -> TrainingLoop:  # fmt: skip
         """Return the training loop."""
         course, evaluator = self.course, self.evaluator
@@ -85,7 +90,13 @@ class PreparedRun:
             name = next(name for name, is_set in asked.items() if is_set)
             raise UsageError(f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data")
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
-        return TrainingLoop(
+        rates = f"a learning rate of {course.learning_rate:g}, {course.schedule}"
+        rates += f" over {steps} steps" if course.schedule != "constant" else ""
+        loop: Callable[..., TrainingLoop] = TrainingLoop
+        if isinstance(self.trainer, FullBatchTrainer):
+            solver = LBFGS.function(**LBFGS.settings(self.built.options.optimizer_options))
+            loop, rates = partial(LbfgsLoop, solver=solver, tell=tell), ""
+        return loop(
             self.trainer, self.samples, self.batches, schedule, evaluator,
             watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
@@ -93,8 +104,7 @@ class PreparedRun:
             folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
             eval_every=course.eval_every, logs=logs, settings=settings, origin_of=self._origin_of,
             model=_fingerprint(self.built, self.trainer, self.samples.prepared_by(course.samples)),
-            rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
-            + (f" over {steps} steps" if course.schedule != "constant" else ""),
+            rates=rates,
             base=untrained_digest(self.original, trained),
             untrained=untrained_digests(self.original, trained),
             digests={use: samples.digest() for use, samples in data.items()},

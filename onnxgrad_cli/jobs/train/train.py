@@ -31,6 +31,7 @@ from onnxgrad_cli.jobs.train.settings import settings_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
+from onnxgrad_cli.training.lbfgs import LbfgsLoop
 from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import check_replaceable, holds_checkpoint, run_folder
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
@@ -125,7 +126,7 @@ def run_train(
     check_apart([*files_in(place, ready), *named])
     with run_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         settings = settings_of(options, course, data=data, val=val, adapter_from=adapter_from)
-        loop = ready.loop(folder, stop, watch, log, settings)
+        loop = ready.loop(folder, stop, watch, log, settings, tell)
         if link.broadcast(folder.begun) and not resumed and not force:
             raise _holds_a_run(place)  # another process has begun it since the first check
         agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
@@ -167,9 +168,10 @@ def run_train(
         files = ready.stage(switch, target, written, force)
         others = [place / REPORTS[0], *([picture] if picture else ())]
         if begun_at == ready.trainer.steps and all(map(Path.exists, others)) and _is_written(switch, files):
-            more = "a larger `max_steps`" if reason == "max steps" else "more `epochs`"
+            more = "`resume` and " + ("a larger `max_steps`" if reason == "max steps" else "more `epochs`")
+            more = f"'{target}' as the model" if loop.progress.ended else more
             ignored = f", and {loop.rates} has no effect" if loop.rates_before else ""
-            again = f"to continue it, use `resume` and {more}; to replace it, use `force` without `resume`"
+            again = f"to continue it, use {more}; to replace it, use `force` without `resume`"
             tell(f"'{place}' contains a finished run, so nothing was done{ignored}; {again}", 0)
             return found
         found = replace(found, files=[*files, *([picture] if picture else []), folder.path])
@@ -249,6 +251,8 @@ def _resume(loop: TrainingLoop, new_data: bool, drawn: Sequence[str], tell: Tell
     tell(f"continuing after step {loop.trainer.steps}", 0)
     if loop.rates_before:
         tell(f"the learning rate changes from here on: now {loop.rates}, before {loop.rates_before}", 0)
+    if isinstance(loop, LbfgsLoop):
+        tell("L-BFGS starts with an empty history, so its steps differ from those of an uninterrupted run", 0)
     if drawn:
         tell(f"{', '.join(drawn)} will draw other random numbers than in an uninterrupted run", 0)
 
