@@ -374,7 +374,7 @@ class Derived:
             the samples along axis 0. None if all derivatives are for the whole batch.
         weights: the added inputs with the weights of the differentiated outputs, one per name in `of`; () if all
             weights are one.
-        kinks: the operators on the way that have no derivative at some points, such as Relu.
+        kinks: of second derivatives, the operators of the model that have no derivative at some points, such as Relu.
     """
 
     kind: str

@@ -167,8 +167,7 @@ class DerivativeModel:
         ends = tuple(self.scores.get(name, name) for name in of)
         said = Derived(
             kind, ends, tuple(wrt), tuple(inputs), tuple(names), self.options.mode, self.training.straight_through,
-            tuple(self.training.partial), tuple(self.inner), weights=tuple(weights),
-            kinks=tuple(sorted(self.training.kinks)), **self.said,
+            tuple(self.training.partial), tuple(self.inner), weights=tuple(weights), **self.said,
         )  # fmt: skip
         write_tensors(model, self.graph)
         write_derived(model, said)

@@ -405,6 +405,7 @@ def _gradient_of_sum(derivative: DerivativeModel) -> dict[str, Val | None]:
             "derivative would bypass that stop, so a second derivative would be wrong",
             "use a first derivative, such as vjp or jacobian",
         )
+    derivative.said["kinks"] = tuple(sorted(derivative.training.kinks))  # without those of the gradient's own nodes
     derivative.graph.nodes.extend(op.nodes)
     return gradient
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.choices import SECOND_DERIVATIVES, Derivative, DerivativeNames
+from onnxgrad_cli.common.choices import Derivative, DerivativeNames
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
@@ -146,7 +146,7 @@ def run_derive(
                     raise
                 raise UnsupportedError(error.message, error.refusals, hint) from error
     said = read_derived(derived)
-    if said is not None and said.kinks and kind in SECOND_DERIVATIVES:
+    if said is not None and said.kinks:
         operators = ", ".join(said.kinks)
         tell(f"note: second derivatives ignore the kinks of {operators}, at which first derivatives may jump", 0)
     runs = DerivativeOptions.KeepYieldOp not in flags  # otherwise only onnxruntime-training can run it

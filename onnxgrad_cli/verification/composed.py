@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -27,11 +28,11 @@ from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
 MAX_PROBES = 64
 """Largest number of elements of one diagonal that are checked. If there are more, some are chosen at random."""
 
-MAX_DIFFERENCE = 1e-8
-"""Largest accepted difference of two float64 computations, relative to the largest entry or sum of magnitudes."""
-
 MAX_ROUNDING = 1e-4
-"""Largest accepted difference of the delivered derivatives from those in float64, relative like `MAX_DIFFERENCE`."""
+"""Largest accepted difference of delivered derivatives, relative to the largest entry or sum of magnitudes."""
+
+MAX_DIFFERENCE = 1e-8
+"""Largest accepted difference of derivatives that are computed in float64, relative in the same way."""
 
 Prove = Callable[..., Proof]
 """`prove_derived` of onnxgrad_cli/verification/derived.py."""
@@ -51,43 +52,40 @@ def agrees_with_parts(derived: Derived, case: ProofCase, prove: Prove) -> CheckO
             status = "failed" if proof.verdict == FAILED else "skipped"
             return CheckOutcome(status, f"{part.said.kind} that it is composed of: {proof.why}")
     try:
-        run = DoubleExecutor(case.described.model)
-        exact = run(run.widened({**case.described.weights, **case.feeds}))
-        found = {x: exact[name] for x, name in zip(derived.wrt, derived.outputs, strict=True)}
-        compared = COMPOSED[derived.kind](derived, case, parts, found)
-        near = [case.outputs, run_nearby(case)]
+        return _compare(derived, case, partial(COMPOSED[derived.kind], derived, case, parts))
     except Exception as error:  # the executors' exceptions share no base class
-        return skipped(f"the derivatives can't be computed in float64: {str(error).strip()[:300]}")
-    case.measured_by = run.name
-    return _judged(derived, compared, exact, near)
+        return skipped(f"the derivatives can't be compared in float64: {str(error).strip()[:300]}")
 
 
-def _judged(derived: Derived, compared: Compared, exact: Mapping[str, np.ndarray], near: list[Arrays]) -> CheckOutcome:
-    """Judge differences in float64 and rounding in the delivered derivatives.
+def _compare(derived: Derived, case: ProofCase, compare: Callable[[Arrays], Compared]) -> CheckOutcome:
+    """Compare the delivered derivatives with the composition. If they differ, compare the same graph's in float64.
 
     Args:
-        derived: the derivatives.
-        compared: the differences in float64.
-        exact: the derivatives in float64, by output.
-        near: the delivered derivatives, and those for inputs that differ in their last digits.
+        derived, case: the derivatives to check.
+        compare: a function that compares derivatives, by variable, with the composition.
     """
-    detail, scales = compared.detail, compared.scales
-    names = dict(zip(derived.wrt, derived.outputs, strict=True))
-    if not all(np.isfinite(exact[name]).all() for name in names.values()):
+
+    def by_variable(outputs: Mapping[str, np.ndarray]) -> Arrays:
+        return {x: outputs[name] for x, name in zip(derived.wrt, derived.outputs, strict=True)}
+
+    delivered = by_variable(case.outputs)
+    compared = compare(delivered)
+    if not np.isfinite(list(compared.differences.values())).all():
         return skipped("the derivatives are not finite on these data: pass other data")
-    for x, difference in compared.differences.items():
-        if not difference <= MAX_DIFFERENCE * scales[x]:
-            return CheckOutcome("failed", f"{x}: off by {difference / scales[x]:.1e} from {detail}")
-    delivered, nearby = (
-        max(_largest(arrays[name], other[name]) / scales[x] for x, name in names.items())
-        for arrays, other in ((near[0], exact), (near[1], near[0]))
-    )
-    rounding = f"float32 kernels deviate by {delivered:.1e}"
-    if delivered <= MAX_ROUNDING:
-        return CheckOutcome("passed", f"equal to {detail}; {rounding}")
-    if delivered <= 10 * nearby:
+    rounding = f"{compared.worst:.1e} in relative terms"
+    if compared.worst <= MAX_ROUNDING:
+        return CheckOutcome("passed", f"equal to {compared.what}, up to {rounding}")
+    run = DoubleExecutor(case.described.model)
+    exact = by_variable(run(run.widened({**case.described.weights, **case.feeds})))
+    case.measured_by = run.name
+    again = compare(exact)
+    if not again.worst <= MAX_DIFFERENCE:
+        return CheckOutcome("failed", f"they differ from {again.what} by {again.worst:.1e} in relative terms")
+    near = by_variable(run_nearby(case))
+    noise = max(_largest(near[x], delivered[x]) / compared.scales[x] for x in delivered)
+    if compared.worst <= 10 * noise:
         return skipped(f"correct in float64, but dominated by rounding errors on these data: {rounding}")
-    return CheckOutcome("failed", f"correct in float64, but {rounding}")
+    return CheckOutcome("failed", f"correct in float64, but onnxruntime's float32 kernels deviate by {rounding}")
 
 
 class _Part:
@@ -129,16 +127,16 @@ class _Part:
 
 
 class Compared:
-    """The comparison of derivatives with their composition, in float64.
+    """The comparison of derivatives with their composition.
 
     Attributes:
-        detail: what the derivatives were compared with, as a text.
+        what: the composition, as a text.
         differences: variable -> the largest difference.
         scales: variable -> the size of the derivatives to which differences are relative.
     """
 
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
+    def __init__(self, what: str) -> None:
+        self.what = what
         self.differences: dict[str, float] = {}
         self.scales: dict[str, float] = {}
 
@@ -146,8 +144,17 @@ class Compared:
         """Record the difference of the derivatives with respect to x."""
         self.differences[x], self.scales[x] = difference, scale or 1.0
 
+    @property
+    def worst(self) -> float:
+        """The largest relative difference."""
+        return max(self.differences[x] / self.scales[x] for x in self.differences)
 
-def _largest(a: np.ndarray, b: np.ndarray | float = 0.0) -> float:
+
+def _largest(a: np.ndarray, b: np.ndarray | None = None) -> float:
+    """Return the largest magnitude in `a`, or in the difference of two arrays of the same shape."""
+    b = np.zeros(a.shape) if b is None else b
+    if a.shape != b.shape:
+        raise ValueError(f"the derivatives have the shape {list(a.shape)} instead of {list(b.shape)}")
     return float(np.abs(np.subtract(a, b, dtype=np.float64)).max(initial=0.0))
 
 
