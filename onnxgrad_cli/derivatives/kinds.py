@@ -380,10 +380,11 @@ def _laplacian(derivative: DerivativeModel) -> list[str]:
     found: dict[str, tuple[Val | None, str]] = {}
     for x, entries in _diagonals(derivative, op).items():
         like = op.val(x)
-        sizes = [op.size(like, axis) for axis in range(first)]
-        if entries is not None and like.rank > first:
-            entries = op.sum(entries, range(first, like.rank), keepdims=False)
-        found[f"{x}_laplacian"] = entries or op.zeros(sizes, like), x
+        if entries is None:
+            total = op.zeros([op.size(like, axis) for axis in range(first)], like)
+        else:
+            total = op.sum(entries, range(first, like.rank), keepdims=False) if like.rank > first else entries
+        found[f"{x}_laplacian"] = op.state(total, like.shape[:first]), x
     return _results(derivative, op, found)
 
 

@@ -310,8 +310,9 @@ def test_kinks_are_reported_for_second_derivatives(shell: Shell) -> None:
 def test_an_operator_without_a_second_derivative_is_refused_by_name(shell: Shell) -> None:
     """The gradient of Tanh has a Sub, which is refused only when the gradient is differentiated."""
 
-    def refused(op: Op, g: Val, y: Val, a: Val, b: Val) -> No:
-        return op.no("it has no derivative in this test")
+    def refused(op: Op, g: Val, y: Val, a: Val, b: Val) -> tuple[No, No]:
+        refusal = op.no("it has no derivative in this test")
+        return refusal, refusal
 
     with registry.scoped():
         registry.rule("Sub", override=True)(refused)
