@@ -21,7 +21,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import number_in
-from onnxgrad_cli.common.choices import Mode, Scaling
+from onnxgrad_cli.common.choices import WEIGHTED_DERIVATIVES, Derivative, Mode, Scaling
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.common.version import tool_version
 from onnxgrad_cli.errors import OnnxgradError, UsageError, unreadable
@@ -354,14 +354,14 @@ class Derived:
     """The description of a model of derivatives in its metadata.
 
     Attributes:
-        kind: 'vjp', 'jvp', 'hvp', 'jacobian' or 'hessian'.
+        kind: a kind of derivative; see `onnxgrad_cli.derive`.
         of: the outputs that are differentiated.
         wrt: the inputs, weights and inner values with respect to which `of` is differentiated.
         inputs: the inputs for cotangents or tangents that were added. vjp: one per name in `of`, or () if the
-            cotangents are ones. jvp and hvp: one per name in `wrt`. jacobian and hessian: ().
-        outputs: the outputs with the derivatives. vjp and hvp: one per name in `wrt`. jvp: one per name in `of`.
-            jacobian: one per pair (name in `of`, name in `wrt`). hessian: one per pair of names in `wrt`. In the order
-            of pairs, the first name varies slowest.
+            cotangents are ones. jvp, hvp and gnvp: one per name in `wrt`. Other kinds: ().
+        outputs: the outputs with the derivatives. jvp: one per name in `of`. jacobian: one per pair (name in `of`, name
+            in `wrt`). hessian: one per pair of names in `wrt`. Other kinds: one per name in `wrt`. In the order of
+            pairs, the first name varies slowest.
         mode: the mode of BatchNormalization and Dropout, such as 'keep' or 'train'.
         estimated, partial: see `Roles`.
         inner: those names in `wrt` that are inner values of the model. The derivative with respect to an inner value is
@@ -372,6 +372,9 @@ class Derived:
         label: the input with the class numbers if `pick` is 'label'.
         per_sample: the names in `wrt` whose derivatives are computed for each sample separately. These derivatives have
             the samples along axis 0. None if all derivatives are for the whole batch.
+        weights: the added inputs with the weights of the differentiated outputs, one per name in `of`; () if all
+            weights are one.
+        kinks: of second derivatives, the operators of the model that have no derivative at some points, such as Relu.
     """
 
     kind: str
@@ -387,6 +390,8 @@ class Derived:
     class_axis: int = 1
     label: str = ""
     per_sample: tuple[str, ...] | None = None
+    weights: tuple[str, ...] = ()
+    kinks: tuple[str, ...] = ()
 
     def added(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
         """Return a map: (name in `of` or `wrt`,) -> the input that was added for it.
@@ -529,7 +534,7 @@ def read_derived(model: ModelProto) -> Derived | None:
         _check_derived(found, stored.union(value.name for value in model.graph.input))
     except (ValueError, RecursionError) as error:
         raise unreadable(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
-    _compare("input", (*found.inputs, *filter(None, [found.label])), model.graph.input)
+    _compare("input", (*found.inputs, *found.weights, *filter(None, [found.label])), model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     return found
 
@@ -540,17 +545,18 @@ def _check_derived(found: Derived, known: Collection[str]) -> None:
     Raises:
         ValueError: the description is inconsistent or names an unknown value.
     """
-    wrt, pairs = len(found.wrt), {"jacobian": len(found.of) * len(found.wrt), "hessian": len(found.wrt) ** 2}
-    outputs = {"vjp": wrt, "hvp": wrt, "jvp": len(found.of), **pairs}
-    inputs = {"vjp": (0, len(found.of)), "jvp": (wrt,), "hvp": (wrt,), "jacobian": (0,), "hessian": (0,)}
-    if found.kind not in outputs or found.mode not in get_args(Mode):
+    of, wrt = len(found.of), len(found.wrt)
+    outputs = {"jvp": of, "jacobian": of * wrt, "hessian": wrt**2}.get(found.kind, wrt)
+    inputs = {"vjp": (0, of), "jvp": (wrt,), "hvp": (wrt,), "gnvp": (wrt,)}.get(found.kind, (0,))
+    weights = (0, of) if found.kind in WEIGHTED_DERIVATIVES else (0,)
+    if found.kind not in get_args(Derivative) or found.mode not in get_args(Mode):
         raise ValueError(f"there are no derivatives of kind '{found.kind}' and mode '{found.mode}'")
-    if len(found.outputs) != outputs[found.kind] or len(found.inputs) not in inputs[found.kind]:
+    if len(found.outputs) != outputs or len(found.inputs) not in inputs or len(found.weights) not in weights:
         raise ValueError(f"the numbers of inputs and outputs don't fit a {found.kind}")
     strange = next((name for name in found.wrt if name not in known and name not in found.inner), None)
     if strange is not None:
         raise ValueError(f"there is no input or weight '{strange}'")
-    for names in (found.of, found.wrt, found.inputs, found.outputs):
+    for names in (found.of, found.wrt, (*found.inputs, *found.weights), found.outputs):
         if (twice := _twice(names)) is not None:
             raise ValueError(f"'{twice}' is listed twice")
     words = ("", "argmax", *(["label"] if found.label else []))
