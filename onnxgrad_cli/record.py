@@ -77,6 +77,8 @@ class ParameterRecord(Cautions):
         adapters: the low-rank adapters. Their factors are trained.
         grad_of_input: the inputs that get a gradient.
         predictions: for each loss, the model output on which it is computed.
+        ends: the values that the losses may depend on: the predictions or, if a loss is a Python function, all outputs.
+        named: the weights that `train` names exactly.
         may_be_none: True if the build continues even if nothing is to be differentiated with respect to, as when only
             the loss is computed.
         integer_weights: the weights that the original model stores as integers, and that were converted to floats.
@@ -93,6 +95,8 @@ class ParameterRecord(Cautions):
     adapters: list[Adapter] = field(default_factory=list)
     grad_of_input: list[str] = field(default_factory=list)
     predictions: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
     may_be_none: bool = False
     integer_weights: list[IntegerWeight] = field(default_factory=list)
     learned_scales: list[str] = field(default_factory=list)

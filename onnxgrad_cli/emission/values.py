@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from onnx import TypeProto
+from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
@@ -94,6 +94,19 @@ class Val:
 
     def __repr__(self) -> str:
         return f"Val({self.name}: {self._shape})"
+
+    def __bool__(self) -> bool:
+        """Return True, so that `value or default` works for optional values.
+
+        Raises:
+            TypeError: the value is a tensor of truth values, which are not known at build time.
+        """
+        if self.type is not None and self.dtype == TensorProto.BOOL:
+            raise TypeError(
+                "a comparison of values has no truth value at build time: write op.Where, op.Max, op.Min, op.And, "
+                "op.Or or op.Not in place of if, max, min, and, or, not, or a chain such as 0 < x < 1"
+            )
+        return True
 
     def __add__(self, other: Any) -> Val:
         return self.op.Add(self, other)

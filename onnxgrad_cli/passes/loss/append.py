@@ -32,6 +32,7 @@ from onnxgrad_cli.options import AppendOptions, LossOptions
 from onnxgrad_cli.passes.loss.chunks import write_chunks
 from onnxgrad_cli.passes.loss.file import LossFile
 from onnxgrad_cli.passes.loss.function import LossOp
+from onnxgrad_cli.passes.parameters.select import drop_untied
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import LossRecord
 
@@ -51,6 +52,9 @@ def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
         term = _term(op, options, training, spec, op.val(name))
         training.terms.append(term.name)
         terms.append(term if spec.weight == 1.0 else term * spec.weight)
+    if training.ends != training.predictions:
+        op.flush()
+        drop_untied(graph, training, training.terms)
     for kind, factor in (("ReduceL1", options.l1), ("ReduceSumSquare", options.l2)):
         op.scope = f"loss/{kind}"
         if factor:

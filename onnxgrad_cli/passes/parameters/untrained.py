@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from onnxgrad_cli.ir.types import NARROW, is_float, shape_of
 from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters.formulas import sample
 from onnxgrad_cli.passes.stored_integers import quantized_matrices, scaled_integers, stored_behind
-from onnxgrad_cli.record import SelectionRecord
+from onnxgrad_cli.record import ParameterRecord, SelectionRecord
 
 UNTRAINED = "untrained"
 """The kind of the cautions in this module."""
@@ -37,19 +37,18 @@ def untrained(graph: Graph, options: SelectionOptions, training: SelectionRecord
     """Yield warnings about floats and stored integers that stay untrained, if no option selects or freezes weights."""
     if options.train or options.freeze or options.preset or options.train_last or options.lora:
         return
-    yield from _floats(graph, training)
+    left = [name for name in training.not_trained if name not in training.state]
+    yield from untrained_floats(graph, training, left)
     yield from _integers(integer_weights(graph), options)
 
 
-def _floats(graph: Graph, training: SelectionRecord) -> Iterator[Caution]:
+def untrained_floats(graph: Graph, training: ParameterRecord, names: Iterable[str]) -> Iterator[Caution]:
+    """Yield a warning if the tensors `names` are a large share of the float parameters. They stay untrained."""
     counts = {name: math.prod(tensor.dims) for name, tensor in graph.initializers.items()}
     left = {
         name: counts[name]
-        for name in training.not_trained
-        if name in counts
-        and is_float(graph.types[name])
-        and name not in training.state
-        and training.heuristics.get(name) not in CERTAIN
+        for name in names
+        if name in counts and is_float(graph.types[name]) and training.heuristics.get(name) not in CERTAIN
     }
     count, trained = sum(left.values()), sum(counts[name] for name in training.trained)
     if not trained or count <= LARGEST_SHARE * (count + trained):

@@ -52,6 +52,8 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
         tie(graph, options.tie, training)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
+    is_open = any(spec.function for spec in options.losses)  # it may read any output, or evaluate the model again
+    training.ends = list(graph.output_names) if is_open else training.predictions
     select(graph, options, training)
     if training.trained or training.adaptable:
         refuse_changed(graph)
