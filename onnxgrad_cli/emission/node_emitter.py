@@ -37,7 +37,10 @@ class NodeEmitter:
         role: the part of the training model that the metadata of new nodes names, or "".
         forward: the forward node that new nodes differentiate, according to their metadata, or "".
         cautions: cautions for the user about these nodes.
+        in_function: True while a loss function of the user emits nodes.
     """
+
+    in_function = False
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -19,7 +19,7 @@ from onnxgrad_cli.common.settings import unknown_setting
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, OnnxgradError, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
@@ -212,20 +212,21 @@ def _called(
     op: Op, spec: LossSpec, loss: losses.Loss, values: Sequence[Val], settings: Mapping[str, Any]
 ) -> tuple[Val, Val | None]:
     """Call a loss function, and return losses and weights. Errors of a user's function become UsageErrors."""
+    op.in_function = spec.function is not None
     try:
         result = loss.function(op, *values, **settings)
-    except OnnxgradError:
-        raise
     except Exception as error:
-        if spec.function is None:
+        if spec.function is None or (isinstance(error, OnnxgradError) and not isinstance(error, InternalError)):
             raise
         file = getattr(getattr(spec.function, "__code__", None), "co_filename", None)
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         where = f" in line {lines[-1]} of '{file}'" if lines else ""
-        reason = f"{type(error).__name__}{where}: {error}"
+        reason = f"{type(error).__name__}{where}: {str(error).removeprefix('internal: ')}"
         raise UsageError(
             f"`losses`: the function '{loss.name}' raised an error: {reason}", "correct the function"
         ) from error
+    finally:
+        op.in_function = False
     parts = result if isinstance(result, tuple) else (result, None)
     if len(parts) != 2 or not isinstance(parts[0], Val) or not isinstance(parts[1], (Val, type(None))):
         raise UsageError(

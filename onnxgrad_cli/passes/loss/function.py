@@ -84,6 +84,7 @@ class LossOp(Op):
             UsageError: y does not depend on x.
             UnsupportedError: a node between x and y can't be differentiated twice.
         """
+        self._check_fits("jvp", f"the tangent of '{x.name}'", x, tangent)
         cotangent = self.rename(self.fill(0.0, y), self.graph.fresh(f"{self.scope}/cotangent"))
         (transposed,) = self._walk("jvp", y, cotangent, [x])
         (found,) = self._walk("jvp", transposed, tangent, [cotangent])
@@ -160,6 +161,7 @@ class LossOp(Op):
                     f"`op.{name}`: '{each.name}' must be a float tensor, but is {in_words(each.type)}",
                     "pass float tensors, because only they have derivatives",
                 )
+        self._check_fits(name, f"the cotangent of '{y.name}'", y, cotangent)
         self.flush()
         training, scope, role = self.training, self.scope, self.role
         record = Differentiation(straight_through=training.straight_through, forward_stays=training.forward_stays)
@@ -190,6 +192,28 @@ class LossOp(Op):
         self._derived.update(value.name for value in results)
         return results
 
+    def _check_fits(self, name: str, what: str, place: Val, value: Val) -> None:
+        """Check that a value has the type of the place that it is passed to, and the sizes that the place fixes.
+
+        Args:
+            name: the method of `op` that was called.
+            what: the description of the place, for the error.
+            place: a value of the type that is required.
+            value: the value that was passed.
+
+        Raises:
+            UsageError: it does not fit.
+        """
+        if not isinstance(value, Val):
+            raise UsageError(f"`op.{name}` accepts only values of the graph, not {value!r}", "use op.const(...)")
+        sizes = zip(place.known_shape or (), value.known_shape or (), strict=False)
+        is_broadcast = any(size != other and (isinstance(size, int) or other == 1) for size, other in sizes)
+        if value.dtype != place.dtype or value.rank != place.rank or is_broadcast:
+            raise UsageError(
+                f"`op.{name}`: {what} must be {in_words(place.type)}, but the given value is {in_words(value.type)}",
+                "pass a value of this type",
+            )
+
     def flush(self) -> None:
         """Append the nodes emitted so far to the graph, so that a reverse walk can find them."""
         self.graph.nodes.extend(self.nodes)
@@ -215,10 +239,7 @@ class LossOp(Op):
             known = self.training.inputs
             if name not in known:
                 raise unknown_name(f"`op.model`: the model has no input '{name}'", suggest(name, known, "inputs"))
-            own = self.val(name)
-            if value.dtype != own.dtype or value.rank != own.rank:
-                words = f"'{name}' is {in_words(own.type)}, but the given value is {in_words(value.type)}"
-                raise UsageError(f"`op.model`: {words}", "pass a value of the same element type and rank")
+            self._check_fits("model", f"the input '{name}'", self.val(name), value)
             names[name] = value.name
         self.flush()
         for node in self._model:

@@ -228,6 +228,11 @@ def misspelt(op, y): return op.Sofmax(y)
 def branched(op, y): return y if y > 0 else -y
 def largest(op, y): return max(y, -y)
 def chained(op, y): return op.Where(0 < y < 1, y, -y)
+def equal(op, y, x: "input"): return op.Where(x == y, y, -y)
+def untyped(op, y): return op.TopK(y, [1], outputs=2)[0]
+def wider(op, y, x: "input"): return op.model(x=op.Concat(x, x, axis=1)) + y
+def broadcast(op, y, x: "input"): return op.vjp(op.Tanh(y), op.const(2.0, y), x)
+def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
 """
 
 
@@ -242,15 +247,24 @@ def chained(op, y): return op.Where(0 < y < 1, y, -y)
         ("wide", 2, "`op.divergence`: "),
         ("many", 2, "`op.laplacian`: "),
         ("renamed", 2, "the model has no input 'z'"),
-        ("flat", 2, "'x' is float[n, 1], but the given value is float[n]"),
+        ("flat", 2, "the input 'x' must be float[n, 1], but the given value is float[n]"),
         ("missing", 1, "no such file: 'nothing.onnx'"),
         ("other", 2, "'net.onnx' has no input 'z'"),
         ("twice", 2, "has the parameters op, y, a, b"),
         ("relus", 2, "is constant, so the second is zero"),
         ("misspelt", 2, "in line 15 of 'losses.py': No schema registered for 'Sofmax'"),
-        ("branched", 2, "in line 16 of 'losses.py': a comparison of values has no truth value"),
-        ("largest", 2, "a comparison of values has no truth value"),
-        ("chained", 2, "a comparison of values has no truth value"),
+        ("branched", 2, "in line 16 of 'losses.py': a value has no truth at build time"),
+        ("largest", 2, "a value has no truth at build time"),
+        ("chained", 2, "a value has no truth at build time"),
+        ("equal", 2, "write op.Equal(x, y)"),
+        ("untyped", 2, "in line 20 of 'losses.py': loss/untyped/TopK does not type"),
+        ("wider", 2, "the input 'x' must be float[n, 1], but the given value is float[n, 2]"),
+        (
+            "broadcast",
+            2,
+            "the cotangent of 'loss/broadcast/Tanh_out' must be float[n, 1], but the given value is float[]",
+        ),
+        ("narrow", 2, "the tangent of 'x' must be float[n, 1], but the given value is double[n, 1]"),
     ],
 )
 def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: str) -> None:
