@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
@@ -202,7 +202,7 @@ TENSORS = "onnxgrad.tensors"
 """The keys of onnxgrad's entries in the model's metadata_props."""
 
 
-_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner".split()
+_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner sets".split()
 PORTS = {name: "state" if name == "slots" else name for name in _FIELDS}
 """Field of `Roles` that the metadata entry `ROLES` contains -> its key in the entry."""
 
@@ -251,6 +251,7 @@ class Term:
         class_axis: the axis of the output that runs over the classes, if labels are class numbers.
         chunks: if the model computes the output in chunks of tokens: the values that each contain one chunk; otherwise
             ().
+        data: the name of the data set on which the loss is computed; "" if the losses name no data sets.
     """
 
     name: str
@@ -261,6 +262,7 @@ class Term:
     ignore_index: int | None = None
     class_axis: int = 1
     chunks: tuple[str, ...] = ()
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,8 @@ class Roles:
         held: values that are treated as constants in the gradients although they depend on weights, such as DoRA's
             norms.
         inner: the derivatives that are parts of the loss.
+        sets: data set -> a map from the name of each array of the set to the input that takes it. Empty if the losses
+            name no data sets.
     """
 
     version: str
@@ -306,6 +310,7 @@ class Roles:
     held: tuple[str, ...] = ()
     step: StepSettings | None = None
     inner: tuple[InnerDerivative, ...] = ()
+    sets: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def loss(self) -> str:
@@ -336,6 +341,26 @@ class Roles:
     def averages(self) -> dict[str, str]:
         """Weight -> the name of the state with its exponential moving average. Empty if the model keeps no averages."""
         return {slot.of: name for name, slot in self.slots.items() if slot.kind == AVERAGE}
+
+    def on_set(self, data: str) -> Roles:
+        """Return the roles with the names of a data set: its arrays are the inputs, and the losses are those on it.
+
+        If the losses name no data sets, return the roles themselves.
+        """
+        if not self.sets:
+            return self
+        arrays, is_copy = self.sets[data], data != next(iter(self.sets))
+        names = {own: name for name, own in arrays.items()}
+        losses = tuple(
+            replace(
+                term,
+                output=term.output.removeprefix(f"{data}/") if is_copy else term.output,
+                label=names.get(term.label, term.label),
+            )
+            for term in self.losses
+            if term.data == data
+        )
+        return replace(self, losses=losses, inputs={name: self.inputs[own] for name, own in arrays.items()}, sets={})
 
     def begun(self, stored: Collection[str]) -> dict[str, np.ndarray]:
         """Return a map: state of the optimizer that is not in `stored` -> its initial value.
@@ -576,7 +601,7 @@ def write(model: ModelProto, found: Roles) -> None:
 
 
 def _said(term: Term) -> dict[str, Any]:
-    return {name: value for name, value in asdict(term).items() if name != "chunks" or value}
+    return {name: value for name, value in asdict(term).items() if value or name not in ("chunks", "data")}
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
@@ -665,6 +690,7 @@ def _fits(found: Roles, model: ModelProto) -> None:
     _compare("input", found.inputs, model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     of = [role.of for role in found.outputs.values() if role.role in ("gradient", "next state")]
+    of += [name for names in found.sets.values() for name in names.values()]
     gone = next((name for name in (*of, *found.slots) if name not in found.inputs), None)
     if gone is not None:
         raise OnnxgradError(

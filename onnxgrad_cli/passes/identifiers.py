@@ -72,7 +72,8 @@ def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
 
 def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     """Rename the names that onnxgrad wrote, in the graph and in the record of the build."""
-    names = make_identifiers(graph, [*training.labels, training.sample_weight or ""])
+    asked = [] if training.sets else training.labels  # the labels of data sets have names that onnxgrad made
+    names = make_identifiers(graph, [*asked, training.sample_weight or ""])
 
     def own(name: str) -> str:
         return names.get(name, name)
@@ -83,6 +84,9 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
             if key in names:
                 del renamed[key]
     training.loss = own(training.loss)
+    for listed in (training.labels, training.judged, training.predictions):
+        listed[:] = map(own, listed)
+    training.sets = {data: {name: own(each) for name, each in arrays.items()} for data, arrays in training.sets.items()}
     training.divisors = {position: own(name) for position, name in training.divisors.items()}
     training.trained = list(map(own, training.trained))
     training.slots = {own(name): replace(slot, of=own(slot.of)) for name, slot in training.slots.items()}

@@ -174,6 +174,7 @@ def _losses(options: Options, judged: Sequence[str]) -> Iterator[str]:
     """Yield each loss as a text, with its label input or, if that input doesn't exist yet, the label of the options."""
     for spec, label in zip_longest(options.losses, judged):
         asked = "" if spec.loss and spec.loss.label == "none" else spec.label or options.label
+        asked = f"{spec.data}.{asked}" if spec.data and asked else asked
         yield _loss(spec, options, asked if label is None else label)
 
 
@@ -181,7 +182,8 @@ def _loss(spec: LossSpec, options: Options, label: str) -> str:
     text = spec.name if spec.weight == 1.0 else f"{spec.weight:g} times {spec.name}"
     output = spec.output or options.output
     text += f" of '{output}'" if output else ""
-    return f"{text} against '{label}'" if label else text
+    text = f"{text} against '{label}'" if label else text
+    return f"{text} on the data set '{spec.data}'" if spec.data else text
 
 
 def _optimizer(options: Options) -> str:

@@ -213,6 +213,8 @@ class Evaluator:
         metrics: the metrics to compute, each from the output and the label of its term.
         ema: weight -> the name of the state with the moving average of the weight. The average is evaluated instead.
         communicator: connects the processes that train together. Rank 0 evaluates, and all get the results.
+        terms: the losses.
+        inputs: array of the data -> the input of the eval model that takes it, where the names differ.
     """
 
     session: EvalSession
@@ -221,6 +223,8 @@ class Evaluator:
     metrics: Sequence[RequestedMetric]
     ema: Mapping[str, str] = field(default_factory=dict)
     communicator: Communicator = Alone()  # noqa: RUF009
+    terms: Sequence[Term] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -233,10 +237,13 @@ class Evaluator:
         Raises:
             UsageError: a metric does not fit.
         """
-        first = self.data.batch(np.arange(min(self.batches.size, len(self.data))))
+        first = self._batch(np.arange(min(self.batches.size, len(self.data))))
         result = self.session(first, weights)
         for named in self.metrics:
             _update(named.begin(), named.term, result, first)
+
+    def _batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {self.inputs.get(name, name): array for name, array in self.data.batch(indices).items()}
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
         """Return the loss, as 'loss', and each metric by its name.
@@ -263,7 +270,7 @@ class Evaluator:
         weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
         total = _Total(self.session.sums, self.session.weights)
         for part in self.batches:
-            feeds = self.data.batch(part.indices)
+            feeds = self._batch(part.indices)
             result = self.session(feeds, weights)
             total.add(result, len(part.indices))
             for named, found in begun:

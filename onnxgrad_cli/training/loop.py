@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW
 from onnxgrad_cli.common.choices import LogForm
-from onnxgrad_cli.data import Batches, BatchShard, Data
+from onnxgrad_cli.data import Batches, BatchShard, Data, DataSets
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import Log, RunFolder
@@ -59,7 +59,7 @@ class TrainingLoop:
 
     Attributes:
         trainer: takes the steps.
-        data: the training data.
+        data: the training data, in one or several sets.
         batches: the order of the samples, in batches.
         schedule: the learning rate of each step.
         evaluator: evaluates the weights after an epoch; None without validation data.
@@ -78,8 +78,8 @@ class TrainingLoop:
         rates: a description of the learning rate and the schedule. A resumed run may change these; then the log
             contains the old and the new description.
         settings: argument -> its value as text. If a run can't be resumed, the error lists the changed settings.
-        digests: 'training' -> the digest of the training data, and 'validation' -> the digest of the validation data,
-            if any.
+        digests: 'training' -> the digest of the training data, "'SET' training" -> the digest of each further data set,
+            and 'validation' -> the digest of the validation data, if any.
         rates_before: the value of `rates` in the checkpoint if it differs, otherwise "".
         watch: called after each step and each evaluation.
         max_steps: the run ends after this number of steps, even within an epoch; None for no limit.
@@ -91,7 +91,7 @@ class TrainingLoop:
     """
 
     trainer: TrainerBase
-    data: Data
+    data: Data | DataSets
     batches: Batches
     schedule: Schedule
     evaluator: Evaluator | None
@@ -234,10 +234,10 @@ class TrainingLoop:
             UsageError: the contents have changed.
         """
         for use, digest in self.digests.items():
-            if digests.get(use) == digest or (new_data and use == "training"):
+            if digests.get(use) == digest or (new_data and use.endswith("training")):
                 continue
             hint = f"continue with the same data, or {ANEW}"
-            if use == "training":
+            if use.endswith("training"):
                 hint += "; to continue with other data of the same size, add `new_data`"
             raise UsageError(f"the run was started with other {use} data: their contents have changed", hint)
 

@@ -18,7 +18,7 @@ from onnxgrad_cli.checkpoints.base_model_digest import untrained_digest
 from onnxgrad_cli.checkpoints.model_values import untrained_digests
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.version import tool_version
-from onnxgrad_cli.data import Batches, Data, Preprocessing
+from onnxgrad_cli.data import Batches, Data, DataSets, NamedSet, Preprocessing
 from onnxgrad_cli.data.classes import names_for
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import AtomicWriteGroup, check_target, stage_model
@@ -47,6 +47,7 @@ class PreparedRun:
     Attributes:
         original, path: the inference model and the file it was read from.
         ema: weight -> the name of the state with its moving average. The average is evaluated and written instead.
+        sets: the data sets with names, of which `samples` are the first; None for data without a name.
     """
 
     original: ModelProto
@@ -58,11 +59,21 @@ class PreparedRun:
     evaluator: Evaluator | None
     batches: Batches
     ema: Mapping[str, str]
+    sets: DataSets | None = None
+
+    @property
+    def others(self) -> Sequence[NamedSet]:
+        """The data sets other than the first."""
+        return self.sets.others if self.sets else ()
 
     @property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of the data, which the trained model stores."""
-        return self.samples.preprocessing(self.trainer.roles.losses)
+        roles = self.trainer.roles
+        found = self.samples.preprocessing(roles.on_set(self.sets.first.name if self.sets else "").losses)
+        for other in self.others:
+            found = found.with_more(other.data.preprocessing(roles.on_set(other.name).losses))
+        return found
 
     def loop(
         self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm],
@@ -72,7 +83,9 @@ class PreparedRun:
         course, evaluator = self.course, self.evaluator
         whole = course.epochs * len(self.batches)
         steps = whole if course.max_steps is None else min(whole, course.max_steps)
-        data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
+        data = {"training": self.samples, **{f"'{each.name}' training": each.data for each in self.others}}
+        data |= {"validation": evaluator.data} if evaluator else {}
+        prepared = "".join(each.prepared_by(course.samples) for use, each in data.items() if use != "validation")
         trained = {*self.trainer.weights(), *self.trainer.state()}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
         if evaluator is None and (
@@ -86,13 +99,13 @@ class PreparedRun:
             raise UsageError(f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data")
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
         return TrainingLoop(
-            self.trainer, self.samples, self.batches, schedule, evaluator,
+            self.trainer, self.sets or self.samples, self.batches, schedule, evaluator,
             watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
             eval_every=course.eval_every, logs=logs, settings=settings, origin_of=self._origin_of,
-            model=_fingerprint(self.built, self.trainer, self.samples.prepared_by(course.samples)),
+            model=_fingerprint(self.built, self.trainer, prepared),
             rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
             + (f" over {steps} steps" if course.schedule != "constant" else ""),
             base=untrained_digest(self.original, trained),
@@ -120,7 +133,7 @@ class PreparedRun:
         """
         if self.evaluator is None:
             return {}
-        taken = confusions(self.trainer.roles.losses, MOST_CLASSES)
+        taken = confusions(self.evaluator.terms, MOST_CLASSES)
         if taken:
             self.evaluator.measure(self.trainer.buffers, taken, metrics=False)
         matrices, names = (

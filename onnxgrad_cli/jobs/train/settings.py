@@ -58,7 +58,7 @@ def as_text(value: Any) -> str:
         return ", ".join(f"{key}={as_text(each)}" for key, each in value.items())
     if isinstance(value, LossSpec):
         words = (value.name, value.output or "", value.label or "", "" if value.weight == 1 else f"{value.weight:g}")
-        return ":".join(words).rstrip(":")
+        return f"{value.data}=" * bool(value.data) + ":".join(words).rstrip(":")
     if isinstance(value, (tuple, list)):
         return ", ".join(map(as_text, value))
     return str(getattr(value, "__name__", value))
