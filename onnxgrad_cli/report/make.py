@@ -100,11 +100,12 @@ def _built(built: TrainingModel, sizes: Mapping[str, int], more: Iterable[Cautio
     """Return the fields of the report that are computed from the graph, as keyword arguments of `Report`."""
     graph, training = built.graph, built.training
     declared, variants = roles(graph, built.options, training), training.kernel_variants
+    sets = {name: data for data, arrays in declared.sets.items() for name in arrays.values()}
     return {
         "weights": _weights(graph, training),
         "adapters": list(training.adapters),
         "not_trained": _untrained(graph, training),
-        "inputs": [_value(graph, name, Role(role)) for name, role in declared.inputs.items()],
+        "inputs": [_value(graph, name, Role(role, sets.get(name, ""))) for name, role in declared.inputs.items()],
         "outputs": [_value(graph, name, role) for name, role in declared.outputs.items()] if training.loss else [],
         "passes": _passes(built),
         "operators": _operators(graph, training),

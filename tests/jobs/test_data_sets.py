@@ -147,6 +147,11 @@ def test_the_gradients_on_two_sets_equal_pytorch(shell: Shell) -> None:
     result = shell("build", "u.onnx", *losses, "--verify", "--json", "-o", "train.onnx")
     assert result.code == 0, result.err
     assert result.json["proof"]["verdict"] == "proved"
+    sets = {value["name"]: value["of"] for value in result.json["inputs"] if value["role"] != "weight"}
+    assert sets == {"x": "interior", "t": "interior"} | dict.fromkeys(
+        ("boundary.x", "boundary.t", "boundary.value"), "boundary"
+    )
+    assert any("--data interior=DATA --data boundary=DATA" in step["text"] for step in result.json["next"])
     model = onnx.load("train.onnx")
     assert [value.name for value in model.graph.input][:5] == ["x", "t", "boundary.x", "boundary.t", "boundary.value"]
     import onnxruntime
@@ -166,6 +171,20 @@ def test_the_gradients_on_two_sets_equal_pytorch(shell: Shell) -> None:
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None
         np.testing.assert_allclose(found[f"{name}_grad"], parameter.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_wrong_copy_of_the_model_fails_the_check(shell: Shell) -> None:
+    """Gradients of a copy whose inputs are swapped still match differences of its loss."""
+    losses = ("--loss", "a=mse", "--loss", "b=mse")
+    assert shell("build", "u.onnx", *losses, "-o", "train.onnx").code == 0
+    assert shell("check", "train.onnx", "--original", "u.onnx").code == 0
+    model = onnx.load("train.onnx")
+    (first,) = (node for node in model.graph.node if node.op_type == "Concat" and "b.x" in node.input)
+    first.input[:] = first.input[::-1]
+    onnx.save(model, "wrong.onnx")
+    result = shell("check", "wrong.onnx", "--original", "u.onnx")
+    assert result.code == 4
+    assert "'b'" in result.err + result.out
 
 
 def test_a_resumed_run_equals_an_undisturbed_run_byte_for_byte(shell: Shell) -> None:

@@ -49,6 +49,7 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     terms, options = [], _with_free_label(graph, options, training)
     asked = list(training.predictions)
     evaluated = evaluations(op, options, training)
+    options = options if len(evaluated) == 1 else replace(options, loss_chunks=1)
     for spec, output, name in zip(options.losses, asked, training.predictions, strict=True):
         op.scope, op.evaluation = f"loss/{Path(spec.name).stem}", evaluated[spec.data]
         owners = (spec.data or None, spec.output, output, spec.label or options.label)
