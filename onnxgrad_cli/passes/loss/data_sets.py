@@ -6,6 +6,8 @@ the inputs. The copies read the same weights, so the backward part adds up the g
 
 from __future__ import annotations
 
+from onnx import TypeProto
+
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, shape_of, tensor_type
 from onnxgrad_cli.options import AppendOptions
@@ -70,23 +72,27 @@ def _copy(op: LossOp, training: LossRecord, data: str) -> Evaluation:
 
     Each symbolic size is a new one, because the sets have different numbers of samples.
     """
-    graph, names = op.graph, dict[str, str]()
-    sizes: dict[int | str, int | str] = {}
-    for name in training.inputs:
-        own, value_type = f"{data}.{name}", graph.types[name]
+    graph, names, symbols = op.graph, dict[str, str](), dict[str, str]()
+
+    def own_size(size: int | str) -> int | str:
+        if isinstance(size, int) or size == "?":
+            return size
+        if size not in symbols:
+            symbols[size] = graph.fresh_symbol() if UNNAMED.fullmatch(size) else f"{data}.{size}"
+        return symbols[size]
+
+    def retyped(value_type: TypeProto) -> TypeProto:
         shape = shape_of(value_type)
-        _refuse_taken(op, own, data)
-        for dim in shape or ():
-            new = graph.fresh_symbol() if UNNAMED.fullmatch(str(dim)) else f"{data}.{dim}"
-            sizes.setdefault(dim, new if isinstance(dim, str) and dim != "?" else dim)
-        if shape is not None:
-            value_type = tensor_type(dtype_of(value_type), [sizes[dim] for dim in shape])
-        graph.add_input(own, value_type)
-        names[name] = own
+        return value_type if shape is None else tensor_type(dtype_of(value_type), list(map(own_size, shape)))
+
+    for name in training.inputs:
+        names[name] = f"{data}.{name}"
+        _refuse_taken(op, names[name], data)
+        graph.add_input(names[name], retyped(graph.types[name]))
     for name in training.predictions:
         _refuse_taken(op, f"{data}/{name}", data)
     op.scope = data
-    return op.evaluate(names)
+    return op.evaluate(names, retyped)
 
 
 def _refuse_taken(op: LossOp, name: str, data: str) -> None:

@@ -7,10 +7,12 @@ backward part differentiates through them, and the gradients are checked as for 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from onnx import TypeProto
 
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
@@ -20,7 +22,7 @@ from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import in_words, is_float
+from onnxgrad_cli.ir.types import in_words, is_float, shape_of
 from onnxgrad_cli.metadata import InnerDerivative
 from onnxgrad_cli.passes.loss.model_file import ModelFile, append_copy
 from onnxgrad_cli.record import LossRecord
@@ -249,19 +251,26 @@ class LossOp(Op):
         outputs = [self.val(found.own(self.evaluation.own(name))) for name in self.graph.output_names]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def evaluate(self, names: dict[str, str]) -> Evaluation:
+    def evaluate(self, names: dict[str, str], retyped: Callable[[TypeProto], TypeProto] | None = None) -> Evaluation:
         """Evaluate the model once more: append copies of the nodes that depend on the given values.
 
         Args:
             names: map from values of the current evaluation to the values that replace them. The new names of the
                 results are added.
+            retyped: returns the type of a result, given the type that it has in the current evaluation. It is called if
+                the rank can't be inferred.
         """
         self.flush()
         copies = []
         for node in self.evaluation.nodes:
             if not names.keys().isdisjoint(reads(node)):
                 copies.append(append_copy(self, node, names))
-                self.graph.types.update(self.infer(copies[-1]))
+                types = self.infer(copies[-1])
+                for old, new in zip(node.output, copies[-1].output, strict=True):
+                    known = self.graph.types.get(old)
+                    if retyped and known is not None and shape_of(types.get(new)) is None:
+                        types[new] = retyped(known)
+                self.graph.types.update(types)
         self.graph.held.update(names[name] for name in self.graph.held.intersection(names))
         return Evaluation(names, copies)
 
