@@ -53,8 +53,8 @@ def stage_report(
     told = asdict(ready.course)
     told |= told.pop("sequences") | _shown(told.pop("samples"))
     asked = {flag_of(name): value for name, value in told.items() if value}
-    sets = {"training": ready.samples} if ready.sets is None else {ready.sets.first.name: ready.samples}
-    sets |= {each.name: each.data for each in ready.others}
+    sets = {"training": ready.samples} if ready.sets is None else {f"training ({ready.sets.first.name})": ready.samples}
+    sets |= {f"training ({each.name})": each.data for each in ready.others}
     sets |= {"validation": ready.evaluator.data} if ready.evaluator else {}
     log = folder.history()
     run = RunSummary(
