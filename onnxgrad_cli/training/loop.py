@@ -362,6 +362,9 @@ class TrainingLoop:
         which = f"the samples {shown}"
         if len(indices) < part.whole:
             which = f"a batch of {part.whole} samples, of which this process has {shown}"
+        if isinstance(self.data, DataSets):
+            others = "".join(f" and a batch of '{other.name}'" for other in self.data.others)
+            which += f" of '{self.data.first.name}'{others}"
         message, advice = f"step {self.trainer.steps + 1}: {error.message}, on {which}", ""
         name, maker = self.origin_of(batch, math.nan if "nan" in error.message else math.inf)
         if label := self._uncounted(batch):

@@ -272,6 +272,7 @@ class LossOp(Op):
                         types[new] = retyped(known)
                 self.graph.types.update(types)
         self.graph.held.update(names[name] for name in self.graph.held.intersection(names))
+        self.flush()
         return Evaluation(names, copies)
 
     def load(self, path: str, **inputs: Val) -> Any:
