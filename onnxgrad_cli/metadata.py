@@ -212,7 +212,7 @@ STORED = frozenset({"weight", "state", "constant"})
 The value is stored in the model; that of optimizer state may only be described in the metadata.
 """
 
-INPUTS = STORED | {"model input", "label", "sample weight", "learning rate", "loss gradient"}
+INPUTS = STORED | {"model input", "label", "sample weight", "loss weight", "learning rate", "loss gradient"}
 OUTPUTS = frozenset({"loss", "gradient", "next state", "kept output"})
 """The possible roles of inputs and of outputs of a training model."""
 
@@ -244,7 +244,7 @@ class Term:
         name: the name of the loss, or the name of its file.
         output: the model output on which the loss is computed.
         label: the label input; "" if the loss has no label.
-        weight: the factor of the loss in the sum of all losses.
+        weight: the factor of the loss in the sum of all losses; if it follows a schedule, its highest value.
         classes: the number of classes if labels are class numbers; otherwise 0.
         ignore_index: the label of samples that the loss ignores. None if there is no such label, or if the model was
             built by an old version of onnxgrad, which did not record it.
@@ -252,6 +252,7 @@ class Term:
         chunks: if the model computes the output in chunks of tokens: the values that each contain one chunk; otherwise
             ().
         data: the name of the data set on which the loss is computed; "" if the losses name no data sets.
+        factor: the input by which the loss is multiplied in place of `weight`; "" if the weight follows no schedule.
     """
 
     name: str
@@ -263,6 +264,7 @@ class Term:
     class_axis: int = 1
     chunks: tuple[str, ...] = ()
     data: str = ""
+    factor: str = ""
 
 
 @dataclass(frozen=True)
@@ -273,10 +275,10 @@ class Roles:
         version: the version of onnxgrad that built the model.
         losses: the terms of the loss.
         reduction: 'mean' or 'sum'.
-        inputs: input -> its role, in order: 'model input', 'label', 'sample weight', 'learning rate', 'weight'
-            (trained), 'state', 'loss gradient' or 'constant' (not trained, but feeding it overrides its value). A model
-            that contains only the optimizer also has inputs with the role 'gradient', named like the outputs of the
-            gradient model.
+        inputs: input -> its role, in order: 'model input', 'label', 'sample weight', 'loss weight' (a scalar),
+            'learning rate', 'weight' (trained), 'state', 'loss gradient' or 'constant' (not trained, but feeding it
+            overrides its value). A model that contains only the optimizer also has inputs with the role 'gradient',
+            named like the outputs of the gradient model.
         outputs: output -> its role, in order.
         estimated: True if gradients are straight-through estimates, so that they don't match finite differences of the
             loss.
@@ -334,7 +336,7 @@ class Roles:
 
     @property
     def sampled(self) -> list[str]:
-        """The inputs that come from the data: those in `fed`, except the learning rate."""
+        """The inputs of a batch: those in `fed`, except the learning rate."""
         return [name for name in self.fed if self.inputs[name] != "learning rate"]
 
     @property
@@ -601,7 +603,7 @@ def write(model: ModelProto, found: Roles) -> None:
 
 
 def _said(term: Term) -> dict[str, Any]:
-    return {name: value for name, value in asdict(term).items() if value or name not in ("chunks", "data")}
+    return {name: value for name, value in asdict(term).items() if value or name not in ("chunks", "data", "factor")}
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:

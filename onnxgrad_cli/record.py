@@ -129,6 +129,7 @@ class LossRecord(ParameterRecord, Differentiation):
         judged: for each loss, its label input, or "" if it has none. Empty until the losses are appended.
         settings: for each loss, the settings that the user gave for it.
         terms: for each loss, the name of its value, not multiplied by its weight.
+        factors: position of a loss -> the input by which the loss is multiplied, if its weight follows a schedule.
         penalties: the names of the penalties on weights, multiplied by their factors.
         divisors: position of a loss -> the name of the value by which it is divided, if that is not the number of its
             elements.
@@ -146,6 +147,7 @@ class LossRecord(ParameterRecord, Differentiation):
     judged: list[str] = field(default_factory=list)
     settings: list[Mapping[str, object]] = field(default_factory=list)
     terms: list[str] = field(default_factory=list)
+    factors: dict[int, str] = field(default_factory=dict)
     penalties: list[str] = field(default_factory=list)
     divisors: dict[int, str] = field(default_factory=dict)
     scalars: set[int] = field(default_factory=set)

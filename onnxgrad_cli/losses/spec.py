@@ -14,7 +14,7 @@ from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses.registry import LOSSES, Loss, of_function
 
-FORM = "[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT]]]"
+FORM = "[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]"
 
 CODE = re.compile(r"(?P<file>.*?\.py):(?P<function>[^:]*)")
 """The form of a function in a Python file on the command line: FILE.py:FUNCTION."""
@@ -34,10 +34,12 @@ class LossSpec:
         weight: the factor of this loss in the sum of all losses.
         function: a function that computes the loss; see `losses.registry.of_function`.
         data: the name of the data set that the loss is computed on; "" if the data have no names.
+        schedule: the schedule of the weight, in the form of `training.schedules.parse_schedule`. The weight is then an
+            input of the training model, and `weight` is its highest value. "" for a constant weight.
 
     Raises:
-        UsageError: no loss has this name, the function is not a loss, the weight is not a finite number, or the name of
-            the data set is not a word.
+        UsageError: no loss has this name, the function is not a loss, the weight is not a finite number, the name of
+            the data set is not a word, or a weight with a schedule is not above 0.
     """
 
     name: str
@@ -46,6 +48,7 @@ class LossSpec:
     weight: float = 1.0
     function: Callable[..., Any] | None = None
     data: str = ""
+    schedule: str = ""
 
     def __post_init__(self) -> None:
         checks.text("name", self.name)
@@ -54,8 +57,13 @@ class LossSpec:
         if not checks.is_number(self.weight):
             raise UsageError(f"`losses`: the weight {self.weight!r} of '{self.name}' is not a finite number")
         checks.text("data", self.data)
+        checks.text("schedule", self.schedule)
         if self.data:
             check_set("losses", self.data)
+        if self.schedule and self.weight <= 0:
+            raise UsageError(
+                f"`losses`: the weight {self.weight:g} of '{self.name}' has a schedule, so it must be above 0"
+            )
         self.loss  # noqa: B018  (looked up, for its errors)
 
     @property
@@ -71,7 +79,8 @@ class LossSpec:
         code = getattr(self.function, "__code__", None)
         name = self.name if code is None else f"{code.co_filename}:{code.co_name}"
         parts = [(part or "").replace(":", "\\:") for part in (self.output, self.label)]
-        share = f"{self.weight!r}" if self.weight != 1.0 else ""
+        share = f"{self.weight!r}" if self.weight != 1.0 or self.schedule else ""
+        share += f"@{self.schedule}" * bool(self.schedule)
         text = ":".join([name, *parts, share]).rstrip(":")
         return f"{self.data}={text}" if self.data else text
 
@@ -111,7 +120,7 @@ def _as_loss(given: object) -> object:
 
 
 def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None = None) -> LossSpec:
-    r"""Parse `[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT]]]`. `\:` is an escaped colon.
+    r"""Parse `[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]`. `\:` is an escaped colon.
 
     Args:
         text: NAME may be a file that ends in .onnx, or a function in a Python file, FILE.py:FUNCTION.
@@ -126,6 +135,8 @@ def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None 
     named = code or file
     name, rest = (named[0], text[named.end() + 1 :]) if named else (text.partition(":")[0], text.partition(":")[2])
     parts = [part.replace("\\:", ":") or None for part in re.split(r"(?<!\\):", rest)]
+    if len(parts) > 2 and "@" in (parts[2] or ""):  # a schedule has colons of its own
+        parts[2:] = [":".join(part or "" for part in parts[2:])]
     if len(parts) > 3:
         raise UsageError(f"`losses` '{text}' has too many parts", f"write {FORM}, and \\: for a colon")
     function = None
@@ -141,13 +152,14 @@ def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None 
     elif not file:
         LOSSES.lookup(name)
     output, label, weight = [*parts, None, None][:3]
+    weight, _, schedule = (weight or "").partition("@")
     try:
         share = float(weight or 1.0)
     except ValueError:
         share = math.nan
     if not math.isfinite(share):
         raise UsageError(f"`losses` '{text}': the weight '{weight}' is not a number", FORM)
-    return LossSpec(name, output, label, share, function, data)
+    return LossSpec(name, output, label, share, function, data, schedule)
 
 
 def split_set(text: str, file: Callable[[str], str] = str) -> tuple[str, str]:

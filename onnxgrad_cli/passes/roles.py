@@ -22,6 +22,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         training.learning_rate: "learning rate",
         training.sample_weight: "sample weight",
         **dict.fromkeys(training.labels, "label"),
+        **dict.fromkeys(training.factors.values(), "loss weight"),
     }
     outputs = {successor: Role("next state", name) for name, successor in training.state.items()}
     outputs |= {gradient: Role("gradient", name) for name, gradient in training.gradients.items()}
@@ -53,7 +54,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
 
 def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator[Term]:
     each = zip(options.losses, training.predictions, training.judged, training.settings, strict=False)
-    for spec, output, label, given in each:
+    for position, (spec, output, label, given) in enumerate(each):
         from_file = spec.name.endswith(".onnx")
         name = Path(spec.name).name if from_file else spec.name
         loss = spec.loss
@@ -63,8 +64,8 @@ def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator
         axis = (None if loss is None else loss.class_axis(given)) or 1
         classes = shape[axis] if numbered and len(shape) > 1 else 0
         chunks = training.chunks.values if training.chunks is not None and training.chunks.of == output else ()
-        classes = classes if isinstance(classes, int) else 0
-        yield Term(name, output, label, spec.weight, classes, ignored, axis, chunks, spec.data)
+        classes, factor = classes if isinstance(classes, int) else 0, training.factors.get(position, "")
+        yield Term(name, output, label, spec.weight, classes, ignored, axis, chunks, spec.data, factor)
 
 
 def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:

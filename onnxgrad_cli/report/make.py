@@ -181,6 +181,7 @@ def _losses(options: Options, judged: Sequence[str]) -> Iterator[str]:
 
 def _loss(spec: LossSpec, options: Options, label: str) -> str:
     text = spec.name if spec.weight == 1.0 else f"{spec.weight:g} times {spec.name}"
+    text = f"{spec.weight:g} (following {spec.schedule}) times {spec.name}" if spec.schedule else text
     output = spec.output or options.output
     text += f" of '{output}'" if output else ""
     text = f"{text} against '{label}'" if label else text

@@ -148,6 +148,7 @@ _MEANING = {
     "model input": "feed a batch of samples",
     "label": "feed the labels of the batch",
     "sample weight": "feed one weight per sample",
+    "loss weight": "feed the weight of the loss in the step",
     "learning rate": "feed the learning rate of the step",
     "weight": "trainable; the stored value is used unless you feed one",
     "state": "optimizer state; the stored value is used unless you feed one",

@@ -101,7 +101,7 @@ def make_eval_model(
     keep_mode: bool = False,
     counted: bool = False,
 ) -> EvalModel:
-    """Make the eval model: an inference model with its loss.
+    """Make the eval model: an inference model with its loss. The weights of losses follow no schedule.
 
     Args:
         model: the inference model; not changed.
@@ -116,7 +116,10 @@ def make_eval_model(
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
     mode: Mode = "keep" if keep_mode or has_derivatives(model) else "eval"
-    whole = replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1)
+    losses = tuple(replace(spec, schedule="") for spec in options.losses)
+    whole = replace(
+        options, mode=mode, losses=losses, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1
+    )
     built = TrainingModel(Graph(copy, path), whole)
     built.training.may_be_none = True
     graph, training = built.graph, built.training

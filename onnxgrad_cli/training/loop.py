@@ -22,7 +22,7 @@ from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import Log, RunFolder
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule
-from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
+from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase, numpy_type
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.finiteness import INPUT, WEIGHT
 
@@ -86,6 +86,7 @@ class TrainingLoop:
         eval_every: the number of steps between evaluations within an epoch; 0 for no such evaluations. Their results
             are reported and logged, but don't affect the run.
         logs: the formats of the log in addition to train.jsonl.
+        weights: input with the weight of a loss -> the schedule of the weight.
         origin_of: returns, for a batch with a loss that is not finite, the first value that is not finite and the
             operator that computed it; see `verification.checks.finiteness`.
     """
@@ -113,6 +114,7 @@ class TrainingLoop:
     rates: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, Schedule] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     rates_before: str = ""
     _pace: Pace = field(default_factory=Pace)
@@ -336,6 +338,8 @@ class TrainingLoop:
     def _step(self, part: BatchShard) -> float:
         """Take a step, and return the loss that was computed before the update; nan if the loss ignores all labels."""
         batch = self.data.batch(part.indices, part)
+        for name, weight in self.weights.items():
+            batch[name] = np.asarray(weight.rate(self.trainer.steps), numpy_type(self.trainer.inputs[name]))
         try:
             if isinstance(self.trainer, Trainer) and self._uncounted(batch):
                 loss = self.trainer.step(batch, self.schedule, uncounted=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,11 @@ def batches(size: int, seed: int) -> dict[str, Batches]:
     }
 
 
-def of_torch(optimizer: torch.optim.Optimizer, net: nn.Module, steps: int, size: int, accumulate: int = 1) -> None:
-    """Train in PyTorch on batches of both sets."""
+def of_torch(
+    optimizer: torch.optim.Optimizer, net: nn.Module, steps: int, size: int, accumulate: int = 1,
+    shares: Callable[[int], tuple[float, float]] = lambda step: (1, 10),
+) -> None:  # fmt: skip
+    """Train in PyTorch on batches of both sets. `shares` returns the weights of both losses in a step."""
     sets = {"interior": np.load("a.npz"), "boundary": np.load("b.npz")}
     order = batches(size, seed=3)
     for step in range(steps):
@@ -103,7 +107,8 @@ def of_torch(optimizer: torch.optim.Optimizer, net: nn.Module, steps: int, size:
             [torch.from_numpy(sets[name][key][rows[name]]) for key in keys]
             for name, keys in (("interior", "xt"), ("boundary", "xtu"))
         )
-        loss = residual(net, x, t) + 10 * ((net(bx, bt) - bu) ** 2).mean()
+        inside, edge = shares(step)
+        loss = inside * residual(net, x, t) + edge * ((net(bx, bt) - bu) ** 2).mean()
         (loss / accumulate).backward()  # type: ignore[no-untyped-call]
         if step % accumulate == accumulate - 1:
             optimizer.step()
@@ -139,6 +144,72 @@ def test_a_training_on_two_sets_equals_pytorch(shell: Shell, optimizer: str, siz
     assert sorted(found) == sorted(dict(net.named_parameters()))
     for name, value in net.named_parameters():
         np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=0, atol=1e-6)
+
+
+def test_a_weight_with_a_schedule_equals_pytorch(shell: Shell) -> None:
+    """The weight of the loss at the boundary falls along a cosine, and that of the equation rises over 8 steps."""
+    losses = ("--loss", "interior=pde.py:burgers:::1@constant:warmup=8", "--loss", "boundary=mse:u:u:10@cosine")
+    result = shell(
+        *TRAIN[:6], *losses, "--threads", "1", "--max-steps", "20", "--epochs", "99", "--batch-size", "16", "--lr",
+        "0.01", "--seed", "3", "--optimizer", "sgd", "-o", "trained.onnx",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    torch.manual_seed(0)
+    net = Net()
+
+    def shares(step: int) -> tuple[float, float]:
+        return min(0.01 + 0.99 * step / 8, 1), 5 * (1 + math.cos(math.pi * step / 20))
+
+    of_torch(torch.optim.SGD(net.parameters(), lr=0.01), net, 20, 16, shares=shares)
+    found = weights("trained.onnx")
+    for name, value in net.named_parameters():
+        np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=0, atol=1e-6)
+
+
+def test_a_validation_uses_the_weight_without_its_schedule(shell: Shell) -> None:
+    run = ("train", "u.onnx", "--data", "b.npz", "--val", "b.npz", "--map", "u=w", "--loss", "mse::w:4@cosine",
+           "--threads", "1", "--epochs", "4", "--batch-size", "3", "--seed", "5")  # fmt: skip
+    result = shell(*run, "-o", "t.onnx", "--json")
+    assert result.code == 0, result.err
+    torch.manual_seed(0)
+    net = Net()
+    trained = weights("t.onnx")
+    net.load_state_dict({name: torch.from_numpy(trained[name].copy()) for name in net.state_dict()})
+    x, t, u = (torch.from_numpy(np.load("b.npz")[name]) for name in ("x", "t", "u"))
+    found = result.json
+    expected = float(4 * ((net(x, t) - u) ** 2).mean())
+    assert found["epochs"][found["best"] - 1]["val_loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weight", "noun"),
+    [
+        ("10@cosin", "'cosin'"),
+        ("-1@cosine", "-1"),
+        ("x@cosine", "'x'"),
+        ("10@plateau", "'plateau'"),
+        ("10@cosine:warmup=x", "warmup"),
+        ("10:cosine", "too many parts"),
+    ],
+)
+@pytest.mark.parametrize("command", ["build", "train"])
+def test_wrong_schedules_of_a_weight_are_refused(shell: Shell, command: str, weight: str, noun: str) -> None:
+    data = ("--data", "b.npz", "--map", "u=w") if command == "train" else ()
+    result = shell(command, "u.onnx", "--loss", f"mse::w:{weight}", *data, "-o", "t.onnx")
+    assert result.code == 2, result.err
+    assert noun in result.err
+    assert not Path("t.onnx").exists()
+
+
+def test_a_weight_with_a_schedule_is_an_input(shell: Shell) -> None:
+    assert shell("build", "u.onnx", "--loss", "mse::w:3@cosine", "-o", "t.onnx").code == 0
+    assert shell("check", "t.onnx", "--original", "u.onnx").code == 0
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession("t.onnx", providers=["CPUExecutionProvider"])
+    feeds = points(4, 6, "x", "t", "w")
+    once, twice = (session.run(["loss"], {**feeds, "mse.weight": np.array(weight, np.float32)})[0] for weight in (1, 2))
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-6)
 
 
 def test_the_gradients_on_two_sets_equal_pytorch(shell: Shell) -> None:
@@ -187,8 +258,10 @@ def test_a_wrong_copy_of_the_model_fails_the_check(shell: Shell) -> None:
     assert "'b'" in result.err + result.out
 
 
-def test_a_resumed_run_equals_an_undisturbed_run_byte_for_byte(shell: Shell) -> None:
-    run = (*TRAIN, "--epochs", "4", "--batch-size", "9", "--seed", "5")
+@pytest.mark.parametrize("weight", ["10", "10@step:every=3"])
+def test_a_resumed_run_equals_an_undisturbed_run_byte_for_byte(shell: Shell, weight: str) -> None:
+    losses = ("--loss", "interior=pde.py:burgers", "--loss", f"boundary=mse:u:u:{weight}")
+    run = (*TRAIN[:6], *losses, "--threads", "1", "--epochs", "4", "--batch-size", "9", "--seed", "5")
     assert shell(*run, "-o", "whole.onnx").code == 0
     assert shell(*run, "--max-steps", "7", "-o", "parts.onnx").code == 0
     result = shell(*run, "--resume", "-o", "parts.onnx")

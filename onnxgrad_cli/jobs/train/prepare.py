@@ -279,11 +279,17 @@ def _not_in_runs(original: ModelProto, options: Options, course: Course, link: C
         return "BatchNormalization in training mode requires the statistics of the whole batch"
     if course.batch_size % size:
         return f"the batch size {course.batch_size} is not a multiple of {size}"
-    if course.schedule != "constant":
-        return f"the schedule '{course.schedule}' counts each run as a step"
+    if schedule := _schedule(course, options):
+        return f"the schedule '{schedule}' counts each run as a step"
     if _has_several_sets(options):
         return SEVERAL_SETS
     return "several processes share a batch" if link.world > 1 else ""
+
+
+def _schedule(course: Course, options: Options) -> str:
+    """Return a schedule of the run, of the learning rate or of the weight of a loss; "" if all are constant."""
+    texts = (course.schedule, *(spec.schedule for spec in options.losses))
+    return next((text for text in texts if text not in ("", "constant")), "")
 
 
 def _has_several_sets(options: Options) -> bool:
@@ -333,7 +339,7 @@ def _within(
     """Return the fastest plan for a step that stays within a memory limit."""
     if link.world > 1 or find_provider(course.provider) != CPU:
         raise UsageError("`memory` is only available for a single process on the CPU", "leave it out")
-    whole = "" if course.schedule == "constant" else "the schedule counts each run as a step"
+    whole = "the schedule counts each run as a step" if _schedule(course, options) else ""
     whole = SEVERAL_SETS if _has_several_sets(options) else whole
     return planned(
         lambda asked: build(original, asked, path=path),
@@ -386,8 +392,9 @@ def _data(
     tell: Tell,
 ) -> tuple[dict[str, Data], Data | None]:
     """Open the training data of each set, and the validation data, whose losses are those on the set `val_set`."""
-    inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
     roles, first = trainer.roles, next(iter(data))
+    inputs = {name: kind for name, kind in trainer.inputs.items() if roles.inputs[name] != "loss weight"}
+    inputs, ranges = with_sizes_of_pasts(inputs, built.graph), ranges_of(built.model)
     arrays = roles.sets or {first: {name: name for name in inputs}}
     fed = {each: {name: inputs[own] for name, own in names.items()} for each, names in arrays.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,15 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import AtomicWriteGroup, check_target, stage_model
 from onnxgrad_cli.files.external_data import data_checksum
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_external
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.inference import matrix_of
 from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.watch import Watch
-from onnxgrad_cli.training.schedules import parse_schedule
+from onnxgrad_cli.training.schedules import parse_schedule, weight_schedule
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.verification.checks.finiteness import origin_of
 from onnxgrad_cli.verification.feeds import DescribedModel
@@ -88,6 +90,8 @@ class PreparedRun:
         prepared = "".join(each.prepared_by(course.samples) for use, each in data.items() if use != "validation")
         trained = {*self.trainer.weights(), *self.trainer.state()}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
+        scheduled = [(term.factor, spec) for term, spec in self._losses if term.factor]
+        weights = {name: weight_schedule(spec, steps, len(self.batches)) for name, spec in scheduled}
         if evaluator is None and (
             course.patience is not None or schedule.watches or course.metrics or course.eval_every
         ):
@@ -107,11 +111,17 @@ class PreparedRun:
             eval_every=course.eval_every, logs=logs, settings=settings, origin_of=self._origin_of,
             model=_fingerprint(self.built, self.trainer, prepared),
             rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
-            + (f" over {steps} steps" if course.schedule != "constant" else ""),
+            + (f" over {steps} steps" if course.schedule != "constant" else "")
+            + "".join(f"; weight of {spec.name} {spec.schedule} over {steps} steps" for _, spec in scheduled),
+            weights=weights,
             base=untrained_digest(self.original, trained),
             untrained=untrained_digests(self.original, trained),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
+
+    @property
+    def _losses(self) -> Iterator[tuple[Term, LossSpec]]:
+        return zip(self.trainer.roles.losses, self.built.options.losses, strict=True)
 
     def _origin_of(self, batch: Mapping[str, np.ndarray], loss: float) -> tuple[str, str]:
         """Return the first value that is not finite with the current weights, and the operator that computes it."""

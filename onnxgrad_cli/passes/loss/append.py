@@ -44,6 +44,12 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     """Append every loss and penalty, and their sum, called `loss`."""
     op = LossOp(graph, training)
     _refuse_unknown_options(options, training)
+    if options.training_info and any(spec.schedule for spec in options.losses):
+        raise UsageError(
+            "`training_info` can't be combined with a loss whose weight follows a schedule",
+            "leave out the schedule",
+            code="conflict",
+        )
     if (options.loss_chunks or 1) > 1 and not any(spec.name == "causal-lm" for spec in options.losses):
         raise UsageError("`loss_chunks` requires the loss causal-lm", "leave out the option, or use that loss")
     terms, options = [], _with_free_label(graph, options, training)
@@ -56,7 +62,7 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
         training.settings.append(settings_of(options.loss_options, *owners))
         term = _term(op, options, training, spec, op.val(name), training.settings[-1])
         training.terms.append(term.name)
-        terms.append(term if spec.weight == 1.0 else term * spec.weight)
+        terms.append(term if spec.weight == 1.0 and not spec.schedule else term * _factor(op, training, spec, term))
     for kind, factor in (("ReduceL1", options.l1), ("ReduceSumSquare", options.l2)):
         op.scope = f"loss/{kind}"
         if factor:
@@ -71,6 +77,16 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     graph.nodes.extend(op.nodes)
     fed_first(graph)
     return True
+
+
+def _factor(op: LossOp, training: LossRecord, spec: LossSpec, term: Val) -> Val | float:
+    """Return the weight of a loss: a number, or a new input if the weight follows a schedule."""
+    if not spec.schedule:
+        return spec.weight
+    name = op.graph.fresh(".".join(filter(None, (spec.data, Path(spec.name).stem, "weight"))))
+    op.graph.add_input(name, tensor_type(term.dtype, []))
+    training.factors[len(training.terms) - 1] = name
+    return op.val(name)
 
 
 def _with_free_label(graph: Graph, options: AppendOptions, training: LossRecord) -> AppendOptions:
