@@ -81,7 +81,7 @@ class LossOptions(_Part):
         section=LOSS,
         common=True,
         flags=("--loss",),
-        metavar="[SET=]NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]",
+        metavar="[SET=]NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
         shown="mse",
         example="(LossSpec('mse'),)",
         parse="losses.spec:parse_loss",

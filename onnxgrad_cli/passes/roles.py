@@ -27,7 +27,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
     outputs = {successor: Role("next state", name) for name, successor in training.state.items()}
     outputs |= {gradient: Role("gradient", name) for name, gradient in training.gradients.items()}
     outputs[training.loss] = Role("loss")
-    stored = graph.initializers
+    stored, there = graph.initializers, set(graph.input_names)
     return Roles(
         tool_version(),
         tuple(_terms(graph, options, training)),
@@ -48,7 +48,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         tuple(sorted(graph.held.intersection(graph.producers()))) if graph.held else (),
         training.step,
         tuple(training.inner),
-        {data: dict(names) for data, names in training.sets.items()},
+        {data: {name: own for name, own in arrays.items() if own in there} for data, arrays in training.sets.items()},
     )
 
 

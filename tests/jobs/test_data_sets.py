@@ -15,6 +15,12 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from onnxgrad_cli.data import Batches, Data, seed_of
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs.train import run_train
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.options.train import Course
+from onnxgrad_cli.training.distributed.communicator import Alone
 from tests.cli_harness import Shell
 
 PDE = """
@@ -373,6 +379,31 @@ def test_names_of_losses_and_data_must_both_be_there(shell: Shell) -> None:
     assert "--loss boundary=mse" in default.err
 
 
+def test_from_python_data_sets_are_a_map(shell: Shell) -> None:
+    losses = (LossSpec("mse", label="u", data="one"), LossSpec("mae", label="u", data="two", weight=0.5))
+    with pytest.raises(UsageError, match="data set 'three'"):
+        run_train("u.onnx", {"one": "b.npz", "two": "b.npz"}, "t.onnx", Options(losses=losses), val={"three": "b.npz"})
+    found = run_train("u.onnx", {"one": "b.npz", "two": "b.npz"}, "t.onnx", Options(losses=losses), Course(epochs=2))
+    assert found.steps == 2
+    with pytest.raises(UsageError, match="'a b'"):
+        run_train("u.onnx", {"a b": "b.npz"}, "t2.onnx", Options(losses=losses))
+    with pytest.raises(UsageError, match="empty"):
+        run_train("u.onnx", {}, "t2.onnx", Options(losses=losses))
+    with pytest.raises(UsageError, match=r"'a\.b'"):
+        LossSpec("mse", data="a.b")
+
+
+def test_several_processes_are_refused(shell: Shell) -> None:
+    class Two(Alone):
+        world = 2
+
+    losses = (LossSpec("mse", label="u", data="one"), LossSpec("mse", label="u", data="two"))
+    with pytest.raises(UsageError, match="several processes"):
+        run_train(
+            "u.onnx", {"one": "b.npz", "two": "b.npz"}, "t.onnx", Options(losses=losses), communicator=Two()
+        )  # fmt: skip
+
+
 def test_errors_about_data_name_the_file(shell: Shell) -> None:
     np.savez("b.npz", **{**points(2, 7, "x", "t", "u"), "t": np.full((7, 1), np.nan, np.float32)})
     result = shell(*TRAIN, "-o", "t.onnx")
@@ -386,7 +417,18 @@ def test_a_path_with_an_equals_sign_is_a_path(shell: Shell) -> None:
     Path("run=1.npz").write_bytes(Path("b.npz").read_bytes())
     one = ("train", "u.onnx", "--loss", "mse::y", "--map", "u=y", "--epochs", "1")
     assert shell(*one, "--data", "run=1.npz", "-o", "t.onnx").code == 0
-    assert shell(*one[:2], "--loss", "run=mse::y", *one[4:], "--data", "run=run=1.npz", "-o", "t2.onnx").code == 0
+    named = (*one[:2], "--loss", "run=mse::y", *one[4:], "--data", "run=run=1.npz")
+    assert shell(*named, "-o", "t2.onnx").code == 0
+    assert weights("t.onnx")["net.0.weight"].tolist() == weights("t2.onnx")["net.0.weight"].tolist()
+
+
+def test_one_set_with_a_name_has_sample_weights(shell: Shell) -> None:
+    np.savez("b.npz", **points(2, 7, "x", "t", "u"), w=np.zeros(7, np.float32))
+    loss = ("--loss", "edge=mse::u", "--sample-weight", "w", "--optimizer", "sgd", "--epochs", "1")
+    result = shell("train", "u.onnx", "--data", "edge=b.npz", *loss, "-o", "t.onnx")
+    assert result.code == 0, result.err
+    before, after = weights("u.onnx"), weights("t.onnx")
+    assert all((after[name] == before[name]).all() for name in before)
 
 
 def test_running_statistics_are_refused(shell: Shell) -> None:

@@ -273,10 +273,10 @@ def _called(
 def _label(op: LossOp, training: LossRecord, data: str, name: str, label_type: TypeProto) -> Val:
     """Return a label. In a named data set, the input is called SET.label."""
     graph = op.graph
-    if data and name:
-        taken = name in training.inputs
-        training.sets[data][name] = op.evaluation.labels[name] = own = f"{data}.{name}"
-        name = name if taken else own
+    if data and name and name not in training.inputs:  # an array can't be an input and a label: refused below
+        own = f"{data}.{name}"
+        training.sets[data][name] = op.evaluation.labels[name] = own
+        name = own
     if name in training.labels:
         old = graph.types[name]
         if (dtype_of(old), shape_of(old)) != (dtype_of(label_type), shape_of(label_type)):
@@ -422,6 +422,8 @@ def _sample_weight(op: Op, training: LossRecord, name: str, loss: losses.Loss, p
         _refuse_taken(op.graph, name, "`sample_weight`")
         op.graph.add_input(name, tensor_type(found.dtype, [prediction.shape[0]]))
         training.sample_weight = name
+        for arrays in training.sets.values():  # several sets are refused
+            arrays[name] = name
     return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))
 
 
