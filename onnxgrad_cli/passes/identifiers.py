@@ -97,6 +97,11 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     training.adapters = [
         replace(each, a=own(each.a), b=own(each.b), magnitude=own(each.magnitude)) for each in training.adapters
     ]
+    training.inner = [
+        replace(each, of=own(each.of), seed=own(each.seed), wrt=tuple(map(own, each.wrt)),
+                results=tuple(map(own, each.results)))
+        for each in training.inner
+    ]  # fmt: skip
     graph.held = set(map(own, graph.held))
     training.integer_weights = [replace(w, weight=own(w.weight)) for w in training.integer_weights]
     if training.chunks is not None:

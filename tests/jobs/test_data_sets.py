@@ -250,6 +250,15 @@ def test_the_gradients_on_two_sets_equal_pytorch(shell: Shell) -> None:
         np.testing.assert_allclose(found[f"{name}_grad"], parameter.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_names_of_sets_and_derivatives_can_be_identifiers(shell: Shell) -> None:
+    losses = ("--loss", "interior=pde.py:burgers", "--loss", "boundary=mse:u:u:10@cosine")
+    result = shell("build", "u.onnx", *losses, "--identifiers", "--verify", "--json", "-o", "t.onnx")
+    assert result.code == 0, result.err
+    assert result.json["proof"]["verdict"] == "proved"
+    added = [value.name for value in onnx.load("t.onnx").graph.input if "boundary" in value.name]
+    assert added == ["boundary_x", "boundary_t", "boundary_u", "boundary_mse_weight"]
+
+
 def test_a_wrong_copy_of_the_model_fails_the_check(shell: Shell) -> None:
     """Gradients of a copy whose inputs are swapped still match differences of its loss."""
     losses = ("--loss", "a=mse", "--loss", "b=mse")
