@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
@@ -202,7 +202,7 @@ TENSORS = "onnxgrad.tensors"
 """The keys of onnxgrad's entries in the model's metadata_props."""
 
 
-_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner".split()
+_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner sets".split()
 PORTS = {name: "state" if name == "slots" else name for name in _FIELDS}
 """Field of `Roles` that the metadata entry `ROLES` contains -> its key in the entry."""
 
@@ -212,7 +212,7 @@ STORED = frozenset({"weight", "state", "constant"})
 The value is stored in the model; that of optimizer state may only be described in the metadata.
 """
 
-INPUTS = STORED | {"model input", "label", "sample weight", "learning rate", "loss gradient"}
+INPUTS = STORED | {"model input", "label", "sample weight", "loss weight", "learning rate", "loss gradient"}
 OUTPUTS = frozenset({"loss", "gradient", "next state", "kept output"})
 """The possible roles of inputs and of outputs of a training model."""
 
@@ -244,13 +244,15 @@ class Term:
         name: the name of the loss, or the name of its file.
         output: the model output on which the loss is computed.
         label: the label input; "" if the loss has no label.
-        weight: the factor of the loss in the sum of all losses.
+        weight: the factor of the loss in the sum of all losses; if it follows a schedule, its highest value.
         classes: the number of classes if labels are class numbers; otherwise 0.
         ignore_index: the label of samples that the loss ignores. None if there is no such label, or if the model was
             built by an old version of onnxgrad, which did not record it.
         class_axis: the axis of the output that runs over the classes, if labels are class numbers.
         chunks: if the model computes the output in chunks of tokens: the values that each contain one chunk; otherwise
             ().
+        data: the name of the data set on which the loss is computed; "" if the losses name no data sets.
+        factor: the input by which the loss is multiplied in place of `weight`; "" if the weight follows no schedule.
     """
 
     name: str
@@ -261,6 +263,8 @@ class Term:
     ignore_index: int | None = None
     class_axis: int = 1
     chunks: tuple[str, ...] = ()
+    data: str = ""
+    factor: str = ""
 
 
 @dataclass(frozen=True)
@@ -271,10 +275,10 @@ class Roles:
         version: the version of onnxgrad that built the model.
         losses: the terms of the loss.
         reduction: 'mean' or 'sum'.
-        inputs: input -> its role, in order: 'model input', 'label', 'sample weight', 'learning rate', 'weight'
-            (trained), 'state', 'loss gradient' or 'constant' (not trained, but feeding it overrides its value). A model
-            that contains only the optimizer also has inputs with the role 'gradient', named like the outputs of the
-            gradient model.
+        inputs: input -> its role, in order: 'model input', 'label', 'sample weight', 'loss weight' (a scalar),
+            'learning rate', 'weight' (trained), 'state', 'loss gradient' or 'constant' (not trained, but feeding it
+            overrides its value). A model that contains only the optimizer also has inputs with the role 'gradient',
+            named like the outputs of the gradient model.
         outputs: output -> its role, in order.
         estimated: True if gradients are straight-through estimates, so that they don't match finite differences of the
             loss.
@@ -290,6 +294,8 @@ class Roles:
         held: values that are treated as constants in the gradients although they depend on weights, such as DoRA's
             norms.
         inner: the derivatives that are parts of the loss.
+        sets: data set -> a map from the name of each array of the set to the input that takes it. Empty if the losses
+            name no data sets.
     """
 
     version: str
@@ -306,6 +312,7 @@ class Roles:
     held: tuple[str, ...] = ()
     step: StepSettings | None = None
     inner: tuple[InnerDerivative, ...] = ()
+    sets: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def loss(self) -> str:
@@ -329,13 +336,33 @@ class Roles:
 
     @property
     def sampled(self) -> list[str]:
-        """The inputs that come from the data: those in `fed`, except the learning rate."""
+        """The inputs of a batch: those in `fed`, except the learning rate."""
         return [name for name in self.fed if self.inputs[name] != "learning rate"]
 
     @property
     def averages(self) -> dict[str, str]:
         """Weight -> the name of the state with its exponential moving average. Empty if the model keeps no averages."""
         return {slot.of: name for name, slot in self.slots.items() if slot.kind == AVERAGE}
+
+    def on_set(self, data: str) -> Roles:
+        """Return the roles with the names of a data set: its arrays are the inputs, and the losses are those on it.
+
+        If the losses name no data sets, return the roles themselves.
+        """
+        if not self.sets:
+            return self
+        arrays, is_copy = self.sets[data], data != next(iter(self.sets))
+        names = {own: name for name, own in arrays.items()}
+        losses = tuple(
+            replace(
+                term,
+                output=term.output.removeprefix(f"{data}/") if is_copy else term.output,
+                label=names.get(term.label, term.label),
+            )
+            for term in self.losses
+            if term.data == data
+        )
+        return replace(self, losses=losses, inputs={name: self.inputs[own] for name, own in arrays.items()}, sets={})
 
     def begun(self, stored: Collection[str]) -> dict[str, np.ndarray]:
         """Return a map: state of the optimizer that is not in `stored` -> its initial value.
@@ -582,7 +609,7 @@ def write(model: ModelProto, found: Roles) -> None:
 
 
 def _said(term: Term) -> dict[str, Any]:
-    return {name: value for name, value in asdict(term).items() if name != "chunks" or value}
+    return {name: value for name, value in asdict(term).items() if value or name not in ("chunks", "data", "factor")}
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
@@ -671,6 +698,7 @@ def _fits(found: Roles, model: ModelProto) -> None:
     _compare("input", found.inputs, model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     of = [role.of for role in found.outputs.values() if role.role in ("gradient", "next state")]
+    of += [name for names in found.sets.values() for name in names.values()]
     gone = next((name for name in (*of, *found.slots) if name not in found.inputs), None)
     if gone is not None:
         raise OnnxgradError(

@@ -75,12 +75,13 @@ class LossOptions(_Part):
 
     losses: tuple[LossSpec, ...] = option(
         default_factory=_mse,
-        help="Loss to minimize; several losses are summed. See `onnxgrad list losses`.",
+        help="Loss to minimize; several losses are summed. SET= computes it on a data set of that name. "
+        "WEIGHT may follow a schedule, such as 10@cosine. See `onnxgrad list losses`.",
         details="`LossSpec`, names as they are typed on the command line, or functions, written as `loss` describes.",
         section=LOSS,
         common=True,
         flags=("--loss",),
-        metavar="NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
+        metavar="[SET=]NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
         shown="mse",
         example="(LossSpec('mse'),)",
         parse="losses.spec:parse_loss",

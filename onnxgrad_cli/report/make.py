@@ -100,11 +100,12 @@ def _built(built: TrainingModel, sizes: Mapping[str, int], more: Iterable[Cautio
     """Return the fields of the report that are computed from the graph, as keyword arguments of `Report`."""
     graph, training = built.graph, built.training
     declared, variants = roles(graph, built.options, training), training.kernel_variants
+    sets = {name: data for data, arrays in declared.sets.items() for name in arrays.values()}
     return {
         "weights": _weights(graph, training),
         "adapters": list(training.adapters),
         "not_trained": _untrained(graph, training),
-        "inputs": [_value(graph, name, Role(role)) for name, role in declared.inputs.items()],
+        "inputs": [_value(graph, name, Role(role, sets.get(name, ""))) for name, role in declared.inputs.items()],
         "outputs": [_value(graph, name, role) for name, role in declared.outputs.items()] if training.loss else [],
         "passes": _passes(built),
         "operators": _operators(graph, training),
@@ -174,14 +175,17 @@ def _losses(options: Options, judged: Sequence[str]) -> Iterator[str]:
     """Yield each loss as a text, with its label input or, if that input doesn't exist yet, the label of the options."""
     for spec, label in zip_longest(options.losses, judged):
         asked = "" if spec.loss and spec.loss.label == "none" else spec.label or options.label
+        asked = f"{spec.data}.{asked}" if spec.data and asked else asked
         yield _loss(spec, options, asked if label is None else label)
 
 
 def _loss(spec: LossSpec, options: Options, label: str) -> str:
     text = spec.name if spec.weight == 1.0 else f"{spec.weight:g} times {spec.name}"
+    text = f"{spec.weight:g} (following {spec.schedule}) times {spec.name}" if spec.schedule else text
     output = spec.output or options.output
     text += f" of '{output}'" if output else ""
-    return f"{text} against '{label}'" if label else text
+    text = f"{text} against '{label}'" if label else text
+    return f"{text} on the data set '{spec.data}'" if spec.data else text
 
 
 def _optimizer(options: Options) -> str:

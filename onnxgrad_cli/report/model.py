@@ -77,7 +77,7 @@ class Value:
 
     Attributes:
         role: the role in the training model, such as 'label' or 'gradient'.
-        of: the value to which the role refers: for a gradient, the weight.
+        of: the value to which the role refers: for a gradient, the weight; for an input of a named data set, the set.
         shape: the sizes as ints and the symbols as strings, '?' for an unnamed symbol; None if the rank is unknown.
     """
 

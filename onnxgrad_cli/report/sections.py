@@ -31,7 +31,7 @@ from onnxgrad_cli.report.glance import (
     recomputed_in_words,
     sizes_in_words,
 )
-from onnxgrad_cli.report.model import KINDS, Operator, Report
+from onnxgrad_cli.report.model import KINDS, Operator, Report, Value
 from onnxgrad_cli.report.words import names, number, percent, pieces, quoted, scaled, several, shape
 from onnxgrad_cli.verification.verdict import FAILED, NOT_PROVED, PROVED
 
@@ -148,6 +148,7 @@ _MEANING = {
     "model input": "feed a batch of samples",
     "label": "feed the labels of the batch",
     "sample weight": "feed one weight per sample",
+    "loss weight": "feed the weight of the loss in the step",
     "learning rate": "feed the learning rate of the step",
     "weight": "trainable; the stored value is used unless you feed one",
     "state": "optimizer state; the stored value is used unless you feed one",
@@ -160,7 +161,7 @@ def _ports(report: Report) -> Iterator[Block]:
     """Yield the tables of inputs and outputs. One row stands for all trained weights, another for their gradients."""
     weights = {weight.name for weight in report.weights}
     rows: list[Row] = [
-        (Name(v.name), v.role, v.dtype, shape(v.shape), _MEANING.get(v.role, ""))
+        (Name(v.name), _role(v), v.dtype, shape(v.shape), _MEANING.get(v.role, ""))
         for v in report.inputs
         if v.role != "weight"
     ]
@@ -169,7 +170,7 @@ def _ports(report: Report) -> Iterator[Block]:
     if rows:
         yield Table(("input", "role", "type", "shape", "meaning"), _short(rows, 5))
     rows = [
-        (Name(v.name), (f"{v.role} of ", Name(v.of)) if v.of else v.role, v.dtype, shape(v.shape))
+        (Name(v.name), _role(v), v.dtype, shape(v.shape))
         for v in report.outputs
         if v.role != "gradient" or v.of not in weights
     ]
@@ -177,6 +178,10 @@ def _ports(report: Report) -> Iterator[Block]:
         rows.append((f"the {several(len(weights), 'gradient')} of the trained weights", "gradient", "", "see above"))
     if rows:
         yield Table(("output", "role", "type", "shape"), _short(rows, 4))
+
+
+def _role(value: Value) -> Inline:
+    return (f"{value.role} of ", Name(value.of)) if value.of else value.role
 
 
 def _passes(report: Report) -> Iterator[Block]:

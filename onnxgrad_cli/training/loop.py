@@ -16,13 +16,13 @@ import numpy as np
 
 from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW, Ended
 from onnxgrad_cli.common.choices import LogForm
-from onnxgrad_cli.data import Batches, BatchShard, Data
+from onnxgrad_cli.data import Batches, BatchShard, Data, DataSets
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import CHECKPOINT, Log, RunFolder
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule
-from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
+from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase, numpy_type
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.finiteness import INPUT, WEIGHT
 
@@ -61,7 +61,7 @@ class TrainingLoop:
 
     Attributes:
         trainer: takes the steps.
-        data: the training data.
+        data: the training data, in one or several sets.
         batches: the order of the samples, in batches.
         schedule: the learning rate of each step.
         evaluator: evaluates the weights after an epoch; None without validation data.
@@ -80,21 +80,22 @@ class TrainingLoop:
         rates: a description of the learning rate and the schedule. A resumed run may change these; then the log
             contains the old and the new description.
         settings: argument -> its value as text. If a run can't be resumed, the error lists the changed settings.
-        digests: 'training' -> the digest of the training data, and 'validation' -> the digest of the validation data,
-            if any.
+        digests: 'training' -> the digest of the training data, "'SET' training" -> the digest of each further data set,
+            and 'validation' -> the digest of the validation data, if any.
         rates_before: the value of `rates` in the checkpoint if it differs, otherwise "".
         watch: called after each step and each evaluation.
         max_steps: the run ends after this number of steps, even within an epoch; None for no limit.
         eval_every: the number of steps between evaluations within an epoch; 0 for no such evaluations. Their results
             are reported and logged, but don't affect the run.
         logs: the formats of the log in addition to train.jsonl.
+        weights: input with the weight of a loss -> the schedule of the weight.
         origin_of: returns, for a batch with a loss that is not finite, the first value that is not finite and the
             operator that computed it; see `verification.checks.finiteness`.
         SHORTER: the advice if a loss is not finite after the first step.
     """
 
     trainer: TrainerBase
-    data: Data
+    data: Data | DataSets
     batches: Batches
     schedule: Schedule
     evaluator: Evaluator | None
@@ -116,6 +117,7 @@ class TrainingLoop:
     rates: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, Schedule] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     rates_before: str = ""
     SHORTER: ClassVar[str] = "try a smaller learning rate"
@@ -247,10 +249,10 @@ class TrainingLoop:
             UsageError: the contents have changed.
         """
         for use, digest in self.digests.items():
-            if digests.get(use) == digest or (new_data and use == "training"):
+            if digests.get(use) == digest or (new_data and use.endswith("training")):
                 continue
             hint = f"continue with the same data, or {ANEW}"
-            if use == "training":
+            if use.endswith("training"):
                 hint += "; to continue with other data of the same size, add `new_data`"
             raise UsageError(f"the run was started with other {use} data: their contents have changed", hint)
 
@@ -371,6 +373,8 @@ class TrainingLoop:
     def _step(self, part: BatchShard) -> float:
         """Take a step, and return the loss that was computed before the update; nan if the loss ignores all labels."""
         batch = self.data.batch(part.indices, part)
+        for name, weight in self.weights.items():
+            batch[name] = np.asarray(weight.rate(self.trainer.steps), numpy_type(self.trainer.inputs[name]))
         try:
             if isinstance(self.trainer, Trainer) and self._uncounted(batch):
                 loss = self.trainer.step(batch, self.schedule, uncounted=True)
@@ -397,6 +401,9 @@ class TrainingLoop:
         which = f"the samples {shown}"
         if len(indices) < part.whole:
             which = f"a batch of {part.whole} samples, of which this process has {shown}"
+        if isinstance(self.data, DataSets):
+            others = "".join(f" and a batch of '{other.name}'" for other in self.data.others)
+            which += f" of '{self.data.first.name}'{others}"
         message, advice = f"step {self.trainer.steps + 1}: {error.message}, on {which}", ""
         name, maker = self.origin_of(batch, math.nan if "nan" in error.message else math.inf)
         if label := self._uncounted(batch):

@@ -41,7 +41,7 @@ MOST_OPERATIONS = 10**12
 COPIES = 4
 """The most memory that a proof takes, as a multiple of the memory of the weights."""
 
-AFTER_THE_MODEL = frozenset({"label", "sample weight", "loss gradient"})
+AFTER_THE_MODEL = frozenset({"label", "sample weight", "loss weight", "loss gradient"})
 """Roles of inputs that only the loss and the nodes after it read, not the model itself."""
 
 TARGETED = 1e-2

@@ -53,7 +53,43 @@ TRAIN = "train mlp.onnx --data data.npz --epochs 1 -o t.onnx"
 TRAINED = (TRAIN,)
 LORA = TRAIN + " --lora 1 --adapter a.safetensors"
 SGD = {"NAME": "sgd"}
+SETS = "train mlp.onnx --epochs 1 -o t.onnx --data one=data.npz --loss one=mse"
 CASES = [
+    # data sets with names
+    Case("name one: `losses={}={}`", TRAIN.replace("data.npz", "one=data.npz") + " --loss mae", "--loss one=mae"),
+    Case("name one: `losses={}={}`", BUILD.replace("mse", "one=mse") + " --loss mae", "--loss one=mae"),
+    Case(
+        "give each its own name, such as `data=train=DATA`",
+        SETS + " --loss train=mse --data one=others.npz",
+        "--data train=DATA",
+        {"DATA": "others.npz"},
+    ),
+    Case(
+        "name it: `data=NAME={}`", SETS + " --loss two=mse --data others.npz", "--data NAME=others.npz", {"NAME": "two"}
+    ),
+    Case("name the data: `data={}=DATA`", TRAIN + " --loss one=mse", "--data one=DATA", {"DATA": "data.npz"}),
+    Case(
+        "name the data: `data=NAME=DATA`",
+        TRAIN + " --val one=others.npz",
+        "--data NAME=DATA",
+        {"NAME=DATA": "one=data.npz --loss one=mse"},
+    ),
+    Case(
+        "add one, such as `losses={}=mse`",
+        SETS + " --data two=others.npz",
+        "--loss two=mse",
+        {"--loss two=mse": "--loss one=mse --loss two=mse"},
+    ),
+    Case(
+        "use `val={}`, or `val={}=DATA`",
+        SETS + " --data two=others.npz --loss two=mse --val two=0.2",
+        "--val 0.2",
+    ),
+    Case(
+        "use `mode='eval'`",
+        "build normal.onnx --loss one=mse --loss two=mse --mode train --no-verify -o t.onnx",
+        "--mode eval",
+    ),
     # options of a build
     Case("choose an optimizer with `optimizer=NAME`", BUILD + " --ema 0.9", "--optimizer NAME", SGD),
     Case(

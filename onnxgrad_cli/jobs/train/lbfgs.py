@@ -13,6 +13,7 @@ from onnxgrad_cli.training.steps.full_batch import WHO
 LINE_SEARCH = "its line search finds the length of each step"
 EXACT = "its line search requires the gradient of the loss itself"
 SAME = "its iterations require the same samples"
+SAME_LOSS = "its iterations require the same loss"
 
 UNUSED = {
     "learning_rate": LINE_SEARCH,
@@ -46,5 +47,13 @@ def check_lbfgs(options: Options, course: Course, link: Communicator) -> None:
             if hasattr(part, name) and getattr(part, name) != getattr(default, name):
                 hint = "leave it out, or use another optimizer"
                 raise UsageError(f"`{name}` can't be combined with {WHO}: {reason}", hint, code="conflict")
+    if len({spec.data for spec in options.losses}) > 1:
+        raise UsageError(f"{WHO} can't be combined with several data sets", "use another optimizer", code="conflict")
+    if scheduled := [spec.name for spec in options.losses if spec.schedule]:
+        raise UsageError(
+            f"{WHO} can't be combined with a scheduled weight of the loss {scheduled[0]}: {SAME_LOSS}",
+            "give it a constant weight, or use another optimizer",
+            code="conflict",
+        )
     if link.world > 1:
         raise UsageError(f"{WHO} trains in one process, not in {link.world}", "start one process")

@@ -6,6 +6,7 @@ import glob
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data import (
     Batches,
     Data,
+    DataSets,
+    NamedSet,
     Preprocessing,
     balance,
     fraction_of,
@@ -28,7 +31,9 @@ from onnxgrad_cli.data import (
     names_in,
     open_data,
     prepared,
+    prepared_alike,
     ranges_of,
+    seed_of,
 )
 from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.data.states import Recurrent, has_batch_behind, recurrent_values
@@ -43,9 +48,10 @@ from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.ir.weightless_copy import skeleton
 from onnxgrad_cli.jobs.memory_plan import StepPlan, planned
+from onnxgrad_cli.jobs.train.data_sets import Source, losses_by_set, val_of
 from onnxgrad_cli.jobs.train.lbfgs import check_lbfgs
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
-from onnxgrad_cli.metadata import Adapter, check_is_original
+from onnxgrad_cli.metadata import Adapter, Roles, check_is_original, describe
 from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course
@@ -65,18 +71,25 @@ from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.freed_batch import FreedModel, freed
 
+SEVERAL_SETS = "each data set has batches of its own"
+"""The reason why a step on several data sets is not split into several runs."""
+
 
 def prepare(
-    model: ModelSource, data: str | Path, val: str | Path | float | None, target: Path, options: Options,
+    model: ModelSource, data: Mapping[str, Path], val: Source | float | None, target: Path, options: Options,
     course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
     tell: Tell, resumed: Path | None,
 ) -> PreparedRun:  # fmt: skip
     """Build the training model and open the data.
 
     Args:
+        data: name of a data set -> its file or folder. The name is "" for data without a name.
         target: the file of the trained model.
         resumed: the folder of the run to continue; None for a new run.
     """
+    options, (val_set, held) = losses_by_set(options, data), val_of(val, data)
+    if len(data) > 1:
+        _check_sets(course, link)
     solves = options.optimizer == LBFGS.name
     if solves:
         check_lbfgs(options, course, link)
@@ -111,7 +124,8 @@ def prepare(
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
     known = _known(original, course, resumed)
     recurrent = recurrent_values(original.graph.node)
-    samples, validation = _data(data, val, built, trainer, course, known, recurrent, tell)
+    opened, validation = _data(data, val_set, held, built, trainer, course, known, recurrent, tell)
+    samples = next(iter(opened.values()))
     if solves and samples.transform is not None and samples.transform.draws:
         raise UsageError(
             f"`transform` can't take random numbers with {WHO}: each run would have another loss",
@@ -125,9 +139,12 @@ def prepare(
     evaluator = None
     if validation is not None:
         run = original if free is None else free.model
-        evaluator = _evaluator(run, path, options, course, trainer, validation, link, ema, tell)
+        losses = tuple(spec for spec in options.losses if spec.data == val_set)
+        asked_of_set = replace(options, losses=losses)
+        evaluator = _evaluator(run, path, asked_of_set, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
-    term = trainer.roles.losses[0]
+    roles = trainer.roles
+    term = roles.on_set(next(iter(data))).losses[0]
     weights = balance(samples, term.label, term.ignore_index, tell) if course.samples.balance else None
     batches = Batches(
         samples, course.batch_size, course.seed, shuffle=course.shuffle and not solves, rank=link.rank,
@@ -143,14 +160,42 @@ def prepare(
             f"`accumulate={options.accumulate}`: an epoch has only {len(batches)} batches, so no step would be taken",
             "choose a smaller number, or a smaller `batch_size`",
         )
+    sets = None if not roles.sets else DataSets(
+        NamedSet(next(iter(data)), samples, batches, roles.sets[next(iter(data))]),
+        [_other_set(opened, name, roles, course, tell) for name in list(data)[1:]],
+    )  # fmt: skip
     runs = course.epochs * len(batches)
     runs = runs if course.max_steps is None else min(runs, course.max_steps)
     if left := runs % options.accumulate:
         tell(f"the last {left} of {runs} batches have no effect, because a step takes {options.accumulate} batches", 0)
-    ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema)
+    ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema, sets)
     if adapter is not None:  # compute its content once now, so that an unsupported adapter format is reported early
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
     return ready
+
+
+def _check_sets(course: Course, link: Communicator) -> None:
+    """Refuse what is not available with several data sets.
+
+    Raises:
+        UsageError: several processes train, or classes are to be balanced.
+    """
+    if link.world > 1:
+        raise UsageError(
+            "several processes can't train on several data sets, because the parts of their batches have different "
+            "sizes",
+            "train in one process, or on one data set",
+        )
+    if course.samples.balance:
+        raise UsageError("`balance` can't be combined with several data sets", "leave it out", code="conflict")
+
+
+def _other_set(opened: Mapping[str, Data], name: str, roles: Roles, course: Course, tell: Tell) -> NamedSet:
+    """Return a data set other than the first. If it has fewer samples than a batch, each batch has all of them."""
+    data, seed = opened[name], seed_of(course.seed, list(opened).index(name))
+    size = course.batch_size if data.batch_size is not None else min(course.batch_size, len(data))
+    batches = Batches(data, size, seed, shuffle=course.shuffle, tell=tell)
+    return NamedSet(name, data, batches, roles.sets[name])
 
 
 def _known(original: ModelProto, course: Course, resumed: Path | None) -> Preprocessing:
@@ -163,7 +208,7 @@ def _known(original: ModelProto, course: Course, resumed: Path | None) -> Prepro
 
 
 def _built(
-    original: ModelProto, path: Path | None, options: Options, course: Course, data: str | Path,
+    original: ModelProto, path: Path | None, options: Options, course: Course, data: Mapping[str, Path],
     begun: tuple[Sequence[Adapter], Arrays] | None, link: Communicator, tell: Tell,
 ) -> tuple[TrainingModel, Options, Course, FreedModel | None]:  # fmt: skip
     """Build the training model, and complete the options and the course.
@@ -179,7 +224,7 @@ def _built(
     if course.classes is not None:
         fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
         options = _also_trained(options, fresh)
-    options = with_empty_pasts(original, options, lambda: names_in(data), tell)
+    options = with_empty_pasts(original, options, lambda: names_in(next(iter(data.values()))), tell)
     free, runs = _free_batch(original, path, options, course, link, tell)
     if runs > 1:
         options, course = replace(options, accumulate=options.accumulate * runs), _in_runs(course, runs)
@@ -252,11 +297,23 @@ def _not_in_runs(original: ModelProto, options: Options, course: Course, link: C
         return "BatchNormalization in training mode requires the statistics of the whole batch"
     if course.batch_size % size:
         return f"the batch size {course.batch_size} is not a multiple of {size}"
-    if course.schedule != "constant":
-        return f"the schedule '{course.schedule}' counts each run as a step"
+    if schedule := _schedule(course, options):
+        return f"the schedule '{schedule}' counts each run as a step"
+    if _has_several_sets(options):
+        return SEVERAL_SETS
     if options.optimizer == LBFGS.name:
         return "L-BFGS takes all samples in a step"
     return "several processes share a batch" if link.world > 1 else ""
+
+
+def _schedule(course: Course, options: Options) -> str:
+    """Return a schedule of the run, of the learning rate or of the weight of a loss; "" if all are constant."""
+    texts = (course.schedule, *(spec.schedule for spec in options.losses))
+    return next((text for text in texts if text not in ("", "constant")), "")
+
+
+def _has_several_sets(options: Options) -> bool:
+    return len({spec.data for spec in options.losses}) > 1
 
 
 def _takes_statistics(original: ModelProto, options: Options) -> bool:
@@ -302,7 +359,8 @@ def _within(
     """Return the fastest plan for a step that stays within a memory limit."""
     if link.world > 1 or find_provider(course.provider) != CPU:
         raise UsageError("`memory` is only available for a single process on the CPU", "leave it out")
-    whole = "" if course.schedule == "constant" else "the schedule counts each run as a step"
+    whole = "the schedule counts each run as a step" if _schedule(course, options) else ""
+    whole = SEVERAL_SETS if _has_several_sets(options) else whole
     return planned(
         lambda asked: build(original, asked, path=path),
         options, limit, course.batch_size, course.threads, whole, tell,
@@ -346,7 +404,8 @@ def _trainer(built: TrainingModel, course: Course, link: Communicator) -> Traine
 
 
 def _data(
-    data: str | Path,
+    data: Mapping[str, Path],
+    val_set: str,
     val: str | Path | float | None,
     built: TrainingModel,
     trainer: TrainerBase,
@@ -354,33 +413,55 @@ def _data(
     known: Preprocessing,
     recurrent: Recurrent,
     tell: Tell,
-) -> tuple[Data, Data | None]:
-    """Open the training data and the validation data."""
-    inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
+) -> tuple[dict[str, Data], Data | None]:
+    """Open the training data of each set, and the validation data, whose losses are those on the set `val_set`."""
+    roles, first = trainer.roles, next(iter(data))
+    inputs = {name: kind for name, kind in trainer.inputs.items() if roles.inputs[name] != "loss weight"}
+    inputs, ranges = with_sizes_of_pasts(inputs, built.graph), ranges_of(built.model)
+    arrays = roles.sets or {first: {name: name for name in inputs}}
+    fed = {each: {name: inputs[own] for name, own in names.items()} for each, names in arrays.items()}
 
     def opened(
-        source: str | Path, prefix: str, known: Preprocessing, elsewhere: Collection[str], trains: bool = False
+        source: str | Path, of: str, prefix: str, known: Preprocessing, elsewhere: Collection[str], trains: bool = False
     ) -> Data:
-        terms, options, how = trainer.roles.losses, course.sequences, course.samples
+        terms, options, how = roles.on_set(of).losses, course.sequences, course.samples
+        columns = {column: name for column, name in how.columns.items() if name in fed[of] or name not in known_names}
+        own = {name: ranges[each] for name, each in arrays[of].items() if each in ranges}
         return open_data(
-            source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known,
-            elsewhere=elsewhere, recurrent=recurrent, trains=trains, tell=tell,
+            source, fed[of], own, prefix=prefix, terms=terms, options=options, samples=replace(how, columns=columns),
+            known=known, elsewhere=elsewhere, recurrent=recurrent, trains=trains, tell=tell,
         )  # fmt: skip
 
     share = None if val is None else fraction_of(val)
-    twice = val is not None and share is None and _is_same(Path(data), Path(str(val)))
+    known_names = {name for names in fed.values() for name in names}
+    twice = val is not None and share is None and _is_same(data[val_set], Path(str(val)))
     read_for_val = [course.val_prefix] if twice and course.val_prefix else []
-    samples, validation = opened(data, course.prefix, known, read_for_val, trains=True), None
-    samples.tell_padding(tell)
+    found, validation, more = dict[str, Data](), None, known
+    for name, path in data.items():
+        found[name] = opened(path, name, course.prefix, more, read_for_val if name == val_set else [], trains=True)
+        found[name].tell_padding(tell)
+        more = more.with_more(found[name].preprocessing(roles.on_set(name).losses))
+    samples = found[first]
     if val is not None and share is None:
-        known = known.with_more(samples.preprocessing(trainer.roles.losses))
-        validation = opened(str(val), course.val_prefix, known, [""] if twice else [])
+        known = more
+        validation = opened(str(val), val_set, course.val_prefix, known, [""] if twice else [])
     elif share is not None:
         if course.val_prefix:
             raise UsageError("`val_prefix` requires `val=DATA`, not a fraction of `data`", "leave it out")
+        if val_set != first:
+            raise UsageError(
+                f"`val`: a fraction can be held out of the first data set '{first}', not of '{val_set}'",
+                f"use `val={share:g}`, or `val={val_set}=DATA`",
+            )
         samples, validation = held_out(samples, share, course.seed)
         tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
-    return prepared(samples, validation, inputs, trainer.roles, course.samples, known, course.seed, tell)
+    samples, validation = prepared(
+        samples, validation, fed[first], roles.on_set(first), course.samples, known, course.seed, tell
+    )
+    for position, (name, other) in enumerate(found.items()):
+        alike = partial(prepared_alike, other, samples.normal, fed[name], roles.on_set(name), course.samples)
+        found[name] = alike(seed_of(course.seed, position)) if name != first else samples
+    return found, validation
 
 
 def _is_same(first: Path, second: Path) -> bool:
@@ -393,9 +474,10 @@ def _evaluator(
 ) -> Evaluator:  # fmt: skip
     found = make_eval_model(model, options, trainer.buffers, path, keep_mode=course.keep_mode, counted=True)
     session = EvalSession(found, path, find_provider(course.provider), course.threads)
-    metrics = metrics_of(course.metrics, trainer.roles.losses)
+    roles = describe(found.model)
+    metrics = metrics_of(course.metrics, roles.losses)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
-    evaluator = Evaluator(session, data, batches, metrics, ema, link)
+    evaluator = Evaluator(session, data, batches, metrics, ema, link, roles.losses, next(iter(roles.sets.values()), {}))
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator

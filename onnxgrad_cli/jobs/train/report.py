@@ -56,7 +56,9 @@ def stage_report(
     told |= told.pop("sequences") | _shown(told.pop("samples"))
     unused = {*UNUSED, "shuffle"} if ready.built.options.optimizer == LBFGS.name else ()
     asked = {flag_of(name): value for name, value in told.items() if value and name not in unused}
-    sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
+    sets = {"training": ready.samples} if ready.sets is None else {f"training ({ready.sets.first.name})": ready.samples}
+    sets |= {f"training ({each.name})": each.data for each in ready.others}
+    sets |= {"validation": ready.evaluator.data} if ready.evaluator else {}
     log = folder.history()
     run = RunSummary(
         ready.path.name if ready.path else "",

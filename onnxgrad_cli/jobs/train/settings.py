@@ -57,8 +57,10 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={as_text(each)}" for key, each in value.items())
     if isinstance(value, LossSpec):
-        words = (value.name, value.output or "", value.label or "", "" if value.weight == 1 else f"{value.weight:g}")
-        return ":".join(words).rstrip(":")
+        share = "" if value.weight == 1 and not value.schedule else f"{value.weight:g}"
+        share += f"@{value.schedule}" * bool(value.schedule)
+        words = (value.name, value.output or "", value.label or "", share)
+        return f"{value.data}=" * bool(value.data) + ":".join(words).rstrip(":")
     if isinstance(value, (tuple, list)):
         return ", ".join(map(as_text, value))
     return str(getattr(value, "__name__", value))

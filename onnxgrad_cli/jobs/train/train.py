@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apart, check_exists, check_target
 from onnxgrad_cli.jobs.output_plan import page_for, target_of
+from onnxgrad_cli.jobs.train.data_sets import Source, sets_of
 from onnxgrad_cli.jobs.train.prepare import prepare
 from onnxgrad_cli.jobs.train.prepared_run import Trained
 from onnxgrad_cli.jobs.train.report import REPORTS, files_in, files_of_runs, stage_report
@@ -44,12 +45,12 @@ from onnxgrad_cli.training.steps.parallel import agree
 @job
 def run_train(
     model: ModelSource,
-    data: str | Path,
+    data: Source,
     out: str | Path | None = None,
     options: Options | None = None,
     course: Course | None = None,
     *,
-    val: str | Path | float | None = None,
+    val: Source | float | None = None,
     adapter: str | Path | None = None,
     adapter_from: str | Path | None = None,
     run: str | Path | None = None,
@@ -68,8 +69,11 @@ def run_train(
 
     Args:
         model: the inference model.
-        data: the training data; see `open_data`.
-        val: the validation data; or a number below 1, the fraction of `data` to hold out for validation.
+        data: the training data; see `open_data`. Or a map: name of a data set -> its data. Each step then takes a batch
+            of each set, and each loss names its set. An epoch is one pass over the first set; the others are cycled.
+        val: the validation data; or a number below 1, the fraction of `data` to hold out for validation. With several
+            data sets, the losses of the first one are evaluated, and the fraction is held out of it. A map with one
+            entry, name of a data set -> validation data, evaluates the losses of that set.
         out: the file for the trained model, which has the same graph, opset and names; by default
             `<model>.trained.onnx`.
         options: the options of the training model. The default optimizer is adam.
@@ -98,10 +102,11 @@ def run_train(
         UnsupportedError: the model can't be differentiated, or has a loop that never ends.
         OnnxgradError: a file can't be read or written, or the loss became infinite or NaN.
     """
-    checks.path("data", data)
+    sets = sets_of(data)
     adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
     options, course = options or Options(), course or Course()
-    protect_inputs(data, val, course.sequences.tokenizer, *(spec.name for spec in options.losses), *course.metrics)
+    protect_inputs(*sets.values(), *(val.values() if isinstance(val, Mapping) else [val]))
+    protect_inputs(course.sequences.tokenizer, *(spec.name for spec in options.losses), *course.metrics)
     protect_inputs(*([] if adapter_from is None else files_of(adapter_from)))
     checks.one_of("resume", resume, Resume)
     if new_data and resume == "never":
@@ -114,10 +119,10 @@ def run_train(
     start, link = time.perf_counter(), communicator or _alone()
     check_exists(model)  # before a run is found that belongs to the correct name
     target, place = _places(model, out, run)
-    resumed = link.broadcast(_is_resumed(place, resume, force, data) if link.rank == 0 else None)
+    resumed = link.broadcast(_is_resumed(place, resume, force, sets.values()) if link.rank == 0 else None)
     written = None if adapter is None else AdapterTarget(adapter)
     ready = prepare(
-        model, data, val, target, options, course, written, adapter_from, force, link, tell, place if resumed else None
+        model, sets, val, target, options, course, written, adapter_from, force, link, tell, place if resumed else None
     )
     if picture is not None:
         picture = page_for(checks.path("picture", picture), target)
@@ -210,7 +215,7 @@ def _places(model: ModelSource, out: str | Path | None, run: Path | None) -> tup
     return target, folder
 
 
-def _is_resumed(folder: Path, resume: Resume, force: bool, data: str | Path) -> bool:
+def _is_resumed(folder: Path, resume: Resume, force: bool, data: Iterable[Path]) -> bool:
     """Return True if an earlier run is to be continued. Called first, so that errors are reported before slow work.
 
     Raises:
@@ -227,7 +232,8 @@ def _is_resumed(folder: Path, resume: Resume, force: bool, data: str | Path) -> 
     if not resumed:
         check_replaceable(folder, files_of_runs(folder))
     if begun and not resumed and not force:
-        check_there(Path(data))
+        for path in data:
+            check_there(path)
         raise _holds_a_run(folder)
     return resumed
 

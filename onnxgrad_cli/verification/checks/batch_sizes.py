@@ -23,6 +23,7 @@ from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.losses.registry import LOSSES
+from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
 from onnxgrad_cli.verification.feeds import part, run_on_own
 from onnxgrad_cli.verification.gradients.judgement import off
@@ -93,10 +94,15 @@ def _batch(case: ProofCase, forward: Graph) -> str | None:
 def _forward(case: ProofCase) -> Graph:
     """Return, with inferred types, the part of the training model that computes the outputs that the losses read."""
     made = {name for node in case.described.model.graph.node for name in node.output}
-    judged = sorted({name for term in case.roles.losses for name in (term.chunks or (term.output,))} & made)
+    judged = sorted({name for term in _terms(case) for name in (term.chunks or (term.output,))} & made)
     graph = Graph(part(case.described.model, judged))
     infer_types(graph)
     return graph
+
+
+def _terms(case: ProofCase) -> list[Term]:
+    """Return the losses on the first data set, whose batch changes. The batches of the other sets stay the same."""
+    return [term for term in case.roles.losses if term.data == case.roles.losses[0].data]
 
 
 def _axes(case: ProofCase, forward: Graph, batch: str) -> dict[str, int] | None:
@@ -112,7 +118,7 @@ def _axes(case: ProofCase, forward: Graph, batch: str) -> dict[str, int] | None:
     size = next((case.feeds[name].shape[axis] for name, axis in axes.items()), 0)
     if not size:
         return None
-    for term in case.roles.losses:  # the sizes of a label may have other symbols
+    for term in _terms(case):  # the sizes of a label may have other symbols
         if term.label in case.roles.sampled and term.label not in axes:
             label, output = np.shape(case.feeds[term.label]), shape_of(forward.types.get(term.output)) or ()
             if label[:1] != (size,) or (output[:1] != (batch,) and not _leads(case, axes, term.output)):
