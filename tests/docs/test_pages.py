@@ -25,6 +25,7 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "adding-an-operator.md",
     "from-onnxruntime-training.md",
     "tutorials/classifier.md",
+    "tutorials/force-matching.md",
     "tutorials/language-model.md",
     "tutorials/mnist.md",
     "tutorials/pictures.md",
