@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -56,3 +57,91 @@ def test_force_matching(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, towards = data["positions"].astype(np.float64), np.random.default_rng(1).normal(size=(200, 4, 3))
     difference = (energy(x + 1e-5 * towards) - energy(x - 1e-5 * towards)) / 2e-5
     np.testing.assert_allclose(-(data["forces"] * towards).sum((1, 2)), difference, rtol=1e-4, atol=1e-5)
+
+
+def test_control_with_scipy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """trust-constr converges to the optimum of SLSQP, which gets its derivatives from PyTorch, in double precision."""
+    optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed")
+    names = run_blocks("tutorials/optimal-control.md", folder, monkeypatch)
+    result, steps, limit = names["result"], names["N"], names["LIMIT"]
+    assert result.constr_violation < 1e-5
+    assert result.nit < 100
+
+    w = weights("step.onnx")
+
+    def gaps(z: torch.Tensor) -> torch.Tensor:
+        after = z[: 2 * steps].reshape(-1, 2)
+        a = torch.cat([torch.cat([torch.zeros(1, 2), after[:-1]]), z[2 * steps :, None]], 1)
+        return (torch.tanh(a @ w["w1"] + w["b1"]) @ w["w2"] + a @ w["w3"] - after).reshape(-1)
+
+    def cost(z: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(names["weights"]) @ (z - torch.tensor(names["target"])) ** 2
+
+    def gradient(z: Array) -> Array:
+        return torch.func.grad(cost)(torch.tensor(z)).numpy()
+
+    def jacobian(z: Array) -> Array:
+        return torch.func.jacrev(gaps)(torch.tensor(z)).numpy()
+
+    other = optimize.minimize(
+        lambda z: float(cost(torch.tensor(z))),
+        np.zeros(3 * steps),
+        jac=gradient,
+        method="SLSQP",
+        bounds=[(None, None)] * (2 * steps) + [(-limit, limit)] * steps,
+        constraints={"type": "eq", "fun": lambda z: gaps(torch.tensor(z)).numpy(), "jac": jacobian},
+    )
+    assert other.success
+    np.testing.assert_allclose(result.fun, other.fun, rtol=1e-4)
+    np.testing.assert_allclose(result.x, other.x, atol=0.1)
+
+    rng = np.random.default_rng(0)
+    z, v, multipliers = rng.normal(size=3 * steps), rng.normal(size=3 * steps), rng.normal(size=2 * steps)
+    np.testing.assert_allclose(names["gaps_jacobian"](z), jacobian(z), atol=1e-5)
+    _, expected = torch.autograd.functional.hvp(
+        lambda z: gaps(z) @ torch.tensor(multipliers), torch.tensor(z), torch.tensor(v)
+    )
+    np.testing.assert_allclose(names["gaps_hessian"](z, multipliers) @ v, expected, atol=1e-5)
+
+
+def test_control_with_casadi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CasADi's own derivatives of the equations give the same Jacobians, acados functions and controlled path."""
+    ca = pytest.importorskip("casadi", reason="casadi is not installed")
+    names = run_blocks("tutorials/casadi.md", folder, monkeypatch)
+    assert names["violation"] < 1e-8
+
+    x, u, lam = ca.MX.sym("x", 2), ca.MX.sym("u"), ca.MX.sym("lam", 2)
+    velocity = x[1] + 0.1 * (u - 9.81 * ca.sin(x[0]) - 0.1 * x[1])
+    after = ca.vertcat(x[0] + 0.1 * velocity, velocity)
+    step = ca.Function("step", [x, u], [after], ["x", "u"], ["next"])
+    theirs, ours = step.jacobian(), names["step"].jacobian()
+    assert (ours.name_in(), ours.name_out()) == (theirs.name_in(), theirs.name_out())
+    for mine, other in zip(ours([1, 2], 3, [0, 0]), theirs([1, 2], 3, [0, 0]), strict=True):
+        np.testing.assert_allclose(np.array(mine), np.array(other), rtol=1e-12)
+
+    ux = ca.vertcat(u, x)  # as acados orders them in its function dyn_disc_phi_fun_jac_hess
+    both = ca.Function("acados", [x, u, lam], [ca.jacobian(after, ux), ca.hessian(ca.dot(lam, after), ux)[0]])
+    jacobian, hessian = both([1, 2], 3, [0.5, -1])
+    by_x, by_u, _ = run("jacobian.onnx", x=np.array([[1.0, 2.0]]), u=np.array([[3.0]]))
+    np.testing.assert_allclose(np.hstack([by_u[0], by_x[0]]), np.array(jacobian), rtol=1e-12)
+    np.testing.assert_allclose(names["hessian"], np.array(hessian), atol=1e-12)
+
+    assert control(ca, step) == pytest.approx(names["state"], abs=1e-3)
+
+
+def control(ca: Any, step: Any) -> Array:
+    """Return the state that the page ends with, from CasADi's exact Hessians of the equations."""
+    opti = ca.Opti()
+    x, u, first = opti.variable(2, 21), opti.variable(1, 20), opti.parameter(2)
+    opti.subject_to(x[:, 0] == first)
+    opti.subject_to(x[:, 1:] == step.map(20)(x[:, :-1], u))
+    opti.subject_to(opti.bounded(-12, u, 12))
+    opti.minimize(ca.sumsqr(x[0, 1:] - np.pi) + 0.1 * ca.sumsqr(x[1, 1:]) + 0.01 * ca.sumsqr(u))
+    opti.solver("ipopt", {"print_time": False}, {"print_level": 0, "sb": "yes"})
+    state = np.zeros(2)
+    for _ in range(31):
+        opti.set_value(first, state)
+        solution = opti.solve()
+        opti.set_initial(solution.value_variables())
+        state = np.array(step(state, solution.value(u)[0])).ravel()
+    return state

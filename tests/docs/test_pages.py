@@ -24,10 +24,12 @@ PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("
 OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "adding-an-operator.md",
     "from-onnxruntime-training.md",
+    "tutorials/casadi.md",
     "tutorials/classifier.md",
     "tutorials/force-matching.md",
     "tutorials/language-model.md",
     "tutorials/mnist.md",
+    "tutorials/optimal-control.md",
     "tutorials/pictures.md",
     "parallel-training.md",
     "pictures.md",
