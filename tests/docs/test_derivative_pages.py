@@ -145,3 +145,39 @@ def control(ca: Any, step: Any) -> Array:
         opti.set_initial(solution.value_variables())
         state = np.array(step(state, solution.value(u)[0])).ravel()
     return state
+
+
+def test_kalman_filter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Jacobians match PyTorch's. The errors are near those of a filter that knows the equations of the pendulum."""
+    names = run_blocks("tutorials/kalman-filter.md", folder, monkeypatch)
+    states, measured = torch.tensor(names["states"]), torch.tensor(names["measured"])
+
+    w = weights("transition.onnx")
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ w["w1"]) @ w["w2"] + x @ w["w3"]
+
+    def pendulum(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(10):
+            velocity = x[1] - 0.01 * (9.81 * torch.sin(x[0]) + 0.1 * x[1])
+            x = torch.stack([x[0] + 0.01 * velocity, velocity])
+        return x
+
+    jacobians = run("predict.onnx", x=names["states"][0].astype("f"))[0]
+    np.testing.assert_allclose(jacobians, torch.vmap(torch.func.jacrev(network))(states[0]), atol=1e-5)
+
+    x, P = torch.tensor([[1.0, 0.0]]).double().repeat(50, 1), 0.09 * torch.eye(2).double().repeat(50, 1, 1)
+    estimates = []
+    for z in measured:
+        F, x = torch.vmap(torch.func.jacrev(pendulum))(x), torch.vmap(pendulum)(x)
+        P = F @ P @ F.mT + torch.diag(torch.tensor([1e-4, 25e-4]).double())
+        H = torch.stack([torch.cos(x[:, :1]), torch.zeros(50, 1)], 2)
+        K = P @ H.mT / (H @ P @ H.mT + 0.01)
+        x = x + (K @ (z - torch.sin(x[:, :1]))[..., None])[..., 0]
+        P = P - K @ H @ P
+        estimates.append(x)
+    ideal = (torch.stack(estimates) - states).square().mean((0, 1)).sqrt()
+    found = np.sqrt(np.mean((np.array(names["estimates"]) - names["states"]) ** 2, (0, 1)))
+    assert (found < 1.2 * ideal.numpy()).all()
+    assert (found > 0.9 * ideal.numpy()).all()
+    assert 1.5 < names["squared"] < 4
