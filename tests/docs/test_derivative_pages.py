@@ -181,3 +181,31 @@ def test_kalman_filter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found < 1.2 * ideal.numpy()).all()
     assert (found > 0.9 * ideal.numpy()).all()
     assert 1.5 < names["squared"] < 4
+
+
+def test_sensitivities_of_an_ode_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product of Jacobians, the tangent and the gradients match PyTorch's derivatives of all 50 steps."""
+    names = run_blocks("tutorials/ode-sensitivities.md", folder, monkeypatch)
+    w = {name: torch.tensor(value, requires_grad=True) for name, value in names["weights"].items()}
+
+    def solve(x: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
+        def f(x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x @ w["w1"] + w["b1"]) @ w["w2"]
+
+        for _ in range(50):
+            k1 = f(x)
+            k2 = f(x + 0.05 * k1)
+            k3 = f(x + 0.05 * k2)
+            k4 = f(x + 0.1 * k3)
+            x = x + 0.1 * (k1 + 2 * k2 + 2 * k3 + k4) / 6
+        return x
+
+    start = torch.tensor(names["start"])
+    product = torch.vmap(torch.func.jacrev(lambda x: solve(x, w)))(start).detach()
+    np.testing.assert_allclose(names["product"], product, rtol=1e-9, atol=1e-12)
+    direction = {name: torch.tensor(value) for name, value in names["direction"].items()}
+    _, tangent = torch.func.jvp(lambda w: solve(start, w), (w,), (direction,))
+    np.testing.assert_allclose(names["tangent"], tangent.detach(), rtol=1e-9)
+    (solve(start, w).square().sum() / 2).backward()
+    for name, gradient in names["gradients"].items():
+        np.testing.assert_allclose(gradient, w[name].grad, rtol=1e-9, atol=1e-9)

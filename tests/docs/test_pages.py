@@ -30,6 +30,7 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "tutorials/kalman-filter.md",
     "tutorials/language-model.md",
     "tutorials/mnist.md",
+    "tutorials/ode-sensitivities.md",
     "tutorials/optimal-control.md",
     "tutorials/pictures.md",
     "parallel-training.md",
