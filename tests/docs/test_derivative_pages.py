@@ -209,3 +209,32 @@ def test_sensitivities_of_an_ode_step(folder: Path, monkeypatch: pytest.MonkeyPa
     (solve(start, w).square().sum() / 2).backward()
     for name, gradient in names["gradients"].items():
         np.testing.assert_allclose(gradient, w[name].grad, rtol=1e-9, atol=1e-9)
+
+
+def test_gradient_penalty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training converges to the known minimum. Gradients and both penalties match PyTorch's."""
+    names = run_blocks("tutorials/gradient-penalty.md", folder, monkeypatch)
+    assert names["length"].mean() == pytest.approx(1.1, abs=0.02)
+    assert names["real"] - names["generated"] == pytest.approx(2.2, abs=0.1)
+
+    data = {name: torch.tensor(value).double() for name, value in np.load("test.npz").items()}
+
+    def critic(x: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x @ w["w1"] + w["b1"]) @ w["w2"] + w["b2"]) @ w["w3"]
+
+    def slope(x: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
+        (found,) = torch.autograd.grad(critic(x, w).sum(), x, create_graph=True)
+        return found
+
+    between = (data["x"] + data["share"] * (data["generated"] - data["x"])).requires_grad_()
+    found = slope(between, weights("critic.onnx")).detach()
+    np.testing.assert_allclose(names["slope"][:, 0], found, atol=1e-4)
+
+    w = {name: value.requires_grad_() for name, value in weights("untrained.onnx").items()}
+    x, label = data["x"].requires_grad_(), data["share"]
+    loss = ((critic(x, w) - label) ** 2)[:, 0] + 0.05 * (slope(x, w) ** 2).sum(1)
+    loss.mean().backward()
+    trained = onnxruntime.InferenceSession("smooth.train.onnx", providers=["CPUExecutionProvider"])
+    feeds = {"x": x.detach().float().numpy(), "label": label.float().numpy()}
+    for name, value in w.items():
+        np.testing.assert_allclose(trained.run([f"{name}_grad"], feeds)[0], value.grad, rtol=1e-3, atol=1e-5)

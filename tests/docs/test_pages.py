@@ -27,6 +27,7 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "tutorials/casadi.md",
     "tutorials/classifier.md",
     "tutorials/force-matching.md",
+    "tutorials/gradient-penalty.md",
     "tutorials/kalman-filter.md",
     "tutorials/language-model.md",
     "tutorials/mnist.md",
