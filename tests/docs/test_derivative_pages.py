@@ -238,3 +238,37 @@ def test_gradient_penalty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     feeds = {"x": x.detach().float().numpy(), "label": label.float().numpy()}
     for name, value in w.items():
         np.testing.assert_allclose(trained.run([f"{name}_grad"], feeds)[0], value.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_laplace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error bars match those of PyTorch's Hessian of the last layer's loss, and of its Jacobians of all layers."""
+    names = run_blocks("tutorials/laplace.md", folder, monkeypatch)
+    assert 0.9 < names["inside"] <= 1
+    data = {name: torch.tensor(value).double() for name, value in np.load("train.npz").items()}
+    points = torch.tensor(names["points"]).double()
+    w = weights("net.onnx")
+
+    def network(w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x @ w["w1"] + w["b1"]) @ w["w2"] + w["b2"]) @ w["w3"] + w["b3"]
+
+    def rows(x: torch.Tensor, of: tuple[str, ...]) -> torch.Tensor:
+        found = torch.func.jacrev(lambda part: network(w | part, x))({name: w[name] for name in of})
+        return torch.cat([found[name].reshape(len(x), -1) for name in of], 1)
+
+    def loss(last: torch.Tensor) -> torch.Tensor:
+        y = network(w | {"w3": last[:-1, None], "b3": last[-1:]}, data["x"])
+        return ((y - data["label"]) ** 2).sum() / (2 * 0.1**2) + (last**2).sum() / 2
+
+    def deviation(covariance: torch.Tensor, of: tuple[str, ...]) -> torch.Tensor:
+        row = rows(points, of)
+        return ((row @ covariance * row).sum(1) + 0.1**2).sqrt()
+
+    hessian = torch.func.hessian(loss)(torch.cat([w["w3"][:, 0], w["b3"]]))
+    last = deviation(torch.linalg.inv(hessian), ("w3", "b3"))
+    np.testing.assert_allclose(names["deviations"]["last"], last, rtol=1e-3)
+    every = tuple(w)
+    J = rows(data["x"], every)
+    precision = J.T @ J / 0.1**2 + torch.eye(J.shape[1]).double()
+    expected = deviation(torch.linalg.inv(precision), every)
+    np.testing.assert_allclose(names["deviations"]["all"], expected, rtol=1e-2)
+    assert (expected[1::2] > 5 * expected[::2]).all()  # far from the data, and near them

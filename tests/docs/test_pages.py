@@ -30,6 +30,7 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "tutorials/gradient-penalty.md",
     "tutorials/kalman-filter.md",
     "tutorials/language-model.md",
+    "tutorials/laplace.md",
     "tutorials/mnist.md",
     "tutorials/ode-sensitivities.md",
     "tutorials/optimal-control.md",
