@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tests.docs.test_pages import run_blocks
 
+pytestmark = pytest.mark.slow
 Array = NDArray[np.floating]
 
 
