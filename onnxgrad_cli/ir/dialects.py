@@ -18,7 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, Tens
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
-from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.node import Node, refill
 from onnxgrad_cli.ir.nodes import CONTROL_FLOW, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 
@@ -167,12 +167,10 @@ def _order(graph: GraphProto) -> Iterator[Caution]:
         order = list(TopologicalSorter(dict(enumerate(before))).static_order())
     except CycleError:
         return
-    nodes = GraphProto(node=[graph.node[position] for position in order]).node
     first = graph.node[early[0]]
     name = first.name or first.output[0]
     text = f"node '{name}' was stored before a node that it reads from, so the nodes were sorted"
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, [graph.node[position] for position in order])
     yield _note("nodes", text)
 
 

@@ -19,7 +19,7 @@ from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.modules import origin
-from onnxgrad_cli.ir.node import Node, write
+from onnxgrad_cli.ir.node import Node, refill, write
 from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
 from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, is_external, nbytes, shape_of, tensor_type
@@ -310,8 +310,7 @@ class Graph:
     def unlist_initializers(self) -> None:
         """Remove the initializers from the inputs, so that they are constants. Trained ones become inputs again."""
         own = [value for value in self.proto.graph.input if value.name not in self.initializers]
-        del self.proto.graph.input[:]
-        self.proto.graph.input.extend(own)
+        refill(self.proto.graph.input, own)
         self._fed = {value.name for value in own}
         self._constants.clear()
 
@@ -375,8 +374,7 @@ class Graph:
                     each.metadata = each.metadata or (replaced.metadata if same else origin(replaced))
                 written.clear()
         self.set_nodes(nodes)
-        del self.proto.opset_import[:]
-        self.proto.opset_import.extend(rewritten.opset_import)
+        refill(self.proto.opset_import, rewritten.opset_import)
         self.proto.ir_version = max(self.proto.ir_version, rewritten.ir_version)
         for tensor in rewritten.graph.initializer:
             if tensor.name not in self.initializers:

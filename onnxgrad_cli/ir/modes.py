@@ -14,7 +14,7 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
-from onnxgrad_cli.ir.node import Node, copied, make_node, messages
+from onnxgrad_cli.ir.node import Node, copied, make_node, refill, write
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 
 BY_ATTRIBUTE = 14
@@ -129,9 +129,7 @@ def for_inference(node: Node, read: Collection[str] | None = None) -> list[Node]
         del copy.input[2:]  # the input training_mode
         return [copy]
     del copy.output[1:]
-    kept = [a for a in node.attribute if a.name != "training_mode"]
-    del copy.attribute[:]
-    copy.attribute.extend(kept)
+    refill(copy.attribute, [a for a in node.attribute if a.name != "training_mode"])
     after_before = zip(node.output[1:3], node.input[3:5], strict=False)
     same = [(after, before) for after, before in after_before if after and (read is None or after in read)]
     return [copy, *(make_node("Identity", [before], [after]) for after, before in same)]
@@ -173,6 +171,4 @@ def _put(owner: GraphProto | FunctionProto, read: Collection[str], fed: Collecti
             _put(body, read, fed)
     if not all(map(stays, owner.node)):
         nodes = [new for node in owner.node for new in ([node] if stays(node) else for_inference(node, read))]
-        kept = GraphProto(node=messages(nodes)).node
-        del owner.node[:]
-        owner.node.extend(kept)
+        write(nodes, owner.node)

@@ -22,7 +22,7 @@ from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node, copied, make_node, messages
+from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
@@ -344,6 +344,4 @@ def _own_inputs(function: FunctionProto) -> None:
     }
     copies = [make_node("Identity", [old], [new], name=f"{new}/Identity") for old, new in names.items()]
     rename(function.node, names)
-    nodes = GraphProto(node=messages([*copies, *function.node])).node
-    del function.node[:]
-    function.node.extend(nodes)
+    write([*copies, *function.node], function.node)

@@ -21,6 +21,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import node_names, reads
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
@@ -136,9 +137,7 @@ def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
 
 def _correct(inference: GraphProto, built: Graph) -> None:
     """Remove declared types of inner values that the build found wrong. Declare outputs with their inferred types."""
-    stored = [value for value in inference.value_info if value.name in built.hints]
-    del inference.value_info[:]
-    inference.value_info.extend(stored)
+    refill(inference.value_info, [value for value in inference.value_info if value.name in built.hints])
     for value in inference.output:
         if shape_of(value.type) is not None and value.name not in built.hints and value.name in built.types:
             value.type.CopyFrom(built.types[value.name])
@@ -439,9 +438,8 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
 def _join_outputs(graph: GraphProto, algorithm: GraphProto, needed: Set[str]) -> None:
     """Set the outputs of a step: all outputs of the algorithm, then the other needed outputs of the inference graph."""
     known = {value.name for value in algorithm.output}
-    own = [value for value in graph.output if value.name in needed and value.name not in known]
-    del graph.output[:]
-    graph.output.extend([*algorithm.output, *own])
+    own = (value for value in graph.output if value.name in needed and value.name not in known)
+    refill(graph.output, [*algorithm.output, *own])
 
 
 def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:

@@ -21,6 +21,7 @@ from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution, OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
@@ -410,8 +411,7 @@ def fed_first(graph: Graph) -> None:
     inputs = list(graph.proto.graph.input)
     ordered = sorted(inputs, key=lambda value: value.name in graph.initializers)
     if [v.name for v in ordered] != [v.name for v in inputs]:
-        del graph.proto.graph.input[:]
-        graph.proto.graph.input.extend(ordered)
+        refill(graph.proto.graph.input, ordered)
 
 
 LOSS = Pass("loss", "adds the loss to the model", _run, ("prepare",))

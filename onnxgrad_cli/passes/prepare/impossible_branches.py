@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.node import Node, make_node, refill
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.type_inference import Contradiction, infer_types
 from onnxgrad_cli.ir.types import dtype_of, shape_of
@@ -71,9 +71,7 @@ def _contradicts(graph: Graph) -> bool:
     except Contradiction:
         graph.set_nodes(_unconditional(graph))
         made = {*graph.made(), *graph.input_names}
-        outputs = [value for value in graph.proto.graph.output if value.name in made]
-        del graph.proto.graph.output[:]
-        graph.proto.graph.output.extend(outputs)
+        refill(graph.proto.graph.output, [value for value in graph.proto.graph.output if value.name in made])
         try:
             infer_types(graph)
         except Contradiction:

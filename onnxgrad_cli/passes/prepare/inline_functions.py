@@ -16,7 +16,7 @@ from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.functions import Key, called_by, check_growth, key_of, name_of
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node, make_node, messages, metadata, set_metadata
+from onnxgrad_cli.ir.node import Node, make_node, metadata, refill, set_metadata, write
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
 from onnxgrad_cli.passes.prepare.subgraphs import store
@@ -44,9 +44,7 @@ def inline(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None
         check_growth(graph.proto.functions, graph.nodes)
         inliner = _Inliner(graph, constant)
         graph.set_nodes(inliner.nodes(graph.nodes))
-        kept = onnx.ModelProto(functions=inliner.called(graph.nodes)).functions
-        del graph.proto.functions[:]
-        graph.proto.functions.extend(kept)
+        refill(graph.proto.functions, inliner.called(graph.nodes))
 
 
 class _Inliner:
@@ -62,10 +60,7 @@ class _Inliner:
         found: list[Node] = []
         for node in nodes:
             for body in subgraphs(node):
-                inner = self.nodes(list(body.node))
-                written = GraphProto(node=messages(inner))
-                del body.node[:]
-                body.node.extend(written.node)
+                write(self.nodes(body.node), body.node)
             key = called_by(node)
             if key not in self.functions or self.stands(key):
                 found.append(node)
@@ -118,10 +113,8 @@ class _Inliner:
         upgrade(work, opset)
         added = [tensor for name, tensor in work.initializers.items() if work.added(name)]
         constants = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
-        nodes = GraphProto(node=messages([*constants, *work.nodes])).node
-        del function.node[:], function.opset_import[:]
-        function.node.extend(nodes)
-        function.opset_import.extend(alone.opset_import)
+        write([*constants, *work.nodes], function.node)
+        refill(function.opset_import, alone.opset_import)
         return function
 
     def body(self, call: Node, key: Key) -> list[Node]:
@@ -213,6 +206,4 @@ def _fill(node: Node, given: Mapping[str, AttributeProto]) -> None:
             for inner in (each for graph in (attribute.g, *attribute.graphs) for each in graph.node):
                 _fill(inner, given)
         kept.append(attribute)
-    filled = onnx.NodeProto(attribute=kept)
-    del node.attribute[:]
-    node.attribute.extend(filled.attribute)
+    refill(node.attribute, kept)

@@ -30,7 +30,7 @@ from onnxgrad_cli.ir.modes import (
     uses_batch,
 )
 from onnxgrad_cli.ir.modules import VIEWS
-from onnxgrad_cli.ir.node import Node, copied
+from onnxgrad_cli.ir.node import Node, copied, refill
 from onnxgrad_cli.ir.nodes import attributes_of, captured, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import Dim, shape_of
 from onnxgrad_cli.options import ModeOptions
@@ -310,9 +310,8 @@ def _in_training(graph: Graph, node: Node, training: ModeRecord) -> Node:
     """
     new = copied(node)
     if (graph.opset() or 0) >= BY_ATTRIBUTE:
-        kept = [a for a in node.attribute if a.name != "training_mode"]
-        del new.attribute[:]
-        new.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+        kept = (a for a in node.attribute if a.name != "training_mode")
+        refill(new.attribute, [*kept, helper.make_attribute("training_mode", 1)])
     fed = {*graph.input_names, *graph.initializers}
     if attributes_of(node).get("momentum", MOMENTUM) >= 1 and not fed.isdisjoint(node.input[3:5]):
         text = (

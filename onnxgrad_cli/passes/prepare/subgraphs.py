@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, TensorProto
 
 from onnxgrad_cli.errors import Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.node import Node, make_node, refill
 from onnxgrad_cli.ir.nodes import body_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.type_inference import input_types, inside
@@ -73,13 +73,11 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProt
     names = {name: name if name in alone else graph.fresh(name) for name in found}
     for name, tensor in found.items():
         store(graph, tensor, names[name])
-    overridable = [tensor for tensor in body.initializer if tensor.name not in found]
     for position in reversed(range(len(body.node))):  # in place, as the other nodes' bodies follow
         if names.keys() & set(body.node[position].output):
             del body.node[position]
     rename(body.node, names)
-    del body.initializer[:]
-    body.initializer.extend(overridable)
+    refill(body.initializer, [tensor for tensor in body.initializer if tensor.name not in found])
     for name in dict.fromkeys(returned):  # a body may return only its own values
         body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
 

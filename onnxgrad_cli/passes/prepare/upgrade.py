@@ -21,7 +21,7 @@ from onnxgrad_cli.ir.dialects import OF_ONNXRUNTIME
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
-from onnxgrad_cli.ir.node import Node, copied, make_node, messages
+from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
 from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
@@ -81,9 +81,7 @@ class _Upgrade:
         result: list[Node] = []
         for node in nodes:
             for inner in subgraphs(node) if node.attribute else ():
-                stepped = messages(self.stepped(inner.node, version))
-                del inner.node[:]
-                inner.node.extend(stepped)
+                write(self.stepped(inner.node, version), inner.node)
             try:
                 result += self._next(node, version)
             except _NotUpgradable as reason:
