@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.wording import listed
@@ -178,11 +178,23 @@ class Graph:
         """The graph's outputs in order, without repetitions. A model may list an output twice."""
         return list(dict.fromkeys(value.name for value in self.proto.graph.output))
 
-    def set_nodes(self, nodes: Iterable[Node]) -> None:
+    def set_nodes(self, nodes: Iterable[Node | NodeProto]) -> None:
         """Replace the nodes by others, and register their names."""
         self.nodes = [node if isinstance(node, Node) else Node.read(node) for node in nodes]
         for node in self.nodes:
             self._names.update((node.name, *node.output))
+
+    def rewrite(self, replacement: Callable[[Node], Sequence[Node | NodeProto] | None]) -> bool:
+        """Replace each node by the nodes that `replacement` returns for it, unless it returns None.
+
+        Return True if any node was replaced.
+        """
+        found = [replacement(node) for node in self.nodes]
+        changed = any(new is not None for new in found)
+        if changed:
+            pairs = zip(self.nodes, found, strict=True)
+            self.set_nodes([each for node, new in pairs for each in ([node] if new is None else new)])
+        return changed
 
     def rank_hint(self) -> str:
         """Return a hint for an unknown rank or size. It suggests no option that the user already gave."""

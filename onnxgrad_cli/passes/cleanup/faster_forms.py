@@ -46,14 +46,14 @@ def turn_products(graph: Graph) -> bool:
     turned = {node.output[0] for node in last.values()}
     factors = {name: node for name, node in transposes.items() if name not in turned}
     dropped = {node.name for node in last.values()}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.op_type == "MatMul" and node.output[0] in last:
-            nodes += _turn(graph, node, last[node.output[0]].output[0], factors)
-        if node.name not in dropped:
-            nodes.append(node)
-    graph.nodes = nodes
-    return True
+
+    def turn(node: Node) -> list[Node] | None:
+        if node.name in dropped:
+            return []
+        product = node.op_type == "MatMul" and node.output[0] in last
+        return [*_turn(graph, node, last[node.output[0]].output[0], factors), node] if product else None
+
+    return graph.rewrite(turn)
 
 
 def _last_transposes(graph: Graph, transposes: Mapping[str, Node]) -> dict[str, Node]:

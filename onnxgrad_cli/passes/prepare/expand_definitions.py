@@ -38,25 +38,21 @@ def expand(graph: Graph, domain: str | None = None, newer_than: int | None = Non
     typing = Op(graph)
     definition_of = cache(lambda op_type, domain: registry.lookup_definition(*operator_key(graph, op_type, domain)))
     stands = stands_as_it_is(graph) if newer_than is None else _older(graph, newer_than)
-    nodes: list[Node] = []
-    changed = False
-    for node in graph.nodes:
+
+    def expanded(node: Node) -> Sequence[Node] | None:
         asked = domain in (None, node.domain) and not stands(node)
         definition = definition_of(node.op_type, node.domain) if asked else None
         if definition is None:
             _type(typing, node)
-            nodes.append(node)
-            continue
+            return None
         try:
-            nodes += _expanded(graph, node, definition)
-            changed = True
+            return _expanded(graph, node, definition)
         except (Unknown, ZeroDivisionError) as reason:
             divides = isinstance(reason, ZeroDivisionError)
             graph.unexpanded[node.name] = f"its definition divides by {ZERO_DIVISOR}" if divides else str(reason)
-            nodes.append(node)
-    if changed:
-        graph.set_nodes(nodes)
-    return changed
+            return None
+
+    return graph.rewrite(expanded)
 
 
 def operator_key(graph: Graph, op_type: str, domain: str) -> tuple[str, str, int]:

@@ -106,14 +106,12 @@ def write_batch_statistics(graph: Graph, options: ModeOptions, training: ModeRec
         True if there were any. The types must then be inferred again.
     """
     opset = graph.opset() or 0
-    found = {id(node) for node in graph.nodes if is_batch_normalization(node) and uses_batch(node, opset)}
-    if found:
-        graph.set_nodes([
-            new
-            for node in graph.nodes
-            for new in (_with_batch_statistics(graph, node, options, training) if id(node) in found else [node])
-        ])  # fmt: skip
-    return bool(found)
+
+    def written_out(node: Node) -> list[Node] | None:
+        in_training = is_batch_normalization(node) and uses_batch(node, opset)
+        return _with_batch_statistics(graph, node, options, training) if in_training else None
+
+    return graph.rewrite(written_out)
 
 
 def _refuse_for_derivatives(graph: Graph, node: Node, mode: str) -> None:
@@ -149,16 +147,15 @@ def _own_statistics(graph: Graph) -> bool:
     read = {name for node in graph.nodes if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]}
     if not read:
         return False
-    kept = []
-    for node in graph.nodes:
+
+    def stored(node: Node) -> list[Node] | None:
         name = node.output[0] if node.op_type == "Identity" else ""
-        if name in read and node.input[0] in graph.initializers and name not in graph.output_names:
-            graph.copy_initializer(node.input[0], name)
-        else:
-            kept.append(node)
-    changed = len(kept) < len(graph.nodes)
-    graph.nodes = kept
-    return changed
+        if name not in read or node.input[0] not in graph.initializers or name in graph.output_names:
+            return None
+        graph.copy_initializer(node.input[0], name)
+        return []
+
+    return graph.rewrite(stored)
 
 
 def _separate_statistics(graph: Graph, mode: str) -> bool:

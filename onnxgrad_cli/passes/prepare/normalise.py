@@ -52,14 +52,15 @@ def inline_functions(graph: Graph) -> None:
 
 def _hoist_constants(graph: Graph) -> None:
     """Replace Constant nodes by initializers with the same names, so that weights among them are found."""
-    others = []
-    for node in graph.nodes:
+
+    def stored(node: Node) -> list[Node] | None:
         tensor = _constant_tensor(node)
         if tensor is None or node.output[0] in graph.output_names:
-            others.append(node)
-            continue
+            return None
         store(graph, tensor, node.output[0])
-    graph.nodes = others
+        return []
+
+    graph.rewrite(stored)
 
 
 def _constant_tensor(node: Node) -> onnx.TensorProto | None:

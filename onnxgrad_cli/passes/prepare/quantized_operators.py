@@ -10,7 +10,8 @@ Source: https://onnx.ai/onnx/operators; https://github.com/microsoft/onnxruntime
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -357,18 +358,26 @@ def write_out_quantized(graph: Graph) -> None:
     if (graph.opset() or 0) < FIRST_BY_AXIS:
         return
     _add_as_floats(graph)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        meaning = MEANINGS.get(full_name(node.op_type, node.domain))
+    _rewrite(graph, lambda op: MEANINGS.get(full_name(op.node.op_type, op.node.domain), _unchanged)(op))
+    makers = graph.producers()
+    _rewrite(graph, lambda op: _move_floats(op, makers))
+
+
+def _rewrite(graph: Graph, write: Callable[[_QuantizedWriter], None]) -> None:
+    """Replace each node by the nodes that `write` writes for it, if there are any and the node has a known form."""
+
+    def written(node: Node) -> list[Node] | None:
         op = _QuantizedWriter(graph, node)
-        try:
-            if meaning is not None:
-                meaning(op)
-        except _UnknownForm:
-            op.nodes.clear()
-        nodes += op.nodes or [node]
-    graph.set_nodes(nodes)
-    _move_floats(graph)
+        with suppress(_UnknownForm):
+            write(op)
+            return op.nodes or None
+        return None
+
+    graph.rewrite(written)
+
+
+def _unchanged(op: _QuantizedWriter) -> None:
+    """Write no nodes."""
 
 
 PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
@@ -424,24 +433,16 @@ MOVES = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze"
 """Operators that only select or move elements, so dequantizing before them gives the same values as after them."""
 
 
-def _move_floats(graph: Graph) -> None:
+def _move_floats(op: _QuantizedWriter, makers: Mapping[str, Node]) -> None:
     """Dequantize before nodes that move integers, instead of after them, because only floats have gradients."""
-    makers, nodes = graph.producers(), list[Node]()
-    for node in graph.nodes:
-        chain: list[Node] = []
-        name = node.input[0] if node.op_type == "DequantizeLinear" else ""
-        while name in makers and makers[name].op_type in MOVES and not any(makers[name].output[1:]):
-            chain.append(makers[name])
-            name = chain[-1].input[0]
-        op = _QuantizedWriter(graph, node)
-        try:
-            if chain:
-                op.single(node.input[1])
-                value = op("DequantizeLinear", name, *node.input[1:])
-                for each in reversed(chain):
-                    value = op(each.op_type, value, *each.input[1:], kept=each.attribute)
-                op.rename()
-        except _UnknownForm:
-            op.nodes.clear()
-        nodes += op.nodes or [node]
-    graph.set_nodes(nodes)
+    node, chain = op.node, list[Node]()
+    name = node.input[0] if node.op_type == "DequantizeLinear" else ""
+    while name in makers and makers[name].op_type in MOVES and not any(makers[name].output[1:]):
+        chain.append(makers[name])
+        name = chain[-1].input[0]
+    if chain:
+        op.single(node.input[1])
+        value = op("DequantizeLinear", name, *node.input[1:])
+        for each in reversed(chain):
+            value = op(each.op_type, value, *each.input[1:], kept=each.attribute)
+        op.rename()

@@ -30,21 +30,23 @@ def give_axes(graph: Graph, training: Cautions) -> bool:
         graph: a typed graph.
         training: receives a caution for each Squeeze.
     """
-    nodes: list[Node] = []
-    changed: list[str] = []
-    for node in graph.nodes:
+
+    def with_axes(node: Node) -> Sequence[Node] | None:
         axes = _axes(graph, node)
-        nodes += [node] if axes is None else _with_axes(graph, node, axes)
-        changed += [] if axes is None else [node.output[0]]
-    for name in changed:
+        if axes is None:
+            return None
         text = (
             "its Squeeze has no axes in the file, so it would also remove a batch axis of size 1; the training "
             "model keeps that axis"
         )
-        training.cautions.append(Caution("note", name, text))
-    if changed:
-        graph.set_nodes(nodes)
-    return bool(changed)
+        training.cautions.append(Caution("note", node.output[0], text))
+        op = Op(graph)
+        op.replaces(node)
+        x = op.val(node.input[0])
+        op.rename(op.squeeze(x, axes) if axes else op.Identity(x), node.output[0])
+        return op.nodes
+
+    return graph.rewrite(with_axes)
 
 
 def _axes(graph: Graph, node: Node) -> list[int] | None:
@@ -81,25 +83,21 @@ def _declared_rank(graph: Graph, name: str) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
-def _with_axes(graph: Graph, node: Node, axes: list[int]) -> list[Node]:
-    op = Op(graph)
-    op.replaces(node)
-    x = op.val(node.input[0])
-    op.rename(op.squeeze(x, axes) if axes else op.Identity(x), node.output[0])
-    return list(op.nodes)
-
-
 def widen_vectors(graph: Graph) -> bool:
     """Rewrite each product of a matrix and a vector as a product of two matrices. Return True if there were any."""
-    nodes: list[Node] = []
-    changed = False
-    for node in graph.nodes:
+
+    def widened(node: Node) -> Sequence[Node] | None:
         axis = _axis(graph, node)
-        nodes += [node] if axis is None else _widened(graph, node, axis)
-        changed |= axis is not None
-    if changed:
-        graph.set_nodes(nodes)
-    return changed
+        if axis is None:
+            return None
+        op = Op(graph)
+        op.replaces(node)
+        a, b = (op.val(name) for name in node.input)
+        product = a @ op.unsqueeze(b, [-1]) if axis == -1 else op.unsqueeze(a, [0]) @ b
+        op.rename(op.squeeze(product, [axis]), node.output[0])
+        return op.nodes
+
+    return graph.rewrite(widened)
 
 
 def _axis(graph: Graph, node: Node) -> int | None:
@@ -112,15 +110,6 @@ def _axis(graph: Graph, node: Node) -> int | None:
     return -1 if ranks[1] == 1 else -2
 
 
-def _widened(graph: Graph, node: Node, axis: int) -> Sequence[Node]:
-    op = Op(graph)
-    op.replaces(node)
-    a, b = (op.val(name) for name in node.input)
-    product = a @ op.unsqueeze(b, [-1]) if axis == -1 else op.unsqueeze(a, [0]) @ b
-    op.rename(op.squeeze(product, [axis]), node.output[0])
-    return op.nodes
-
-
 LAYERS = frozenset({"RNN", "GRU", "LSTM"})
 INPUTS = {0: (1, 0, 2), 5: (1, 0, 2), 6: (1, 0, 2)}
 OUTPUTS = {0: (2, 0, 1, 3), 1: (1, 0, 2), 2: (1, 0, 2)}
@@ -129,8 +118,7 @@ OUTPUTS = {0: (2, 0, 1, 3), 1: (1, 0, 2), 2: (1, 0, 2)}
 
 def to_time_major(graph: Graph) -> None:
     """Rewrite every recurrent layer with layout = 1 to layout = 0, between transposes."""
-    if any(_is_batch_major(node) for node in graph.nodes):
-        graph.set_nodes([each for node in graph.nodes for each in _to_time_major(graph, node)])
+    graph.rewrite(lambda node: [*_to_time_major(graph, node)] if _is_batch_major(node) else None)
 
 
 def _is_batch_major(node: Node) -> bool:
@@ -139,10 +127,7 @@ def _is_batch_major(node: Node) -> bool:
 
 
 def _to_time_major(graph: Graph, node: Node) -> Iterator[Node]:
-    """Yield the node or, if it has layout = 1, an equivalent node with layout = 0 and its transposes."""
-    if not _is_batch_major(node):
-        yield node
-        return
+    """Yield a node with layout = 0 that is equivalent to a node with layout = 1, and its transposes."""
     layer, after = copied(node), []
     layer.attribute.remove(next(attribute for attribute in layer.attribute if attribute.name == "layout"))
     for position, name in enumerate(node.input):

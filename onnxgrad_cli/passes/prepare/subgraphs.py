@@ -117,18 +117,14 @@ def separate_outputs(graph: Graph) -> None:
 
 def choose_branches(graph: Graph) -> bool:
     """Replace each If with a constant condition by the branch that runs. Return True if there was one."""
-    nodes: list[Node] = []
-    changed = False
-    for node in graph.nodes:
+
+    def chosen(node: Node) -> list[Node] | None:
         condition = graph.constant(node.input[0]) if node.op_type == "If" else None
         if condition is None:
-            nodes.append(node)
-            continue
-        changed = True
-        nodes += put_branch(graph, node, "then_branch" if condition.all() else "else_branch")
-    if changed:
-        graph.set_nodes(nodes)
-    return changed
+            return None
+        return put_branch(graph, node, "then_branch" if condition.all() else "else_branch")
+
+    return graph.rewrite(chosen)
 
 
 def put_branch(graph: Graph, node: Node, branch: str) -> list[Node]:
