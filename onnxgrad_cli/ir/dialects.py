@@ -19,7 +19,7 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.ir.node import Node, refill
-from onnxgrad_cli.ir.nodes import CONTROL_FLOW, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import CONTROL_FLOW, reads, schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 
 NEVER = 1 << 30
@@ -305,9 +305,8 @@ def _absent_of_many(node: Node, opset: int) -> str:
 
 def _takes_many(node: Node, opset: int) -> bool:
     """Return True if an operator of the standard's domain has variadic inputs."""
-    if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
-        return False
-    inputs = onnx.defs.get_schema(node.op_type, opset).inputs
+    schema = schema_of(node.op_type, opset)
+    inputs = schema.inputs if schema is not None else ()
     return bool(inputs) and inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
@@ -380,10 +379,9 @@ def _calls(model: ModelProto) -> dict[tuple[str, str], str]:
 def _is_known(op_type: str, opset: int) -> bool:
     if is_of_onnxruntime(op_type, opset):
         return True
-    if not onnx.defs.has(op_type, max_inclusive_version=opset):
-        return False
+    schema = schema_of(op_type, opset)
     # GroupNormalization is deprecated at 18 and has a new definition at 21. Upsample is deprecated for good at 10.
-    return not (onnx.defs.get_schema(op_type, opset).deprecated and onnx.defs.get_schema(op_type).deprecated)
+    return schema is not None and not (schema.deprecated and onnx.defs.get_schema(op_type).deprecated)
 
 
 def _when(op_type: str, opset: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorShapeProto
 
+from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.node import Node
 
 AnyNode = TypeVar("AnyNode", Node, NodeProto)
@@ -85,6 +86,23 @@ def reads(node: Node) -> Sequence[str]:
 def read_by(nodes: Iterable[Node]) -> Iterator[str]:
     """Yield every value that nodes read, once per use."""
     return itertools.chain.from_iterable(map(reads, nodes))
+
+
+def depending_on(nodes: Iterable[Node], names: Iterable[str]) -> set[str]:
+    """Return `names` and all values that depend on them. The nodes are in topological order."""
+    found = set(names)
+    for node in nodes:
+        if not found.isdisjoint(reads(node)):
+            found.update(filter(None, node.output))
+    return found
+
+
+def schema_of(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSchema | None:
+    """Return the schema that an operator has at a version of its domain, or None if onnx has none."""
+    try:
+        return onnx.defs.get_schema(op_type, version, plain_domain(domain))
+    except onnx.defs.SchemaError:
+        return None
 
 
 def dims_in(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:

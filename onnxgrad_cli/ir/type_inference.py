@@ -15,12 +15,12 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
 from onnxgrad_cli.errors import OnnxgradError, Unknown
-from onnxgrad_cli.ir.domains import is_standard, plain_domain
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any_element, stacked, with_fresh
 from onnxgrad_cli.ir.node import Node, as_message, refill
-from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import OutOfProportion, infer_shapes
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type, without_shape
@@ -221,7 +221,7 @@ def _typed_again(graph: Graph, node: Node) -> Types | None:
 
     Return None if they can't be inferred from the node alone.
     """
-    schema = schema_of(graph, node)
+    schema = schema_of(node.op_type, graph.opset(node.domain) or 1, node.domain)
     if schema is None or subgraphs(node) or node.op_type in OTHERWISE:
         return None
     types = {name: graph.types[name] for name in node.input if name in graph.types}
@@ -234,14 +234,6 @@ def _typed_again(graph: Graph, node: Node) -> Types | None:
     pairs = ((name, graph.types.get(name), value_type) for name, value_type in found.items())
     again = {name: _finer(graph, before, now) for name, before, now in pairs}
     return {name: value_type for name, value_type in again.items() if value_type != graph.types.get(name)}
-
-
-def schema_of(graph: Graph, node: Node) -> onnx.defs.OpSchema | None:
-    """The schema of a node's operator, or None if onnx has none."""
-    try:
-        return onnx.defs.get_schema(node.op_type, graph.opset(node.domain) or 1, plain_domain(node.domain))
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _finer(graph: Graph, before: TypeProto | None, now: TypeProto) -> TypeProto:

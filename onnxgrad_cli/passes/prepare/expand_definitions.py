@@ -19,9 +19,10 @@ from onnxgrad_cli.autodiff.rule_call import node_attributes
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import ZERO_DIVISOR, OnnxgradError, Unknown
-from onnxgrad_cli.ir.domains import is_standard, plain_domain
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import schema_of
 
 
 def expand(graph: Graph, domain: str | None = None, newer_than: int | None = None) -> bool:
@@ -166,8 +167,5 @@ def _operators(graph: Graph) -> list[tuple[str, str]]:
 
 
 def _has_body(op_type: str, domain: str, opset: int) -> bool:
-    try:
-        schema: Any = onnx.defs.get_schema(op_type, opset, plain_domain(domain))
-    except onnx.defs.SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    schema: Any = schema_of(op_type, opset, domain)
+    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)

@@ -17,7 +17,7 @@ from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.functions import Key, called_by, check_growth, key_of, name_of
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node, metadata, refill, set_metadata, write
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
 from onnxgrad_cli.passes.prepare.subgraphs import store
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
@@ -180,11 +180,8 @@ class _Inliner:
         domain = plain_domain(node.domain)
         if called_by(node) in self.functions:
             return
-        try:
-            since = {onnx.defs.get_schema(node.op_type, each, domain).since_version for each in (own, version)}
-        except onnx.defs.SchemaError:
-            since = set()
-        if len(since) != 1:
+        schemas = [schema_of(node.op_type, each, domain) for each in (own, version)]
+        if len({None if schema is None else schema.since_version for schema in schemas}) != 1 or None in schemas:
             raise UnsupportedError(
                 f"function '{name_of(key)}' is written for opset {own} of '{domain or 'ai.onnx'}', but the "
                 f"model uses opset {version}, where {node.op_type} has another definition or does not exist",

@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
-from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.nodes import reads, schema_of, subgraphs
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
@@ -138,9 +138,7 @@ def types_in(graph: GraphProto) -> dict[str, TypeProto]:
     return types
 
 
-@cache
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    return onnx.defs.get_schema(op_type, version, "") if onnx.defs.has(op_type, version, "") else None
+_schema = cache(schema_of)
 
 
 def _same_form(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
