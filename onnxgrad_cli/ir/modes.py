@@ -14,6 +14,7 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied, make_node, refill, write
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 
@@ -22,6 +23,11 @@ BY_ATTRIBUTE = 14
 
 INITIALIZERS_ALONE = 4
 """The first IR version in which an initializer need not be listed as an input."""
+
+RANDOM = frozenset(
+    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
+"""Operators that return different values in each run, so equal nodes must not be merged."""
 
 
 def is_batch_normalization(node: Node) -> bool:
@@ -32,6 +38,18 @@ def is_batch_normalization(node: Node) -> bool:
 def is_dropout(node: Node) -> bool:
     """Return True if a node is the standard's Dropout."""
     return node.op_type == "Dropout" and is_standard(node.domain)
+
+
+def is_random(graph: Graph, node: Node) -> bool:
+    """Return True if a node may draw random numbers. A Dropout does so only in training mode."""
+    if node.op_type not in RANDOM:
+        return False
+    if node.op_type != "Dropout":
+        return True
+    if len(node.input) < 3 or not node.input[2]:
+        return False
+    mode = graph.constant(node.input[2])
+    return mode is None or bool(mode)
 
 
 def uses_batch(node: Node, opset: int) -> bool:

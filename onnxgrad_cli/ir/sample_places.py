@@ -20,10 +20,9 @@ from onnx import numpy_helper
 from onnxgrad_cli.errors import Refusal
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.modes import uses_batch
+from onnxgrad_cli.ir.modes import RANDOM, is_random, uses_batch
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of, reads
-from onnxgrad_cli.ir.randomness import RANDOM, is_random
 from onnxgrad_cli.ir.types import Dim, Shape, is_external, shape_of
 
 MAX_BACKTRACKS = 1000

@@ -31,8 +31,8 @@ from onnxgrad_cli.losses.spec import LossSpec, default_loss, settings_of
 from onnxgrad_cli.losses.values import checked_axis, weighted_mean
 from onnxgrad_cli.options import AppendOptions, LossOptions
 from onnxgrad_cli.passes.loss.chunks import write_chunks
-from onnxgrad_cli.passes.loss.file import LossFile
 from onnxgrad_cli.passes.loss.function import LossOp
+from onnxgrad_cli.passes.loss.model_file import LossFile
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import LossRecord
 

@@ -27,13 +27,12 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.quantizer_scales import spread
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
 from onnxgrad_cli.metadata import IntegerWeight
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
-from onnxgrad_cli.passes.stored_integers import scale_of, scaling_chain
+from onnxgrad_cli.passes.stored_integers import scale_of, scaling_chain, spread
 from onnxgrad_cli.record import ParameterRecord
 
 WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm"})

@@ -18,9 +18,9 @@ from onnxgrad_cli.cost.flops import EXACT
 from onnxgrad_cli.cost.steps import VIEWS
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import is_random
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
 from onnxgrad_cli.ir.nodes import depending_on, reads, subgraphs
-from onnxgrad_cli.ir.randomness import is_random
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.record import BackwardRecord
 
