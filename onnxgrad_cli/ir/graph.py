@@ -289,12 +289,16 @@ class Graph:
         self.proto.graph.initializer.append(self.initializers[name])
         self.initializers[name] = self.proto.graph.initializer[-1]
 
+    def store_tensor(self, name: str, tensor: TensorProto) -> None:
+        """Add a copy of a tensor to the initializers of the model itself, under the name `name`."""
+        copy = self.proto.graph.initializer.add()
+        copy.CopyFrom(tensor)
+        copy.name = name
+        self.initializers[name] = copy
+
     def copy_initializer(self, name: str, copy: str) -> None:
         """Add a copy of an initializer, even an external one. The caller has removed any node that computed `copy`."""
-        tensor = self.proto.graph.initializer.add()
-        tensor.CopyFrom(self.initializers[name])
-        tensor.name = copy
-        self.initializers[copy] = tensor
+        self.store_tensor(copy, self.initializers[name])
         self._constants.pop(copy, None)
         self.types[copy] = self.types[name]
         self._names.add(copy)

@@ -22,7 +22,7 @@ BY_ATTRIBUTE = 14
 """The opset that added the attribute training_mode. Before it, having more than one output means training mode."""
 
 INITIALIZERS_ALONE = 4
-"""The first IR version in which an initializer need not be listed as an input."""
+"""The first IR version in which an initializer need not be an input. If it is not an input, it is a constant."""
 
 RANDOM = frozenset(
     "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
@@ -42,14 +42,13 @@ def is_dropout(node: Node) -> bool:
 
 def is_random(graph: Graph, node: Node) -> bool:
     """Return True if a node may draw random numbers. A Dropout does so only in training mode."""
-    if node.op_type not in RANDOM:
-        return False
-    if node.op_type != "Dropout":
-        return True
-    if len(node.input) < 3 or not node.input[2]:
-        return False
-    mode = graph.constant(node.input[2])
-    return mode is None or bool(mode)
+    return node.op_type in RANDOM and (node.op_type != "Dropout" or drops(graph, node))
+
+
+def drops(graph: Graph, node: Node) -> bool:
+    """Return True if a Dropout drops elements, or may do so because its training_mode is an input or computed."""
+    switch = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
+    return switch is None or bool(switch)
 
 
 def uses_batch(node: Node, opset: int) -> bool:

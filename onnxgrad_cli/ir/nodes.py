@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx
@@ -51,10 +51,13 @@ def bodies(nodes: Iterable[Node]) -> Iterator[GraphProto]:
             yield from bodies(body.node)
 
 
-def source_of(name: str, producers: Mapping[str, AnyNode]) -> AnyNode | None:
-    """Return the node that computes a value, before any Identity; None for an input or an initializer."""
+def source_of(name: str, producers: Mapping[str, AnyNode], past: Collection[str] = ("Identity",)) -> AnyNode | None:
+    """Return the node that computes a value, before any operators in `past`; None for an input or an initializer.
+
+    By default it is the node before any Identity, by which PaddlePaddle names outputs.
+    """
     node = producers.get(name)
-    while node is not None and node.op_type == "Identity":  # PaddlePaddle names outputs by one
+    while node is not None and node.op_type in past:
         node = producers.get(node.input[0])
     return node
 

@@ -22,6 +22,7 @@ from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
@@ -31,7 +32,6 @@ from onnxgrad_cli.passes.declare_outputs import forget_domain
 from onnxgrad_cli.passes.gradient_op import is_gradient, xs_zs_y
 from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_lower
 from onnxgrad_cli.passes.prepare.normalise import normalise
-from onnxgrad_cli.passes.prepare.validate_input import FIRST_WITH_CONSTANTS
 from onnxgrad_cli.record import Training
 
 
@@ -61,7 +61,7 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
     if not has_gradients(model):
         return model
     graph, training = Graph(model, path), training or Training()
-    graph.proto.ir_version = max(graph.proto.ir_version, FIRST_WITH_CONSTANTS)
+    graph.proto.ir_version = max(graph.proto.ir_version, INITIALIZERS_ALONE)
     read_what_is_named(graph)
     normalise(graph)
     _sort(graph)

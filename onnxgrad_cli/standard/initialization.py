@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import HALVES, shape_of, tensor_type
-from onnxgrad_cli.passes.parameters.presets import VIEWS
+from onnxgrad_cli.passes.parameters.presets import NORMALIZATIONS, VIEWS
 from onnxgrad_cli.record import Training, parts
 
 KEEP = "keep"
@@ -192,7 +192,7 @@ class _Readers:
 
 
 CONSTANTS: dict[tuple[str, int], float] = {
-    **{(f"{kind}Normalization", 1): SCALE for kind in ("Batch", "Group", "Instance", "Layer", "RMS")},
+    **{(op, 1): SCALE for op in NORMALIZATIONS},
     **{(f"{kind}Normalization", 2): BIAS for kind in ("Batch", "Group", "Instance", "Layer")},
     **{(op, at): SCALE for op in ("Mul", "Div") for at in (0, 1)},
     **{(op, 2): BIAS for op in ("Conv", "ConvTranspose", "Gemm")},

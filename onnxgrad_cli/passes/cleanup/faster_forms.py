@@ -127,17 +127,17 @@ def convolve_channels(graph: Graph) -> bool:
         return False
     readers = Counter(name for name in read_by(graph.nodes) if name in products)
     private = {name for name, count in readers.items() if count == 1}.difference(graph.output_names)
-    writer = _ConvWriter(graph)
-    nodes: list[Node] = []
-    gone: set[str] = set()
-    for node in graph.nodes:
+    writer, gone = _ConvWriter(graph), set[str]()
+
+    def convolution(node: Node) -> list[Node] | None:
         product, shift = _sum(graph, node, private) if node.op_type == "Add" and not node.domain else ("", "")
-        if product:
-            nodes += writer.convolution(node, *products[product], shift)
-            gone.add(product)
-        else:
-            nodes.append(node)
-    graph.nodes = [node for node in nodes if node.op_type != "Mul" or node.output[0] not in gone]
+        if not product:
+            return None
+        gone.add(product)
+        return writer.convolution(node, *products[product], shift)
+
+    graph.rewrite(convolution)
+    graph.nodes = [node for node in graph.nodes if node.op_type != "Mul" or node.output[0] not in gone]
     return bool(gone)
 
 

@@ -61,7 +61,7 @@ def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
     op.scope = "loss"
     widest = max((term.dtype for term in terms), key=(TensorProto.FLOAT, TensorProto.DOUBLE).index)
     total = op.cast(terms[0], widest) if len(terms) == 1 else op.Sum(*(op.cast(term, widest) for term in terms))
-    training.loss = _named(op, total, "loss")
+    training.loss = op.rename(total, graph.fresh("loss")).name
     training.terms = [training.loss if name == total.name else name for name in training.terms]
     graph.nodes.extend(op.nodes)
     fed_first(graph)
@@ -391,19 +391,6 @@ def _sample_weight(op: Op, training: LossRecord, name: str, loss: losses.Loss, p
 def penalty(op: Op, kind: str, weight: Val) -> Val:
     """Return the sum of the absolute values ('ReduceL1') or squares ('ReduceSumSquare') of a weight, a scalar."""
     return reduced(op, kind, op.wide(weight))
-
-
-def _named(op: Op, total: Val, stem: str) -> str:
-    """Name the total `stem`, made unique. If no new node computes the total, add an Identity."""
-    name = op.graph.fresh(stem)
-    if not any(total.name in node.output for node in op.nodes):
-        total = op.Identity(total)
-    for node in op.nodes:
-        for field in (node.input, node.output):
-            field[:] = [name if old == total.name else old for old in field]
-    assert total.type is not None
-    op.graph.types[name] = total.type
-    return name
 
 
 def fed_first(graph: Graph) -> None:

@@ -27,6 +27,7 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.nodes import source_of
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
@@ -257,9 +258,7 @@ def factor_names(node: Node, makers: Mapping[str, Node]) -> tuple[str, ...]:
     """Return the scales of a node's data and weight, or () if it has no bias or its operands aren't quantized."""
     scales: list[str] = []
     for name in node.input[:2] if node.op_type in WITH_BIAS else ():
-        maker = makers.get(name)
-        while maker is not None and maker.op_type in MOVES:
-            maker = makers.get(maker.input[0])
+        maker = source_of(name, makers, MOVES)
         if maker is not None and maker.op_type == "DequantizeLinear":
             scales.append(maker.input[1])
     return tuple(scales) if len(scales) == 2 else ()

@@ -19,7 +19,6 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node, metadata, refill, set_metadata, write
 from onnxgrad_cli.ir.nodes import schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
-from onnxgrad_cli.passes.prepare.subgraphs import store
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
 
@@ -153,7 +152,7 @@ class _Inliner:
             tensor = None if any(a.ref_attr_name for a in node.attribute) else self.constant(node)
             if tensor is not None:
                 names[node.output[0]] = name = self.graph.fresh(node.output[0])
-                store(self.graph, tensor, name)
+                self.graph.store_tensor(name, tensor)
         return names
 
     def check(self, function: FunctionProto, key: Key) -> None:

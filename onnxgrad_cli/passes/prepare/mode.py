@@ -21,6 +21,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import (
     BY_ATTRIBUTE,
+    drops,
     for_inference,
     fresh_statistic,
     is_batch_normalization,
@@ -129,7 +130,7 @@ def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
     nodes, fed = list(with_bodies(graph.nodes)), set(graph.input_names).difference(graph.initializers)
     counts = {
         "BatchNormalization": sum(is_batch_normalization(n) and uses_batch(n, graph.opset() or 0) for n in nodes),
-        "Dropout": sum(is_dropout(node) and _drops(graph, node) and node.input[2] not in fed for node in nodes),
+        "Dropout": sum(is_dropout(node) and drops(graph, node) and node.input[2] not in fed for node in nodes),
     }
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if found:
@@ -262,7 +263,7 @@ def _dropout(graph: Graph, node: Node, mode: str) -> Node:
         return node if is_for_inference(node) else for_inference(node)[0]
     new = copied(node)
     if mode == "keep":
-        if not _drops(graph, node) or (len(node.output) > 1 and node.output[1]):
+        if not drops(graph, node) or (len(node.output) > 1 and node.output[1]):
             return node
     else:
         name = "dropout_training_mode"
@@ -275,12 +276,6 @@ def _dropout(graph: Graph, node: Node, mode: str) -> Node:
         del new.output[1:]
         new.output.append(graph.fresh(f"{node.output[0]}_mask"))
     return new
-
-
-def _drops(graph: Graph, node: Node) -> bool:
-    """Return True if a Dropout drops elements, or may do so because its training_mode is an input or computed."""
-    switch = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
-    return switch is None or bool(switch)
 
 
 def _batch_normalization(

@@ -15,7 +15,7 @@ from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.inline_functions import inline
 from onnxgrad_cli.passes.prepare.safe_forms import LAYERS, to_time_major
-from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs, store
+from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs
 from onnxgrad_cli.targets.standard import to_standard
 
 
@@ -57,7 +57,7 @@ def _hoist_constants(graph: Graph) -> None:
         tensor = _constant_tensor(node)
         if tensor is None or node.output[0] in graph.output_names:
             return None
-        store(graph, tensor, node.output[0])
+        graph.store_tensor(node.output[0], tensor)
         return []
 
     graph.rewrite(stored)

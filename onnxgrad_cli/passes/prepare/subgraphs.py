@@ -72,7 +72,7 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProt
     alone = {name for name in found if made[name] == 1 and name not in returned}
     names = {name: name if name in alone else graph.fresh(name) for name in found}
     for name, tensor in found.items():
-        store(graph, tensor, names[name])
+        graph.store_tensor(names[name], tensor)
     for position in reversed(range(len(body.node))):  # in place, as the other nodes' bodies follow
         if names.keys() & set(body.node[position].output):
             del body.node[position]
@@ -80,14 +80,6 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProt
     refill(body.initializer, [tensor for tensor in body.initializer if tensor.name not in found])
     for name in dict.fromkeys(returned):  # a body may return only its own values
         body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
-
-
-def store(graph: Graph, tensor: TensorProto, name: str) -> None:
-    """Add a copy of a tensor to the initializers of a graph."""
-    copy = graph.proto.graph.initializer.add()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    graph.initializers[name] = copy
 
 
 def _constants(body: GraphProto, constant: Callable[[Node], TensorProto | None]) -> dict[str, TensorProto]:
@@ -134,7 +126,7 @@ def put_branch(graph: Graph, node: Node, branch: str) -> list[Node]:
     """
     body = renamed(graph, body_of(node, branch))
     for tensor in body.initializer:
-        store(graph, tensor, tensor.name)
+        graph.store_tensor(tensor.name, tensor)
     pairs = [(value.name, name) for name, value in zip(node.output, body.output, strict=True) if name]
     identities = [make_node("Identity", [a], [b], name=graph.fresh(f"{node.name}/Identity")) for a, b in pairs]
     return [*map(Node.read, body.node), *identities]
