@@ -20,7 +20,7 @@ from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, refill, write
-from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
+from onnxgrad_cli.ir.nodes import behind, captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
 from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, is_external, nbytes, shape_of, tensor_type
 from onnxgrad_cli.ir.weightless_copy import skeleton
@@ -425,12 +425,6 @@ class Graph:
 
     def remove_unused(self, keep: Iterable[str] = ()) -> int:
         """Remove every node on which no output and no value in `keep` depends. Return the number of removed nodes."""
-        needed = set(self.output_names) | set(keep)
-        kept = []
-        for node in reversed(self.nodes):
-            if not needed.isdisjoint(node.output):
-                kept.append(node)
-                needed.update(reads(node))
-        removed = len(self.nodes) - len(kept)
-        self.nodes = kept[::-1]
-        return removed
+        before = len(self.nodes)
+        self.nodes = behind(self.nodes, {*self.output_names, *keep})
+        return before - len(self.nodes)

@@ -100,6 +100,16 @@ def depending_on(nodes: Iterable[Node], names: Iterable[str]) -> set[str]:
     return found
 
 
+def behind(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
+    """Return the nodes on which `results` depend, in order."""
+    needed, found = set(results), []
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.output):
+            found.append(node)
+            needed.update(reads(node))
+    return found[::-1]
+
+
 def schema_of(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSchema | None:
     """Return the schema that an operator has at a version of its domain, or None if onnx has none."""
     try:

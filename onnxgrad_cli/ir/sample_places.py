@@ -473,10 +473,6 @@ def _elementwise(n: _NodeAxes) -> SampleAxis:
     return n.broadcast(range(len(n.node.input)), len(n.result()))
 
 
-def _first_elementwise(n: _NodeAxes) -> SampleAxis:
-    return n.first()
-
-
 def _samples(n: _NodeAxes) -> SampleAxis:
     """Return the axis for operators whose operands have the samples on axis 0 and the channels on axis 1."""
     place = n.agreed(n.places)
@@ -809,7 +805,7 @@ def _nothing(n: _NodeAxes) -> list[SampleAxis | None]:
     return [None] * len(n.node.output)
 
 
-WITHOUT_AXES = (_elementwise, _first_elementwise)
+WITHOUT_AXES = (_elementwise, _NodeAxes.first)
 """Functions of `FORMS` that accept a value without axes as one with the samples on axis 0."""
 
 _FORMS: Mapping[str, Form] = {
@@ -818,7 +814,7 @@ _FORMS: Mapping[str, Form] = {
     "IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu "
     "Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu "
     "Where Xor": _elementwise,
-    "CastLike Clip Dropout": _first_elementwise,
+    "CastLike Clip Dropout": _NodeAxes.first,
     "AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool "
     "GroupNormalization InstanceNormalization LRN LpPool QLinearConv SpaceToDepth": _kernel,
     "MaxPool": _pooled,

@@ -17,6 +17,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringString
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
@@ -60,28 +61,16 @@ def check_request(options: Options) -> None:
                 "`init` and `seed` require `training_info`, because they set its initialization", "add that option"
             )
         return
-    if options.lora:
-        raise UsageError(
-            "`lora` can't be combined with `training_info`, which does not change the inference graph",
-            "leave out one of them",
-            code="conflict",
-        )
+    one = "leave out one of them"
+    conflicts("`lora`", {"`training_info`, which does not change the inference graph": bool(options.lora)}, one)
     if not options.optimizer:
         raise UsageError(
             "`training_info` requires an optimizer, because it contains complete steps", "add `optimizer=NAME`"
         )
-    if not options.embed_state:
-        raise UsageError(
-            "`embed_state=False` can't be combined with `training_info`, which always stores the state in initializers",
-            "leave out one of them",
-            code="conflict",
-        )
-    if options.yield_ == "keep":
-        raise UsageError(
-            "`training_info` can't be combined with `yield_='keep'`, because its steps must run",
-            "leave out `yield_`",
-            code="conflict",
-        )
+    stored = "`training_info`, which always stores the state in initializers"
+    conflicts("`embed_state=False`", {stored: not options.embed_state}, one)
+    runs = "`yield_='keep'`, because its steps must run"
+    conflicts("`training_info`", {runs: options.yield_ == "keep"}, "leave out `yield_`")
     if options.dims or options.shapes:
         raise UsageError(
             "`dims` and `shapes` can't be combined with `training_info`, which does not change the inference graph",

@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
 from onnxgrad_cli.ir.nodes import read_by
-from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.ir.types import Shape, dtype_of, known_sizes, shape_of, tensor_type
 from onnxgrad_cli.passes.stored_integers import is_transpose
 
 MAX_ROWS_PER_COLUMN = 2
@@ -170,8 +170,8 @@ def _sum(graph: Graph, node: Node, products: Collection[str]) -> tuple[str, str]
 
 def _are_images(shape: Shape) -> bool:
     """Return True if a shape is that of images, not too small, with a known number of channels above 1."""
-    sizes = [size for size in shape[2:] if isinstance(size, int)]
-    small = len(sizes) == len(shape) - 2 and math.prod(sizes) <= MAX_SMALL_IMAGE
+    sizes = known_sizes(shape[2:])
+    small = sizes is not None and math.prod(sizes) <= MAX_SMALL_IMAGE
     return 3 <= len(shape) <= 5 and isinstance(shape[1], int) and shape[1] > 1 and not small
 
 
