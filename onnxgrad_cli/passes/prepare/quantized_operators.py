@@ -391,28 +391,13 @@ def _add_as_floats(graph: Graph) -> None:
     becomes Add(Cast(product), b / s + off). As in the straight-through estimator, off = Floor(b / s) - b / s counts as
     a constant.
     """
-    uses, makers, outputs = graph.uses(), graph.producers(), set(graph.output_names)
-
-    def only_reader(node: Node) -> Node | None:
-        readers = uses.get(node.output[0], [])
-        return readers[0][0] if len(readers) == 1 and node.output[0] not in outputs else None
-
+    readers, makers = _only_readers(graph), graph.producers()
     changed, integers = dict[int, list[Node]](), set[str]()
     for add in graph.nodes:
-        pair = [makers.get(name) for name in add.input] if add.op_type == "Add" else []
-        product = next((maker for maker in pair if maker is not None and maker.op_type in PRODUCTS), None)
-        bias = next((maker for maker in pair if maker is not product), None)
-        moves: list[Node] = []
-        while bias is not None and bias.op_type in MOVES and only_reader(bias) is not None:
-            moves.append(bias)
-            bias = makers.get(bias.input[0])
-        rounder = makers.get(bias.input[0]) if bias is not None and bias.op_type == "Cast" else None
-        end = only_reader(add)
-        if product is None or bias is None or rounder is None or end is None:
+        found = _rounded_bias(add, readers, makers) if add.op_type == "Add" else None
+        if found is None:
             continue
-        alone = only_reader(product) is add and only_reader(bias) is (moves[-1] if moves else add)
-        if not alone or rounder.op_type not in ROUNDERS or end.op_type != "Cast":
-            continue
+        product, (bias, *moves), rounder, end = found
         exact, whole = rounder.input[0], rounder.output[0]
         off, cast = graph.fresh(f"{whole}_off"), graph.fresh(f"{product.output[0]}_cast")
         graph.held.add(off)
@@ -424,9 +409,39 @@ def _add_as_floats(graph: Graph) -> None:
         names = [cast if name == product.output[0] else name for name in add.input]
         changed[id(add)] = [floats, make_node("Add", names, end.output, name=add.name)]
         changed[id(end)] = []
-        integers.update((bias.output[0], *(node.output[0] for node in moves)))
-    graph.set_nodes([each for node in graph.nodes for each in changed.get(id(node), [node])])
+        integers.update(node.output[0] for node in (bias, *moves))
+    graph.rewrite(lambda node: changed.get(id(node)))
     _forget_types(graph, integers)
+
+
+def _only_readers(graph: Graph) -> dict[str, Node]:
+    """Return value -> the node that reads it, for values that one node reads once and that are no outputs."""
+    outputs = set(graph.output_names)
+    return {name: uses[0][0] for name, uses in graph.uses().items() if len(uses) == 1 and name not in outputs}
+
+
+def _rounded_bias(
+    add: Node, readers: Mapping[str, Node], makers: Mapping[str, Node]
+) -> tuple[Node, list[Node], Node, Node] | None:
+    """Find the pattern of `_add_as_floats` around an Add; None if the Add does not belong to one.
+
+    Returns:
+        The product; the Cast of the bias and the nodes that move its result; the node that rounds; the last Cast.
+    """
+    pair = [makers.get(name) for name in add.input]
+    product = next((maker for maker in pair if maker is not None and maker.op_type in PRODUCTS), None)
+    bias, last, moves = next((maker for maker in pair if maker is not product), None), add, list[Node]()
+    while bias is not None and bias.op_type in MOVES and bias.output[0] in readers:
+        moves, last = [bias, *moves], bias
+        bias = makers.get(bias.input[0])
+    rounder = makers.get(bias.input[0]) if bias is not None and bias.op_type == "Cast" else None
+    end = readers.get(add.output[0])
+    if product is None or bias is None or rounder is None or end is None:
+        return None
+    alone = readers.get(product.output[0]) is add and readers.get(bias.output[0]) is last
+    if not alone or rounder.op_type not in ROUNDERS or end.op_type != "Cast":
+        return None
+    return product, [bias, *moves], rounder, end
 
 
 MOVES = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze".split())
