@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -43,9 +42,7 @@ CLOSE = 1e-5
 """Largest relative difference at which the scale of a bias is taken to be the product of two other scales."""
 
 
-def put_fake_quantizers(
-    graph: Graph, training: ParameterRecord, stored_as: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, np.ndarray]:
+def put_fake_quantizers(graph: Graph, training: ParameterRecord, stored_as: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Store float weights instead of the integers that a DequantizeLinear reads, and insert a QuantizeLinear.
 
     Integers stored as int32, such as biases, become float weights without a QuantizeLinear, because no runtime

@@ -72,26 +72,25 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
         UsageError: the model has derivatives that were written for another mode.
     """
     refusals: list[Refusal] = []
-    nodes: list[Node] = []
     texts: list[str] = []
     training.cautions += (Caution("training mode", SUBJECT, text) for text in _comes_in_training(graph, options.mode))
     changed = _own_statistics(graph)
     changed |= _separate_statistics(graph, options.mode)
     training.cautions += (Caution("note", SUBJECT, text) for text in _by_own_batch(graph, options.mode))
-    for node in graph.nodes:
-        new = [node]
+
+    def in_mode(node: Node) -> list[Node] | None:
+        new = None
         if is_batch_normalization(node):
             new = _batch_normalization(graph, node, options.mode, training, refusals)
         elif is_dropout(node):
-            new = [_dropout(graph, node, options.mode)]
-        if new != [node] or new[0] is not node:
+            new = _dropout(graph, node, options.mode)
+        if new is not None:
             _refuse_for_derivatives(graph, node, options.mode)
-            changed = True
-        nodes += new
+        return new
+
+    changed |= graph.rewrite(in_mode)
     if refusals:
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
-    if changed:
-        graph.set_nodes(nodes)
     if options.mode == "train":
         texts += _without_effect(graph, training)
     if options.mode != "keep":
@@ -257,14 +256,14 @@ def _in_bodies(graph: Graph, mode: str) -> list[str]:
     return [f"`mode={mode!r}`: a {kind} inside a subgraph does not change its mode" for kind in found]
 
 
-def _dropout(graph: Graph, node: Node, mode: str) -> Node:
-    """Return the Dropout in the requested mode: the same node if nothing changes, otherwise a copy."""
+def _dropout(graph: Graph, node: Node, mode: str) -> list[Node] | None:
+    """Return a copy of the Dropout in the requested mode, or None if nothing changes."""
     if mode == "eval":
-        return node if is_for_inference(node) else for_inference(node)[0]
+        return None if is_for_inference(node) else for_inference(node)
     new = copied(node)
     if mode == "keep":
         if not drops(graph, node) or (len(node.output) > 1 and node.output[1]):
-            return node
+            return None
     else:
         name = "dropout_training_mode"
         if name not in graph.initializers:
@@ -275,20 +274,20 @@ def _dropout(graph: Graph, node: Node, mode: str) -> Node:
     if len(new.output) < 2 or not new.output[1]:
         del new.output[1:]
         new.output.append(graph.fresh(f"{node.output[0]}_mask"))
-    return new
+    return [new]
 
 
 def _batch_normalization(
     graph: Graph, node: Node, mode: str, training: ModeRecord, refusals: list[Refusal]
-) -> list[Node]:
-    """Return the nodes that replace a BatchNormalization in the requested mode."""
+) -> list[Node] | None:
+    """Return the nodes that replace a BatchNormalization in the requested mode, or None if it stays."""
     if _by_batch(graph, node, mode):
         if shape_of(graph.types.get(node.input[0])) is None:
             refusals.append(Refusal(node.name, node.op_type, f"the rank of '{node.input[0]}' is unknown"))
-            return [node]
+            return None
         return [_in_training(graph, node, training)]
     if is_for_inference(node):
-        return [node]
+        return None
     new, *same = for_inference(node)
     for identity in same:
         identity.name = graph.fresh(f"{new.name}/Identity")
