@@ -16,7 +16,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, num
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied, make_node, refill, write
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import all_nodes, subgraphs, with_bodies
 
 BY_ATTRIBUTE = 14
 """The opset that added the attribute training_mode. Before it, having more than one output means training mode."""
@@ -159,7 +159,7 @@ def put_in_inference(model: ModelProto) -> None:
         model: its nodes are changed. A stored training_mode of Dropout that becomes unused is removed. A Dropout whose
             training_mode is a model input stays unchanged, because the caller chooses its mode.
     """
-    nodes = list(with_bodies([*model.graph.node, *(node for function in model.functions for node in function.node)]))
+    nodes = list(all_nodes(model))
     shown = _shown(model, nodes)
     reads = Counter(name for node in nodes for name in node.input)
     switches = Counter(node.input[2] for node in nodes if is_dropout(node) and not is_for_inference(node))

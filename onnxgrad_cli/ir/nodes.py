@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorShapeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto
 
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.node import Node
@@ -41,6 +41,12 @@ def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
         yield node
         for body in subgraphs(node) if node.attribute else ():
             yield from with_bodies(body.node)
+
+
+def all_nodes(model: ModelProto) -> Iterator[Node]:
+    """Yield the nodes of a model, including those in bodies and functions."""
+    for owner in (model.graph, *model.functions):
+        yield from with_bodies(owner.node)
 
 
 def bodies(nodes: Iterable[Node]) -> Iterator[GraphProto]:

@@ -24,7 +24,7 @@ from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest, 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
-from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import all_nodes, depending_on, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
 from onnxgrad_cli.passes.cleanup.cleanup import tidy
@@ -84,8 +84,7 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
 
 def has_gradients(model: ModelProto) -> bool:
     """Return True if a model has a Gradient node, including those in bodies of nodes and in functions."""
-    every = [model.graph.node, *(function.node for function in model.functions)]
-    return any(is_gradient(node) for nodes in every for node in with_bodies(nodes))
+    return any(map(is_gradient, all_nodes(model)))
 
 
 def _sort(graph: Graph) -> None:
@@ -114,11 +113,8 @@ def _copied(graph: Graph, request: GradientRequest) -> list[Node]:
         for name, value in zip(own, request.fed, strict=True)
     ]
     needed = graph.ancestors([request.y], request.named)
-    dependent, between = set(request.named), []
-    for node in graph.nodes:
-        if needed.intersection(node.output) and dependent.intersection(reads(node)):
-            between.append(node)
-            dependent.update(node.output)
+    dependent = depending_on(graph.nodes, request.named)
+    between = [n for n in graph.nodes if needed.intersection(n.output) and dependent.intersection(reads(n))]
     copies = renamed(graph, GraphProto(node=messages(between)), names).node
     made = {a: b for old, new in zip(between, copies, strict=True) for a, b in zip(old.output, new.output, strict=True)}
     again = copied(request.node)

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node, refill
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import depending_on, subgraphs, with_bodies
 from onnxgrad_cli.ir.type_inference import Contradiction, infer_types
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.passes.prepare.constant_folding import fold
@@ -81,14 +81,9 @@ def _contradicts(graph: Graph) -> bool:
 
 def _unconditional(graph: Graph) -> list[Node]:
     """Return the nodes that have no bodies and depend on no node with bodies."""
-    conditional: set[str] = set()
-    nodes = []
-    for node in graph.nodes:
-        if subgraphs(node) or not conditional.isdisjoint(node.input[:]):
-            conditional.update(node.output)
-        else:
-            nodes.append(node)
-    return nodes
+    results = (name for node in graph.nodes if subgraphs(node) for name in node.output if name)
+    conditional = depending_on(graph.nodes, results)
+    return [node for node in graph.nodes if conditional.isdisjoint(node.output)]
 
 
 def _commit(graph: Graph, node: Node, branch: str) -> None:
