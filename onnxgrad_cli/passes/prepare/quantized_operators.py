@@ -41,9 +41,12 @@ class NodeWriter:
         self.graph, self.node, self.nodes = graph, node, list[Node]()
 
     def __call__(self, op_type: str, *inputs: str, kept: Sequence[AttributeProto] = (), **attributes: Any) -> str:
-        """Add a node with one output, and return the output. `kept` are further attributes, as messages."""
+        """Add a node with one output, and return the output. `kept` are further attributes, as messages.
+
+        Absent inputs at the end, which are "", and attributes that are None are left out.
+        """
         y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
-        last = max((i for i, name in enumerate(inputs) if name), default=-1)  # absent inputs at the end are left out
+        last = max((i for i, name in enumerate(inputs) if name), default=-1)
         self.nodes.append(make_node(op_type, inputs[: last + 1], [y], name=y, **attributes))
         self.nodes[-1].attribute.extend(kept)
         self.nodes[-1].metadata = origin(self.node)
@@ -74,8 +77,7 @@ class _QuantizedWriter(NodeWriter):
         several = self.size(scale) > 1
         if (several and axis is None) or (zero and self.size(zero) != self.size(scale)):
             raise _UnknownForm
-        given: dict[str, Any] = {} if axis is None else {"axis": axis}
-        return self("DequantizeLinear", *([values, scale, zero] if zero else [values, scale]), **given)
+        return self("DequantizeLinear", values, scale, zero, axis=axis)
 
     def size(self, name: str) -> int:
         """Return the number of elements of an initializer; for any other value, return 1."""
@@ -116,12 +118,11 @@ class _QuantizedWriter(NodeWriter):
         for name in scales:
             product = product * self.array(name).reshape(-1)
         scale = self.graph.add_constant(product[0] if product.size == 1 else product)
-        given: dict[str, Any] = {} if product.size == 1 else {"axis": 0}
-        return self("DequantizeLinear", values, scale, **given)
+        return self("DequantizeLinear", values, scale, axis=None if product.size == 1 else 0)
 
     def end(self, y: str, scale: str, zero: str) -> None:
         """Quantize the result. The integers get the name of the node's output."""
-        self("QuantizeLinear", *([y, scale, zero] if zero else [y, scale]))
+        self("QuantizeLinear", y, scale, zero)
         self.rename()
 
     def given(self, *without: str) -> list[AttributeProto]:
@@ -134,7 +135,7 @@ class _QuantizedWriter(NodeWriter):
 def _conv(op: _QuantizedWriter) -> None:
     x, w = op.floats(0), op.floats(3, axis=0)
     bias = op.sums(op.inputs[8], op.inputs[1], op.inputs[4])
-    op.end(op("Conv", *([x, w, bias] if bias else [x, w]), kept=op.given()), op.inputs[6], op.inputs[7])
+    op.end(op("Conv", x, w, bias, kept=op.given()), op.inputs[6], op.inputs[7])
 
 
 def _matmul(op: _QuantizedWriter) -> None:
@@ -146,7 +147,7 @@ def _gemm(op: _QuantizedWriter) -> None:
     alpha = op.attributes["alpha"].f if "alpha" in op.attributes else 1.0
     a, b = op.floats(0), op.floats(3, axis=0 if by_rows else 1)
     c = op.sums(op.inputs[6], op.inputs[1], op.inputs[4], factor=alpha)
-    y = op("Gemm", *([a, b, c] if c else [a, b]), kept=op.given())
+    y = op("Gemm", a, b, c, kept=op.given())
     if op.inputs[7]:
         op.end(y, op.inputs[7], op.inputs[8])
     else:
@@ -280,17 +281,14 @@ def _product(op_type: str, axis: int) -> Callable[[_QuantizedWriter], None]:
         channels = weight_tensor.dims[axis] if weight_tensor is not None and len(weight_tensor.dims) > 1 else 1
         scale = _scale_behind(op, channels if axis == -1 else 1)
         one = op.graph.add_constant(np.array(1, np.float32))
-        steps = op("DequantizeLinear", a, one, *([a_zero] if a_zero else []))
+        steps = op("DequantizeLinear", a, one, a_zero)
         zero = op.stored(w_zero, channels) if w_zero else None
         of_weight = op.stored(scale or one, channels)
-        given: dict[str, Any] = {}
-        if channels > 1 and channels in (of_weight.size, zero.size if zero is not None else 1):
-            of_weight = np.broadcast_to(of_weight.reshape(-1), channels)
-            zero = None if zero is None else np.broadcast_to(zero.reshape(-1), channels)
-            given = {"axis": axis}
-        weight = op(
-            "DequantizeLinear", w, *map(op.graph.add_constant, [of_weight] + ([] if zero is None else [zero])), **given
-        )
+        several = channels > 1 and channels in (of_weight.size, zero.size if zero is not None else 1)
+        arrays = [of_weight] if zero is None else [of_weight, zero]
+        if several:
+            arrays = [np.broadcast_to(each.reshape(-1), channels) for each in arrays]
+        weight = op("DequantizeLinear", w, *map(op.graph.add_constant, arrays), axis=axis if several else None)
         y = op(op_type, steps, weight, kept=op.given())
         if scale:
             op("Div", y, scale)
