@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -181,16 +181,17 @@ class Graph:
     def set_nodes(self, nodes: Iterable[Node | NodeProto]) -> None:
         """Replace the nodes by others, and register their names."""
         self.nodes = [node if isinstance(node, Node) else Node.read(node) for node in nodes]
-        for node in self.nodes:
-            self._names.update((node.name, *node.output))
+        self._names.update([node.name for node in self.nodes], *[node.output for node in self.nodes])
 
-    def rewrite(self, replacement: Callable[[Node], Sequence[Node | NodeProto] | None]) -> bool:
+    def rewrite(
+        self, replacement: Callable[[Node], Sequence[Node | NodeProto] | None], op_types: Container[str] | None = None
+    ) -> bool:
         """Replace each node by the nodes that `replacement` returns for it, unless it returns None.
 
-        Return True if any node was replaced.
+        If `op_types` is given, other operators stay. Return True if any node was replaced.
         """
-        found = [replacement(node) for node in self.nodes]
-        changed = any(new is not None for new in found)
+        found = [replacement(n) if op_types is None or n.op_type in op_types else None for n in self.nodes]
+        changed = found.count(None) < len(found)
         if changed:
             pairs = zip(self.nodes, found, strict=True)
             self.set_nodes([each for node, new in pairs for each in ([node] if new is None else new)])

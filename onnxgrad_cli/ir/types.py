@@ -65,7 +65,7 @@ def shape_of(value_type: TypeProto | None) -> Shape | None:
 def known_sizes(sizes: Iterable[Dim | None] | None) -> tuple[int, ...] | None:
     """Return the sizes if all of them are numbers, otherwise None."""
     sizes = None if sizes is None else tuple(sizes)
-    numbers = tuple(size for size in sizes or () if isinstance(size, int))
+    numbers = tuple([size for size in sizes or () if isinstance(size, int)])
     return None if sizes is None or len(numbers) < len(sizes) else numbers
 
 

@@ -53,7 +53,7 @@ def turn_products(graph: Graph) -> bool:
         product = node.op_type == "MatMul" and node.output[0] in last
         return [*_turn(graph, node, last[node.output[0]].output[0], factors), node] if product else None
 
-    return graph.rewrite(turn)
+    return graph.rewrite(turn, {"MatMul", "Transpose"})
 
 
 def _last_transposes(graph: Graph, transposes: Mapping[str, Node]) -> dict[str, Node]:
@@ -130,13 +130,13 @@ def convolve_channels(graph: Graph) -> bool:
     writer, gone = _ConvWriter(graph), set[str]()
 
     def convolution(node: Node) -> list[Node] | None:
-        product, shift = _sum(graph, node, private) if node.op_type == "Add" and not node.domain else ("", "")
+        product, shift = ("", "") if node.domain else _sum(graph, node, private)
         if not product:
             return None
         gone.add(product)
         return writer.convolution(node, *products[product], shift)
 
-    graph.rewrite(convolution)
+    graph.rewrite(convolution, {"Add"})
     graph.nodes = [node for node in graph.nodes if node.op_type != "Mul" or node.output[0] not in gone]
     return bool(gone)
 

@@ -45,7 +45,7 @@ def separate_views(graph: Graph) -> bool:
     def separate(node: Node) -> list[Node] | None:
         backward = metadata_of(node, ROLE) == "backward"
         name = node.input[0] if node.input else ""
-        if not backward or node.op_type not in VIEWS or name not in made or _stays(graph, node, made[name]):
+        if not backward or name not in made or _stays(graph, node, made[name]):
             return None
         if name in copies:
             node.input[0] = copies[name]
@@ -56,7 +56,7 @@ def separate_views(graph: Graph) -> bool:
         copy.metadata = node.metadata
         return [copy, node]
 
-    return graph.rewrite(separate)
+    return graph.rewrite(separate, VIEWS)
 
 
 def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
@@ -79,7 +79,7 @@ def keep_cubic_layout(graph: Graph) -> bool:
         graph.types[node.output[0]] = graph.types[name]
         views[node.output[0]] = make_node("Reshape", [node.output[0], sizes], [name], graph.fresh(f"{name}/view"))
         views[node.output[0]].metadata = node.metadata
-    return graph.rewrite(lambda node: [node, views[node.output[0]]] if views.keys() & set(node.output[:1]) else None)
+    return graph.rewrite(lambda node: [node, views[node.output[0]]] if node.output[0] in views else None, {"Resize"})
 
 
 def _is_cubic(node: Node) -> bool:
@@ -113,10 +113,10 @@ def concatenate_zeros(graph: Graph) -> bool:
     replaced = {pad.output[0]: pads_of for pad in pads if pad and (pads_of := _mergeable(graph, pad))}
 
     def concatenated(node: Node) -> list[Node] | None:
-        amounts = replaced.get(node.output[0]) if node.op_type == "Pad" else None
+        amounts = replaced.get(node.output[0])
         return None if amounts is None else _concatenated(graph, node, amounts)
 
-    return bool(replaced) and graph.rewrite(concatenated)
+    return bool(replaced) and graph.rewrite(concatenated, {"Pad"})
 
 
 def _is_convolution(node: Node) -> bool:

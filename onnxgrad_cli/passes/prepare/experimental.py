@@ -69,11 +69,11 @@ def write_out_experimental(graph: Graph) -> None:
     """Replace the removed experimental operators by standard ones, in a graph below opset 10."""
 
     def written_out(node: Node) -> list[Node] | None:
-        if node.op_type not in MEANINGS or not is_standard(node.domain):
+        if not is_standard(node.domain):
             return None
         op = _ExperimentalWriter(graph, node)
         MEANINGS[node.op_type](op, node.input[0], **attributes_of(node))
         op.rename()
         return op.nodes
 
-    graph.rewrite(written_out)
+    graph.rewrite(written_out, MEANINGS)

@@ -88,7 +88,7 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
             _refuse_for_derivatives(graph, node, options.mode)
         return new
 
-    changed |= graph.rewrite(in_mode)
+    changed |= graph.rewrite(in_mode, {"BatchNormalization", "Dropout"})
     if refusals:
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
     if options.mode == "train":
@@ -111,7 +111,7 @@ def write_batch_statistics(graph: Graph, options: ModeOptions, training: ModeRec
         in_training = is_batch_normalization(node) and uses_batch(node, opset)
         return _with_batch_statistics(graph, node, options, training) if in_training else None
 
-    return graph.rewrite(written_out)
+    return graph.rewrite(written_out, {"BatchNormalization"})
 
 
 def _refuse_for_derivatives(graph: Graph, node: Node, mode: str) -> None:
@@ -149,13 +149,13 @@ def _own_statistics(graph: Graph) -> bool:
         return False
 
     def stored(node: Node) -> list[Node] | None:
-        name = node.output[0] if node.op_type == "Identity" else ""
+        name = node.output[0]
         if name not in read or node.input[0] not in graph.initializers or name in graph.output_names:
             return None
         graph.copy_initializer(node.input[0], name)
         return []
 
-    return graph.rewrite(stored)
+    return graph.rewrite(stored, {"Identity"})
 
 
 def _separate_statistics(graph: Graph, mode: str) -> bool:

@@ -46,7 +46,7 @@ def give_axes(graph: Graph, training: Cautions) -> bool:
         op.rename(op.squeeze(x, axes) if axes else op.Identity(x), node.output[0])
         return op.nodes
 
-    return graph.rewrite(with_axes)
+    return graph.rewrite(with_axes, {"Squeeze"})
 
 
 def _axes(graph: Graph, node: Node) -> list[int] | None:
@@ -56,7 +56,7 @@ def _axes(graph: Graph, node: Node) -> list[int] | None:
     other axis is removed. Or the only axis of unknown size is the batch, which should not be removed. For other nodes,
     and if no size is unknown, return None.
     """
-    bare = node.op_type == "Squeeze" and is_standard(node.domain) and not any(node.input[1:])
+    bare = is_standard(node.domain) and not any(node.input[1:])
     shape = shape_of(graph.types.get(node.input[0])) if bare and not attributes_of(node) else None
     if shape is None or all(isinstance(size, int) for size in shape):
         return None
@@ -97,12 +97,12 @@ def widen_vectors(graph: Graph) -> bool:
         op.rename(op.squeeze(product, [axis]), node.output[0])
         return op.nodes
 
-    return graph.rewrite(widened)
+    return graph.rewrite(widened, {"MatMul"})
 
 
 def _axis(graph: Graph, node: Node) -> int | None:
     """Return the axis that a product lacks because one factor is a vector: -1 or -2. None: not exactly one vector."""
-    if node.op_type != "MatMul" or not is_standard(node.domain):
+    if not is_standard(node.domain):
         return None
     ranks = [None if (shape := shape_of(graph.types.get(name))) is None else len(shape) for name in node.input]
     if None in ranks or 1 not in ranks or ranks == [1, 1]:
@@ -118,12 +118,11 @@ OUTPUTS = {0: (2, 0, 1, 3), 1: (1, 0, 2), 2: (1, 0, 2)}
 
 def to_time_major(graph: Graph) -> None:
     """Rewrite every recurrent layer with layout = 1 to layout = 0, between transposes."""
-    graph.rewrite(lambda node: [*_to_time_major(graph, node)] if _is_batch_major(node) else None)
+    graph.rewrite(lambda node: [*_to_time_major(graph, node)] if _is_batch_major(node) else None, LAYERS)
 
 
 def _is_batch_major(node: Node) -> bool:
-    known = node.op_type in LAYERS and is_standard(node.domain)
-    return known and any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
+    return is_standard(node.domain) and any(each.name == "layout" and each.i for each in node.attribute)
 
 
 def _to_time_major(graph: Graph, node: Node) -> Iterator[Node]:

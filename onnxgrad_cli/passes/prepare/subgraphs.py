@@ -111,12 +111,12 @@ def choose_branches(graph: Graph) -> bool:
     """Replace each If with a constant condition by the branch that runs. Return True if there was one."""
 
     def chosen(node: Node) -> list[Node] | None:
-        condition = graph.constant(node.input[0]) if node.op_type == "If" else None
+        condition = graph.constant(node.input[0])
         if condition is None:
             return None
         return put_branch(graph, node, "then_branch" if condition.all() else "else_branch")
 
-    return graph.rewrite(chosen)
+    return graph.rewrite(chosen, {"If"})
 
 
 def put_branch(graph: Graph, node: Node, branch: str) -> list[Node]:

@@ -32,10 +32,9 @@ def unpack(graph: Graph) -> bool:
     known: dict[str, Elements] = {}
 
     def unpacked(node: Node) -> list[Node] | None:
-        step = STEPS.get(node.op_type) if is_standard(node.domain) else None
-        return step(graph, node, known) if step else None
+        return STEPS[node.op_type](graph, node, known) if is_standard(node.domain) else None
 
-    changed = graph.rewrite(unpacked)
+    changed = graph.rewrite(unpacked, STEPS)
     if changed:
         read = graph.uses()
         dead = {name for name in known if name not in read and name not in graph.output_names}
