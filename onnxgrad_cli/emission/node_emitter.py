@@ -16,9 +16,9 @@ from onnxgrad_cli.emission.typing import OutputTypes
 from onnxgrad_cli.emission.values import VALUES, Val
 from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import RANDOM
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import FORWARD, ROLE, Node
-from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import HALVES, Dim, Shape, shape_of, tensor_type
 

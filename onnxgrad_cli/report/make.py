@@ -26,7 +26,7 @@ from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, Un
 from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.randomness import RANDOM, is_random
+from onnxgrad_cli.ir.modes import RANDOM, is_random
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Role

@@ -21,6 +21,7 @@ from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
@@ -31,8 +32,8 @@ from onnxgrad_cli.losses.values import checked_axis, weighted_mean
 from onnxgrad_cli.options import AppendOptions, LossOptions
 from onnxgrad_cli.passes.loss.chunks import write_chunks
 from onnxgrad_cli.passes.loss.data_sets import evaluations
-from onnxgrad_cli.passes.loss.file import LossFile
 from onnxgrad_cli.passes.loss.function import LossOp
+from onnxgrad_cli.passes.loss.model_file import LossFile
 from onnxgrad_cli.passes.parameters.select import drop_untied
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import LossRecord, StepRecord
@@ -76,7 +77,7 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     op.scope = "loss"
     widest = max((term.dtype for term in terms), key=(TensorProto.FLOAT, TensorProto.DOUBLE).index)
     total = op.cast(terms[0], widest) if len(terms) == 1 else op.Sum(*(op.cast(term, widest) for term in terms))
-    training.loss = _named(op, total, "loss")
+    training.loss = op.rename(total, graph.fresh("loss")).name
     training.terms = [training.loss if name == total.name else name for name in training.terms]
     graph.nodes.extend(op.nodes)
     fed_first(graph)
@@ -437,26 +438,12 @@ def penalty(op: Op, kind: str, weight: Val) -> Val:
     return reduced(op, kind, op.wide(weight))
 
 
-def _named(op: Op, total: Val, stem: str) -> str:
-    """Name the total `stem`, made unique. If no new node computes the total, add an Identity."""
-    name = op.graph.fresh(stem)
-    if not any(total.name in node.output for node in op.nodes):
-        total = op.Identity(total)
-    for node in op.nodes:
-        for field in (node.input, node.output):
-            field[:] = [name if old == total.name else old for old in field]
-    assert total.type is not None
-    op.graph.types[name] = total.type
-    return name
-
-
 def fed_first(graph: Graph) -> None:
     """Sort the inputs: those that must be fed come before initializers, which old models also declare as inputs."""
     inputs = list(graph.proto.graph.input)
     ordered = sorted(inputs, key=lambda value: value.name in graph.initializers)
     if [v.name for v in ordered] != [v.name for v in inputs]:
-        del graph.proto.graph.input[:]
-        graph.proto.graph.input.extend(ordered)
+        refill(graph.proto.graph.input, ordered)
 
 
 LOSS = Pass("loss", "adds the loss to the model", _run, ("prepare",))

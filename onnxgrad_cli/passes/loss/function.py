@@ -22,7 +22,7 @@ from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import in_words, is_float, shape_of
+from onnxgrad_cli.ir.types import in_words, is_float, known_sizes, shape_of
 from onnxgrad_cli.metadata import InnerDerivative
 from onnxgrad_cli.passes.loss.model_file import ModelFile, append_copy
 from onnxgrad_cli.record import LossRecord
@@ -333,8 +333,8 @@ def _elements(x: Val) -> int:
     Raises:
         UsageError: a size after the batch is unknown.
     """
-    sizes = [size for size in x.shape[1:] if isinstance(size, int)]
-    if len(sizes) < x.rank - 1:
+    sizes = known_sizes(x.shape[1:])
+    if sizes is None:
         raise UsageError(
             f"a derivative in the loss requires fixed sizes after the batch, but '{x.name}' is {in_words(x.type)}",
             "fix its sizes after the batch",

@@ -71,9 +71,9 @@ def _write_out_quantized(graph: Graph, training: PreparationRecord) -> None:
     write_out_quantized(graph)
 
 
-def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord, opset: int = OLDEST_OPSET) -> None:
-    """Bring a validated graph into a form that can be differentiated, with opset `opset` or newer if possible."""
-    _write_out(graph, options, training, _bring_into_form(graph, options, training, opset))
+def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord) -> None:
+    """Bring a validated graph into a form that can be differentiated."""
+    _write_out(graph, options, training, _bring_into_form(graph, options, training, OLDEST_OPSET))
 
 
 def _bring_into_form(graph: Graph, options: FormOptions, training: ModeRecord, opset: int) -> bool:

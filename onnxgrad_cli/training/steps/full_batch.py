@@ -16,8 +16,8 @@ from onnx import helper
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
+from onnxgrad_cli.ir.modes import is_random
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.randomness import is_random
 from onnxgrad_cli.metadata import Roles, describe
 from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase, numpy_type
 
