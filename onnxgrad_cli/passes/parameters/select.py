@@ -221,7 +221,9 @@ def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
 
 
 def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> None:
-    """Don't train weights that no loss depends on, of those that were chosen before the losses were known.
+    """Don't train weights that were chosen by an output that no loss reads.
+
+    The weights were chosen before the losses were known, by all outputs.
 
     Args:
         graph: the model with its losses.
@@ -229,9 +231,9 @@ def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> N
         losses: the values of the losses.
 
     Raises:
-        UnsupportedError: `train` names such a weight exactly, or no weight is left.
+        UnsupportedError: `train` names such a weight exactly.
     """
-    tied = tied_to(graph, losses)
+    tied = tied_to(graph, [*losses, *training.predictions])
     untied = [name for name in training.trained if name not in tied]
     if named := [name for name in untied if name in training.named]:
         raise UnsupportedError(f"`train`: no differentiable path leads from '{named[0]}' to the loss")
@@ -239,10 +241,6 @@ def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> N
     training.adapters = [each for each in training.adapters if tied.issuperset(each.names)]
     training.not_trained.update(dict.fromkeys(untied, UNTIED))
     training.cautions.extend(untrained_floats(graph, training, untied))
-    if untied and not (training.trained or training.grad_of_input or training.may_be_none):
-        raise UnsupportedError(
-            f"no weight is left to train: no differentiable path leads from {listed(untied)} to the loss"
-        )
 
 
 def tied_to(graph: Graph, outputs: list[str], read: Callable[[Node], Sequence[str]] = open_reads) -> set[str]:
