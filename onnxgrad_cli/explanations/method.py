@@ -9,12 +9,11 @@ from typing import get_args
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Explanation
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import suggest, unknown_name
 
 
 @dataclass(frozen=True)
-class Method(KnownKeywords):
+class Method(checks.KnownKeywords):
     """The attribution method and its settings.
 
     Attributes:

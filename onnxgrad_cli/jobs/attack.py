@@ -16,7 +16,6 @@ from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Attack, AttackLoss, Norm
 from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.common.inputs import protect_inputs
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job, listed
 from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions
@@ -65,7 +64,7 @@ MAX_STEP = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Fooling(KnownKeywords):
+class Fooling(checks.KnownKeywords):
     """The settings of an attack.
 
     Attributes:

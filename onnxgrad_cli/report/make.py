@@ -19,7 +19,7 @@ from onnx import TensorProto
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.escape import escaped
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.common.wording import as_cli_flags, flag_of
 from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
