@@ -101,7 +101,7 @@ def _forward(case: ProofCase) -> Graph:
 
 def _axes(case: ProofCase, forward: Graph, batch: str) -> dict[str, int] | None:
     """Return a map from input to the axis of its samples; None if the axis of an input is unknown."""
-    types = {value.name: value.type for value in case.described.model.graph.input} | forward.types
+    types = case.described.types | forward.types
     axes: dict[str, int] = {}
     for name in case.roles.sampled:
         shape = shape_of(types.get(name)) or ()
@@ -268,11 +268,7 @@ class _Tiles:
 
     def _difference_in_double(self, feeds: Arrays, count: int) -> float:
         """Return the difference that `_difference` finds if the model runs in float64."""
-        double = DoubleExecutor(self._case.described.model)
-
-        def run(feeds: Arrays) -> Arrays:
-            return double(double.widened(feeds))
-
+        run = DoubleExecutor(self._case.described.model).on
         return self._difference(run, feeds, run(feeds), run(self._tiled(feeds, count)), count)
 
     def _difference(

@@ -109,10 +109,9 @@ def _compared_in_double(
     """Compare the outputs of two models in float64, because rounding changes them too much in float32."""
     told = f"a change in the last digits of the data changes the outputs of the original by {noise:.1e}"
     try:
-        runs = DoubleExecutor(original.model), DoubleExecutor(forward)
-        expected, got = (run(run.widened(case.feeds)) for run in runs)
+        expected, got = (DoubleExecutor(model).on(case.feeds) for model in (original.model, forward))
     except Exception:  # the executors' exceptions share no base class
-        return skipped(f"{told}")
+        return skipped(told)
     worst = _largest_difference(got, expected, names)
     status = "passed" if worst <= DOUBLE else "failed"
     return CheckOutcome(status, f"largest relative difference {worst:.1e} in float64; {told}")
