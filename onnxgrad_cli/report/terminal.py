@@ -53,15 +53,12 @@ def _summary(report: Report) -> Iterator[tuple[str, Inline]]:
     if report.hint:
         yield "hint", report.hint
     yield from glance(report)
-    for step in report.proof.steps if report.proof else ():
-        if step.status == "failed":
-            yield "failed", f"{step.name}: {step.detail}"
+    steps = report.proof.steps if report.proof else ()
+    yield from (("failed", f"{step.name}: {step.detail}") for step in steps if step.status == "failed")
     written = [file.path for file in report.files if file.role != "source model"]
     if written:
         yield "wrote", names(written)
-    for todo in report.next:
-        if todo.language == "sh":
-            yield "next", todo.text
+    yield from (("next", todo.text) for todo in report.next if todo.language == "sh")
 
 
 # -- inspection -------------------------------------------------------------------------------------------------------
@@ -110,14 +107,9 @@ def _file(origin: Origin) -> Iterator[tuple[str, list[Inline]]]:
 
 def _not_trained(report: Report) -> Iterator[str]:
     """Yield a line for each reason why float tensors are not trained, with the tensors."""
-    tensors: dict[str, list[str]] = defaultdict(list)
-    counts: dict[str, int] = defaultdict(int)
-    for tensor in report.not_trained:
-        tensors[tensor.reason].append(tensor.name)
-        counts[tensor.reason] += tensor.count
-    yield from (
-        f"{plain(names(tensors[reason], MOST_NAMES))} ({number(counts[reason])}): {reason}" for reason in tensors
-    )
+    for reason, tensors in report.untrained_by_reason.items():
+        count = number(sum(tensor.count for tensor in tensors))
+        yield f"{plain(names([tensor.name for tensor in tensors], MOST_NAMES))} ({count}): {reason}"
 
 
 def _unnamed(report: Report, found: Diagnosis) -> str:
