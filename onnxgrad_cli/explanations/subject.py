@@ -20,12 +20,14 @@ from onnxgrad_cli.derivatives.derivative_model import float_inputs, open_model
 from onnxgrad_cli.derivatives.named_values import choose
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.types import Shape, dtype_of, in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.checks.freed_batch import free_asked
+from onnxgrad_cli.verification.gradients.perturbation import take_name
 
 KINDS = "float inputs"
 """The name in error messages for subjects that are not inner values."""
@@ -240,19 +242,15 @@ def _instead(model: ModelProto, graph: Graph) -> str:
     """Return a hint for a model whose inputs are integers. It names a float value that can be explained instead."""
     found = embeddings(model, graph)
     if len(found) == 1:
-        hint = "leave out `wrt` to explain the embeddings"
-        return hint
+        return "leave out `wrt` to explain the embeddings"
     seen = set(required_inputs(graph))
     for node in model.graph.node:
         if not seen.isdisjoint(node.input):
             seen.update(node.output)
             found += [name for name in node.output if is_float(graph.types.get(name))]
-    hint = (
-        f"choose a float value inside the model, such as `wrt={found[0]!r}`"
-        if found
-        else "export the model with a float input"
-    )
-    return hint
+    if found:
+        return f"choose a float value inside the model, such as `wrt={found[0]!r}`"
+    return "export the model with a float input"
 
 
 def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Subject:
@@ -268,22 +266,17 @@ def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Sub
             f"the type or the shape of '{name}' is not a known float type or shape",
             "choose another value, or set shapes with `shapes`",
         )
-    names = Graph(model)
-    fed, made = names.fresh(f"{name}_moved"), names.fresh(f"{name}_made")
-    moved, plain = copied(model), copied(model)
-    for position, node in enumerate(moved.graph.node):
-        if name in node.output:
-            node.output[:] = [made if output == name else output for output in node.output]
-            add = onnx.helper.make_node("Add", [made, fed], [name], name=names.fresh(f"{name}/move"))
-            moved.graph.node.insert(position + 1, add)
-            break
-    else:
+    moved, plain = Graph(copied(model), path), copied(model)
+    if name not in moved.producers():
         raise UsageError(f"'{name}' is not computed by a node of the main graph", "choose another value")
+    fed, made = moved.fresh(f"{name}_moved"), moved.fresh(f"{name}_made")
+    add = make_node("Add", [made, fed], [name], name=moved.fresh(f"{name}/move"))
+    moved.nodes.insert(take_name(moved, name, made), add)
     kind = tensor_type(dtype_of(value_type), _named(shape, graph))
-    moved.graph.input.append(onnx.helper.make_value_info(fed, kind))
+    moved.add_input(fed, kind)
     if name not in (output.name for output in plain.graph.output):
         plain.graph.output.append(onnx.helper.make_value_info(name, kind))
-    return Subject(name, fed, moved, plain, path)
+    return Subject(name, fed, moved.commit(), plain, path)
 
 
 def _named(shape: Shape, graph: Graph) -> list[int | str]:
