@@ -15,6 +15,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.common.escape import escaped_json
 
 
@@ -81,7 +82,7 @@ def decoded(kind: Any, value: Any, where: str = "it") -> Any:
         return tuple(decoded(inner[0], each, f"{where}[{at}]") for at, each in enumerate(value))
     if origin is dict and isinstance(value, Mapping):
         return {name: decoded(inner[1], each, f"{where}[{name!r}]") for name, each in value.items()}
-    if kind is float and type(value) in (int, float) and _is_finite(value):
+    if kind is float and is_number(value):
         return float(value)
     if kind in (str, int, bool) and type(value) is kind:
         return value
@@ -105,13 +106,6 @@ def _object(kind: Any, value: Any, where: str) -> Any:
 @cache
 def _hints(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind)
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that is too large for a float
-        return False
 
 
 def _short(value: object) -> str:
