@@ -157,9 +157,30 @@ def _one(names: Sequence[str], pattern: str, option: str) -> str:
 
 
 def _last_layer(model: ModelProto, graph: Graph) -> str:
+    """Return the name of the last value that has channels and several positions.
+
+    Raises:
+        UsageError: there is none, or it is far from the scores.
+    """
+    found = _last_with_places(model, graph)
+    if not found:
+        raise UsageError(
+            "the model has no convolutions, so it has no default layer for Grad-CAM",
+            "choose a value [batch, channels, *positions] with `layer`, or use another method",
+        )
+    if _goes_on(model, graph, found):
+        raise UsageError(
+            f"the last layer with channels and positions, '{found}', is followed by layers of tokens, so it is "
+            "far from the scores",
+            "choose a value [batch, channels, *positions] with `layer`, or use another method",
+        )
+    return found
+
+
+def _last_with_places(model: ModelProto, graph: Graph) -> str:
     """Return the name of the last value that has channels on axis 1, and spatial axes with more than one position.
 
-    It is the last such value before a flattening or a global pooling.
+    It is the last such value before a flattening or a global pooling. "" if there is none.
     """
     rows: dict[str, int] = {}
     found = ""
@@ -174,17 +195,6 @@ def _last_layer(model: ModelProto, graph: Graph) -> str:
             rows[name] = len(shape)
             if any(dim != 1 for dim in shape[2:]):
                 found = name
-    if not found:
-        raise UsageError(
-            "the model has no convolutions, so it has no default layer for Grad-CAM",
-            "choose a value [batch, channels, *positions] with `layer`, or use another method",
-        )
-    if _goes_on(model, graph, found):
-        raise UsageError(
-            f"the last layer with channels and positions, '{found}', is followed by layers of tokens, so it is "
-            "far from the scores",
-            "choose a value [batch, channels, *positions] with `layer`, or use another method",
-        )
     return found
 
 

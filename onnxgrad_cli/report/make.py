@@ -22,7 +22,7 @@ from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.common.wording import as_cli_flags, flag_of
 from onnxgrad_cli.cost.training_cost import cost
-from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
+from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, UnsupportedError
 from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
@@ -82,11 +82,7 @@ def make_report(
             optimizer=_optimizer(options),
             options=dict(_changed(options)),
         ),
-        error=as_cli_flags(_message(error)),
-        hint=as_cli_flags(getattr(error, "hint", None) or ""),
-        code=error.code if isinstance(error, OnnxgradError) else "internal" if error else None,
-        argument=flag_of(error.argument) if isinstance(error, OnnxgradError) and error.argument else "",
-        refusals=_refusals(error),
+        **_of_error(error),
         proof=proof,
         files=list(files),
         versions=_versions(),
@@ -152,19 +148,25 @@ def _success(proof: Proof | None) -> str:
     return f"Built, not proved: {proof.why}."
 
 
-def _message(error: Exception | None) -> str:
+def _of_error(error: Exception | None) -> dict[str, Any]:
+    """Return the fields of the report that describe an error, as keyword arguments of `Report`."""
     if error is None:
-        return ""
+        return {}
     if not isinstance(error, OnnxgradError):
-        return escaped(f"{type(error).__name__}: {error}")
-    # If there are refusals, the details repeat them.
-    details = () if isinstance(error, UnsupportedError) and error.refusals else error.details
-    return "\n".join(map(escaped, [error.message, *(f"  {detail}" for detail in details)]))
-
-
-def _refusals(error: Exception | None) -> list[Refusal]:
-    found = error.refusals if isinstance(error, UnsupportedError) else ()
-    return [dataclasses.replace(each, reason=as_cli_flags(each.reason), hint=as_cli_flags(each.hint)) for each in found]
+        return {"error": as_cli_flags(escaped(f"{type(error).__name__}: {error}")), "code": "internal"}
+    refusals = error.refusals if isinstance(error, UnsupportedError) else ()
+    details = () if refusals else error.details  # the details repeat the refusals
+    message = "\n".join(map(escaped, [error.message, *(f"  {detail}" for detail in details)]))
+    return {
+        "error": as_cli_flags(message),
+        "hint": as_cli_flags(error.hint or ""),
+        "code": error.code,
+        "argument": flag_of(error.argument) if error.argument else "",
+        "refusals": [
+            dataclasses.replace(each, reason=as_cli_flags(each.reason), hint=as_cli_flags(each.hint))
+            for each in refusals
+        ],
+    }
 
 
 # -- the request --------------------------------------------------------------------------------------------------

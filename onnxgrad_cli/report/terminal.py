@@ -33,17 +33,14 @@ def summary(report: Report) -> RenderableType:
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    for label, words in _summary(report):
+    lines = _inspection(report, report.diagnosis) if report.diagnosis else _summary(report)
+    for label, words in lines:
         grid.add_row(label, Text(plain(words)))
     return Group(Text(plain(report.verdict), style=f"bold {style}"), grid)
 
 
 def _summary(report: Report) -> Iterator[tuple[str, Inline]]:
-    """Yield the lines of the summary as (label, text)."""
-    if report.diagnosis:
-        yield from _inspection(report, report.diagnosis)
-        yield from (("next", todo.text) for todo in report.next)
-        return
+    """Yield the lines of the summary of a build as (label, text)."""
     if report.error:
         yield "error", report.error.partition("\n")[0]
     for refusal in report.refusals[:MOST_REFUSALS]:
@@ -68,6 +65,7 @@ def _inspection(report: Report, found: Diagnosis) -> Iterator[tuple[str, Inline]
     """Yield the lines of an inspection as (label, text). If several lines share a label, only the first has it."""
     for label, texts in _inspection_parts(report, found):
         yield from ((label if i == 0 else "", text) for i, text in enumerate(texts))
+    yield from (("next", todo.text) for todo in report.next)
 
 
 def _inspection_parts(report: Report, found: Diagnosis) -> Iterator[tuple[str, list[Inline]]]:

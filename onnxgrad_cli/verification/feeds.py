@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.execution.executor import Executor
@@ -424,14 +424,20 @@ def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]], replace
             origin[node.output[0]] = next(origin[name] for name in node.input[1:] if name in origin)
         if node.op_type in _SAME_SHAPE and first in dims:
             dims[node.output[0]] = dims[first]
-        if node.op_type in _LOOKUPS:
-            indices, table, attribute = _LOOKUPS[node.op_type]
-            source, shape = origin.get(node.input[indices]), dims.get(node.input[table], ())
-            axis = next((a.i for a in node.attribute if a.name == attribute), 0)
-            rows = shape[axis] if -len(shape) <= axis < len(shape) else None
-            if source is not None and isinstance(rows, int):
-                limits[source] = min(limits.get(source, max(rows, 1)), max(rows, 1))
+        indices, rows = _looked_up(node, dims)
+        if indices in origin and isinstance(rows, int):
+            source = origin[indices]
+            limits[source] = min(limits.get(source, max(rows, 1)), max(rows, 1))
     return limits
+
+
+def _looked_up(node: NodeProto, dims: Mapping[str, Sequence[int | str]]) -> tuple[str, int | str | None]:
+    """Return the indices of a lookup and the number of rows of its table; "" and None for any other node."""
+    if node.op_type not in _LOOKUPS:
+        return "", None
+    indices, table, attribute = _LOOKUPS[node.op_type]
+    axis, shape = next((a.i for a in node.attribute if a.name == attribute), 0), dims.get(node.input[table], ())
+    return node.input[indices], shape[axis] if -len(shape) <= axis < len(shape) else None
 
 
 def finite(x: np.ndarray) -> bool:

@@ -49,7 +49,7 @@ def origin_of(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: 
     forward = loss_part(described.model, described.roles.loss)
     taken = {value.name for value in forward.graph.input}
     given = {name: x for name, x in feeds.items() if name in taken}
-    made = {name: x for name, x in _made(forward, given).items() if isinstance(x, np.ndarray) and x.dtype.kind in "fV"}
+    made = _made(forward, given)
     makers = {name: node for node in forward.graph.node for name in node.output}
     values = {**_stored(forward.graph, feeds), **given, **made}
     only_nan = bool(np.isnan(loss).any())
@@ -84,8 +84,9 @@ def _origin(name: str, makers: Mapping[str, NodeProto], values: Arrays) -> str:
 
 
 def _made(forward: onnx.ModelProto, feeds: Arrays) -> Arrays:
-    """Run the forward part and return the outputs of every node."""
+    """Run the forward part and return the float outputs of every node."""
     del forward.graph.output[:]
     names = [name for node in forward.graph.node for name in node.output if name]
     forward.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return Executor(forward, fallback=False)(feeds)
+    outputs = Executor(forward, fallback=False)(feeds)
+    return {name: x for name, x in outputs.items() if isinstance(x, np.ndarray) and x.dtype.kind in "fV"}
