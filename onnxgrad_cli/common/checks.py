@@ -80,11 +80,10 @@ def within(
     if fits and (most is None or value <= most) and (below is None or value < below):  # type: ignore[operator]
         return
     kind = "a whole number" if whole else "a finite number"
+    bounds = f" of {least:g} or more" if least is not None else f" above {above:g}" if above is not None else ""
+    bounds += f" and below {below:g}" if below is not None else ""
     if least is not None and most is not None:
         bounds = f" from {least:.15g} to {most:.15g}"
-    else:
-        lower = f" of {least:g} or more" if least is not None else f" above {above:g}" if above is not None else ""
-        bounds = lower + (f" and below {below:g}" if below is not None else "")
     raise wrong_value(f"`{name}={value!r}`: expected {kind}{bounds}", f"such as {example}" if example else None)
 
 
@@ -99,7 +98,7 @@ def number_in(text: str) -> int | None:
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def bytes_of(text: str, what: str) -> int:
+def bytes_of(text: str, what: str = "`memory`") -> int:
     """Convert a text such as '512MB' to a number of bytes.
 
     Args:
@@ -119,11 +118,6 @@ def bytes_of(text: str, what: str) -> int:
         hint = f"give a number and one of {', '.join(UNITS)}, such as 512MB"
         raise UsageError(f"{what} must be a size, not '{text}'", hint)
     return int(size * unit)
-
-
-def memory_size(text: str) -> int:
-    """Convert the text of the option `memory` to a number of bytes; see `bytes_of`."""
-    return bytes_of(text, "`memory`")
 
 
 def path(name: str, value: Any) -> Path:

@@ -281,7 +281,7 @@ def run_attack(
         logs = are_probabilities(run_values(proto, path, graph, feeds, [logits])[logits])
     if logs:
         tell(f"note: '{logits}' holds probabilities, so their logarithms are used as logits", 0)
-    attacked = with_losses(proto, path, graph, what, logits, fooling.loss, targeted, logs)
+    attacked = with_losses(proto, path, graph, logits, fooling.loss, targeted, logs)
     subject = replace(subject, model=attacked.model)
     scorer, proof = proved_scorer(subject, attacked.losses, what, found.batch_size, options, verify, tell)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))

@@ -148,7 +148,7 @@ class Course(checks.KnownKeywords):
         section=MEMORY,
         metavar="SIZE",
         least=1,
-        parse="common.checks:memory_size",
+        parse="common.checks:bytes_of",
     )
 
     def __post_init__(self) -> None:
