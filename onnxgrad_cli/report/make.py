@@ -251,17 +251,12 @@ def _dtype(dtype: int) -> str:
 def _weights(graph: Graph, training: Training) -> list[Weight]:
     shapes = {name: tuple(graph.initializers[name].dims) for name in training.trained}
     total = sum(map(math.prod, shapes.values()))
-    return [
-        Weight(
-            name,
-            _dtype(graph.initializers[name].data_type),
-            shape,
-            math.prod(shape),
-            math.prod(shape) / total if total else 0.0,
-            training.gradients.get(name, ""),
-        )
-        for name, shape in shapes.items()
-    ]
+    found = []
+    for name, shape in shapes.items():
+        dtype, count = _dtype(graph.initializers[name].data_type), math.prod(shape)
+        share = count / total if total else 0.0
+        found.append(Weight(name, dtype, shape, count, share, training.gradients.get(name, "")))
+    return found
 
 
 def _untrained(graph: Graph, training: Training) -> list[Untrained]:
@@ -310,20 +305,10 @@ def _operators(graph: Graph, training: Training) -> list[Operator]:
 
     rows = []
     for (domain, op_type), where in nodes.items():
-        full = full_name(op_type, domain)
-        own = where["model"] + where["loss"]
-        rows.append(
-            Operator(
-                f"{domain}::{op_type}" if domain else op_type,
-                where["model"],
-                where["loss"],
-                where["backward"],
-                uses[full],
-                sorted(sources[full]),
-                derivative(domain, op_type, full) if own else "",
-                where["optimizer"],
-            )
-        )
+        name, full = f"{domain}::{op_type}" if domain else op_type, full_name(op_type, domain)
+        counts = where["model"], where["loss"], where["backward"], uses[full]
+        own = derivative(domain, op_type, full) if where["model"] + where["loss"] else ""
+        rows.append(Operator(name, *counts, sorted(sources[full]), own, where["optimizer"]))
     return sorted(rows, key=lambda row: (-(row.model + row.loss), -row.backward, -row.optimizer, row.op))
 
 
