@@ -46,10 +46,8 @@ class Method(checks.KnownKeywords):
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Explanation):
-            raise unknown_name(
-                f"there is no method '{self.name}'",
-                suggest(str(self.name), get_args(Explanation), "methods"),
-            )
+            hint = suggest(str(self.name), get_args(Explanation), "methods")
+            raise unknown_name(f"there is no method '{self.name}'", hint)
         checks.at_least("repeats", self.repeats, 1, whole=True)
         checks.at_least("noise", self.noise, 0)
         checks.at_least("seed", self.seed, 0, whole=True)

@@ -226,14 +226,9 @@ def no_float_inputs(graph: Graph) -> str:
 
 def embeddings(model: ModelProto, graph: Graph) -> list[str]:
     """Return the embeddings: the results of Gather nodes that select rows of float weights by an integer input."""
-    return [
-        node.output[0]
-        for node in model.graph.node
-        if node.op_type == "Gather"
-        and node.input[1] in graph.input_names
-        and node.input[0] in graph.initializers
-        and is_float(graph.types.get(node.output[0]))
-    ]
+    gathers = (node for node in model.graph.node if node.op_type == "Gather" and node.input[1] in graph.input_names)
+    found = (node.output[0] for node in gathers if node.input[0] in graph.initializers)
+    return [name for name in found if is_float(graph.types.get(name))]
 
 
 def _embedding(model: ModelProto, graph: Graph) -> str:

@@ -177,14 +177,13 @@ class _Reader:
         }
         for sparse in graph.sparse_initializer:
             stored[sparse.values.name] = (None, sparse.values.data_type, sparse.dims)
-        fed = {value.name for value in graph.input}
-        ends = {value.name for value in graph.output}
-        read = {name for node in graph.node for name in reads(node)}
+        hidden = {name for node in graph.node for name in reads(node)}
+        hidden.difference_update(value.name for value in (*graph.input, *graph.output))
         for value in graph.input:
             if value.name not in stored:
                 yield self.value(value.name, self.roles[0].get(value.name, BoxKind.INPUT), scope, value.type)
         for name, (tensor, dtype, dims) in stored.items():
-            if tensor is not None and name in read and name not in fed | ends and _is_constant(tensor):
+            if tensor is not None and name in hidden and _is_constant(tensor):
                 scope.constants[name] = _values(tensor)
                 continue
             kind = BoxKind.WEIGHT if dtype in FLOATS and not is_generated(name) else BoxKind.CONSTANT

@@ -46,6 +46,8 @@ EXACT = 1e-6
 OUTPUTS = 1e-2
 """Largest accepted relative difference of outputs from the original's, for a batch of one sample."""
 
+ONLY_ONE_SAMPLE = "a batch of one sample runs; other sizes can't be compared, because"
+
 SMALL_GRADIENT_SHARE = 1e-2
 """If a gradient is smaller than this fraction of the largest one, its difference is taken relative to that fraction."""
 
@@ -73,11 +75,7 @@ def agrees_across_batches(case: ProofCase) -> CheckOutcome:
     if tiles.difference_of_outputs(alone) > OUTPUTS:
         return tiles.skipped("the original has other outputs for a batch of one sample", 1)
     if not _is_plain(case):
-        return CheckOutcome(
-            "passed",
-            "a batch of one sample runs; other sizes can't be compared, because the loss may not be a mean or a "
-            "sum over samples",
-        )
+        return CheckOutcome("passed", f"{ONLY_ONE_SAMPLE} the loss may not be a mean or a sum over samples")
     trained = TRAINED * seconds <= MAX_SECONDS[case.force]
     return tiles.compare(alone, trained, _is_independent(case, forward, axes, batch))
 
@@ -231,11 +229,7 @@ class _Tiles:
             if isinstance(many, CheckOutcome):
                 return many
             if not self._are_copies(feeds, count):
-                return CheckOutcome(
-                    "passed",
-                    "a batch of one sample runs; other sizes can't be compared, because the samples may not be "
-                    "independent",
-                )
+                return CheckOutcome("passed", f"{ONLY_ONE_SAMPLE} the samples may not be independent")
             worst = max(worst, self._difference(case.run, feeds, once, many, count))
             sizes.append(1 if feeds is self.first else count * self._size)
         said, exact = f"batches of {' and '.join(map(str, sizes))}", ""
