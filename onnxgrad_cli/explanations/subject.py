@@ -247,15 +247,17 @@ def _instead(model: ModelProto, graph: Graph) -> str:
     """Return a hint for a model whose inputs are integers. It names a float value that can be explained instead."""
     found = embeddings(model, graph)
     if len(found) == 1:
-        return "leave out `wrt` to explain the embeddings"
+        hint = "leave out `wrt` to explain the embeddings"
+        return hint
     seen = set(required_inputs(graph))
     for node in model.graph.node:
         if not seen.isdisjoint(node.input):
             seen.update(node.output)
             found += [name for name in node.output if is_float(graph.types.get(name))]
+    hint = "export the model with a float input"
     if found:
-        return f"choose a float value inside the model, such as `wrt={found[0]!r}`"
-    return "export the model with a float input"
+        hint = f"choose a float value inside the model, such as `wrt={found[0]!r}`"
+    return hint
 
 
 def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Subject:
