@@ -22,8 +22,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.choices import WEIGHTED_DERIVATIVES, Derivative, Mode, Scaling
-from onnxgrad_cli.common.typed_json import decoded
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
+from onnxgrad_cli.common.strict_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError, unreadable
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads

@@ -20,7 +20,7 @@ from onnxgrad_cli import metadata
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.checkpoints.tensors import is_safetensors, save_tensors, tensor_bytes
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.session import CPU, take_out

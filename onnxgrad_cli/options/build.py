@@ -23,7 +23,6 @@ from onnxgrad_cli.common.choices import (
     TargetName,
     Yield,
 )
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.options.declare import check, document, option
 from onnxgrad_cli.options.specs import Group, LoraSpec, LossScale, RecomputeSpec, check_loss_scale
@@ -53,7 +52,7 @@ def part(cls: type[Part]) -> type[Part]:
 
 
 @part
-class _Part(KnownKeywords):
+class _Part(checks.KnownKeywords):
     """Base class of the parts.
 
     `__post_init__` of a part does the checks that the declarations of fields can't express.

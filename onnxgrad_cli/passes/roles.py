@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.metadata import Quantized, Role, Roles, Term, write

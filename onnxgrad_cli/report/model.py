@@ -7,6 +7,7 @@ in base units (elements, bytes, seconds, floating-point operations). The rendere
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -311,6 +312,14 @@ class Report:
         if self.status == "differentiable" or (self.status == "built" and self.proof and self.proof.verdict == PROVED):
             return "good"
         return "warn" if self.status in ("built", "stopped") else "bad"
+
+    @property
+    def untrained_by_reason(self) -> dict[str, list[Untrained]]:
+        """Reason -> the tensors that get no gradient for this reason."""
+        found: dict[str, list[Untrained]] = defaultdict(list)
+        for tensor in self.not_trained:
+            found[tensor.reason].append(tensor)
+        return found
 
     @property
     def compact(self) -> bool:

@@ -11,7 +11,6 @@ import numpy as np
 from onnx import ModelProto, TensorProto, TypeProto, helper
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data import (
     Batches,
@@ -65,7 +64,7 @@ MOST_CLASSES = 1000
 
 
 @dataclass(frozen=True)
-class Setting(KnownKeywords):
+class Setting(checks.KnownKeywords):
     """Settings for running a model on data. The defaults are the same as on the command line.
 
     Attributes:

@@ -38,7 +38,7 @@ from onnxgrad_cli.passes.rematerialization.plan import Plan
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import PORTABLE, STANDARD, blocked
 from onnxgrad_cli.targets.blocked import DENSE
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.harness import changes, fed, with_gradient
 from tools.verify_op.examples import published_cases
 from tools.verify_op.jacobian import rounded

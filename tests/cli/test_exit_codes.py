@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -87,25 +87,19 @@ def files(shell: Shell, made: Path) -> Shell:
     return shell
 
 
-def good(name: str, *more: str) -> list[str]:
-    """Return arguments that work. An option in `more` replaces the one in them, as `train` takes several --data."""
-    words = list(GOOD[name])
-    if "--data" in words and "--data" in more:
-        at = words.index("--data")
-        del words[at : at + 2]
-    return [*words, *more]
+def without_data(words: Sequence[str], *more: str) -> list[str]:
+    """Return the words without --data if it is in `more`, because `train` takes several."""
+    at = words.index("--data") if "--data" in words and "--data" in more else len(words)
+    return [*words[:at], *words[at + 2 :]]
 
 
 @pytest.mark.parametrize(("name", "flag"), [each for each in with_paths() if each not in SPECIAL])
 def test_a_missing_file_fails(files: Shell, name: str, flag: str) -> None:
-    words, file = (
-        [word for word in good(name, *[flag] * bool(flag)) if word not in ("--no-report", flag)],
-        "absent/model.onnx",
-    )
+    words, file = [word for word in GOOD[name] if word != "--no-report"], "absent/model.onnx"
     words += ["--force"] if name == "train" else []
     if flag:
         file = absent(name, flag)
-        words += [*BESIDE.get((name, flag), ()), flag, file]
+        words = [*without_data(words, flag), *BESIDE.get((name, flag), ()), flag, file]
     else:
         words[0] = file
     result = files(name, *words)
@@ -139,6 +133,6 @@ def test_an_empty_path_is_wrong_usage(files: Shell, name: str) -> None:
     ],
 )
 def test_a_file_of_another_kind_fails(files: Shell, name: str, words: tuple[str, ...], message: str) -> None:
-    result = files(name, *good(name, *words))
+    result = files(name, *without_data(GOOD[name], *words), *words)
     assert message in result.err
     assert result.code == (2 if "format" in message else 1)

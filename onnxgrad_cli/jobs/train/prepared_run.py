@@ -19,7 +19,7 @@ from onnxgrad_cli.checkpoints.base_model_digest import untrained_digest
 from onnxgrad_cli.checkpoints.model_values import untrained_digests
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.data import Batches, Data, DataSets, NamedSet, Preprocessing
 from onnxgrad_cli.data.classes import names_for
 from onnxgrad_cli.errors import UsageError

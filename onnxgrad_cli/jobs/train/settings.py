@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course

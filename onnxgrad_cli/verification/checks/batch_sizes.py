@@ -47,6 +47,8 @@ EXACT = 1e-6
 OUTPUTS = 1e-2
 """Largest accepted relative difference of outputs from the original's, for a batch of one sample."""
 
+ONLY_ONE_SAMPLE = "a batch of one sample runs; other sizes can't be compared, because"
+
 SMALL_GRADIENT_SHARE = 1e-2
 """If a gradient is smaller than this fraction of the largest one, its difference is taken relative to that fraction."""
 
@@ -74,11 +76,7 @@ def agrees_across_batches(case: ProofCase) -> CheckOutcome:
     if tiles.difference_of_outputs(alone) > OUTPUTS:
         return tiles.skipped("the original has other outputs for a batch of one sample", 1)
     if not _is_plain(case):
-        return CheckOutcome(
-            "passed",
-            "a batch of one sample runs; other sizes can't be compared, because the loss may not be a mean or a "
-            "sum over samples",
-        )
+        return CheckOutcome("passed", f"{ONLY_ONE_SAMPLE} the loss may not be a mean or a sum over samples")
     trained = TRAINED * seconds <= MAX_SECONDS[case.force]
     return tiles.compare(alone, trained, _is_independent(case, forward, axes, batch))
 
@@ -107,7 +105,7 @@ def _terms(case: ProofCase) -> list[Term]:
 
 def _axes(case: ProofCase, forward: Graph, batch: str) -> dict[str, int] | None:
     """Return a map from input to the axis of its samples; None if the axis of an input is unknown."""
-    types = {value.name: value.type for value in case.described.model.graph.input} | forward.types
+    types = case.described.types | forward.types
     axes: dict[str, int] = {}
     for name in case.roles.sampled:
         shape = shape_of(types.get(name)) or ()
@@ -237,11 +235,7 @@ class _Tiles:
             if isinstance(many, CheckOutcome):
                 return many
             if not self._are_copies(feeds, count):
-                return CheckOutcome(
-                    "passed",
-                    "a batch of one sample runs; other sizes can't be compared, because the samples may not be "
-                    "independent",
-                )
+                return CheckOutcome("passed", f"{ONLY_ONE_SAMPLE} the samples may not be independent")
             worst = max(worst, self._difference(case.run, feeds, once, many, count))
             sizes.append(1 if feeds is self.first else count * self._size)
         said, exact = f"batches of {' and '.join(map(str, sizes))}", ""
@@ -274,11 +268,7 @@ class _Tiles:
 
     def _difference_in_double(self, feeds: Arrays, count: int) -> float:
         """Return the difference that `_difference` finds if the model runs in float64."""
-        double = DoubleExecutor(self._case.described.model)
-
-        def run(feeds: Arrays) -> Arrays:
-            return double(double.widened(feeds))
-
+        run = DoubleExecutor(self._case.described.model).on
         return self._difference(run, feeds, run(feeds), run(self._tiled(feeds, count)), count)
 
     def _difference(

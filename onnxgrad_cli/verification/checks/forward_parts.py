@@ -58,7 +58,7 @@ def computes_the_original(case: ProofCase) -> CheckOutcome:
         return skipped(f"the original does not run: {str(error).strip()[:500]}")
     inputs = {name: x for name, x in case.feeds.items() if name in case.roles.fed}  # with the stored weights
     got = _joined(Executor(forward, fallback=False, threads=None)(inputs), chunks, expected)
-    names = [name for name in got if isinstance(got[name], np.ndarray)]
+    names = list(got)
     worst = _largest_difference(got, expected, names)
     allowed = _allowed(got, names, original)
     if worst > allowed:  # perhaps due to rounding on these data
@@ -114,13 +114,13 @@ def _last_shared(model: ModelProto, original: ModelProto) -> list[str]:
 
 
 def _joined(got: Arrays, chunks: Mapping[str, Sequence[str]], expected: Arrays) -> Arrays:
-    """Return the outputs of a run, with each output that was computed in chunks joined to one array."""
+    """Return the tensors among the outputs of a run. Each output that was computed in chunks is joined to one array."""
     whole = {
         name: np.concatenate([got[each] for each in own]).reshape(expected[name].shape)
         for name, own in chunks.items() if set(own) <= got.keys()
     }  # fmt: skip
     parts = {each for name in whole for each in chunks[name]}
-    return {name: array for name, array in got.items() if name not in parts} | whole
+    return {name: x for name, x in got.items() if isinstance(x, np.ndarray) and name not in parts} | whole
 
 
 def _allowed(outputs: Arrays, names: Sequence[str], original: Original) -> float:
@@ -139,10 +139,9 @@ def _compared_in_double(
     """Compare the outputs of two models in float64, because rounding changes them too much in float32."""
     told = f"a change in the last digits of the data changes the outputs of the original by {noise:.1e}"
     try:
-        runs = DoubleExecutor(original.model), DoubleExecutor(forward)
-        expected, got = (run(run.widened(case.feeds)) for run in runs)
+        expected, got = (DoubleExecutor(model).on(case.feeds) for model in (original.model, forward))
     except Exception:  # the executors' exceptions share no base class
-        return skipped(f"{told}")
+        return skipped(told)
     worst = _largest_difference(got, expected, names)
     status = "passed" if worst <= DOUBLE else "failed"
     return CheckOutcome(status, f"largest relative difference {worst:.1e} in float64; {told}")
