@@ -17,10 +17,10 @@ class NamedSet:
     """A data set with a name.
 
     Attributes:
-        name: its name.
-        data: its samples.
-        batches: the order of its samples, in batches.
-        inputs: array of the data -> the input of the training model that takes it.
+        name: the name.
+        data: the samples.
+        batches: the batches of the samples, in their order.
+        inputs: name of an array in the data -> input of the training model that it is fed to.
     """
 
     name: str
@@ -37,8 +37,8 @@ class NamedSet:
 class DataSets:
     """Several data sets that are trained on together.
 
-    An epoch is one pass over the first set. The other sets are cycled: their batches depend only on the number of
-    batches of the first set so far, so a checkpoint needs no position in them.
+    An epoch is one pass over the first set. The other sets are repeated. Their batches depend only on the number of
+    batches taken from the first set so far, so a checkpoint stores no positions in the other sets.
 
     Attributes:
         first: the first set.
@@ -52,7 +52,7 @@ class DataSets:
         """Return a batch of each set together: input of the training model -> array.
 
         Args:
-            indices: the indices of the samples of the first set; those of `part`.
+            indices: the indices of the samples of the first set, which are those of `part`.
             part: the batch of the first set.
         """
         order = self.first.batches
@@ -66,7 +66,7 @@ class DataSets:
 def seed_of(seed: int, position: int) -> int:
     """Return the seed of a data set's random numbers, given the seed of the run and the position of the set.
 
-    The first set has the seed of the run.
+    The first set uses the seed of the run.
     """
     spawned = np.random.SeedSequence(seed, spawn_key=(2, position)).generate_state(1)
     return seed if position == 0 else int(spawned[0])

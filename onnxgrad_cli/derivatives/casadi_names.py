@@ -1,4 +1,4 @@
-"""Rename the inputs and outputs of a model of derivatives after CasADi's convention."""
+"""Rename the inputs and outputs of a model of derivatives by CasADi's convention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_kind(kind: Derivative) -> None:
 def casadi_names(
     kind: Derivative, of: Sequence[str], wrt: Sequence[str], weighted: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the names that CasADi gives to the added inputs, and to the derivatives, in their order.
+    """Return CasADi's names of the added inputs and of the derivatives, each in the order of the model.
 
     The name of a Hessian lists all outputs, because it is the Hessian of their sum. The weights of a sum are called
     `lam_<y>`, as for the Lagrangian of a nonlinear program. CasADi treats a Hessian-vector product as the forward
@@ -41,12 +41,12 @@ def casadi_names(
 
 
 def name_after(graph: Graph, model: ModelProto, inputs: Iterable[str], outputs: Iterable[str], end: int) -> None:
-    """Rename the last inputs and the first outputs of a finished model. Names in use get a suffix.
+    """Rename the last inputs and the first outputs of a finished model. A name that is in use gets a suffix.
 
     Args:
         graph: the graph that the model was made from, which knows the names in use.
         model: the finished model.
-        inputs: the new names of the inputs from position `end` on.
+        inputs: the new names of the inputs after the first `end`.
         outputs: the new names of the first outputs.
         end: the number of inputs that keep their names.
     """

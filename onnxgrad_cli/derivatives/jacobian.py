@@ -1,8 +1,8 @@
 """Compute all rows of a Jacobian in one run of the model. Row i is the vector-Jacobian product of the i-th unit vector.
 
-The forward values are computed once. The nodes that depend on the unit vector are written once for all unit vectors,
-with a leading axis of rows. If that takes too much memory, they become the body of a Scan over blocks of rows. If an
-operator can't be written for several rows, they become the body of a Scan over the rows.
+The forward values are computed once. The nodes that depend on the unit vector are vectorized: they process all unit
+vectors at once, on an additional axis 0. If this takes too much memory, they become the body of a Scan over blocks of
+rows. If an operator can't be vectorized, they become the body of a Scan over single rows.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def jacobian(
         y: the value to differentiate.
         wanted: the names of the values to differentiate with respect to.
         training: the record of the rules used.
-        meetings: the nodes that read both samples and weights, if axis 0 of `y` is the axis of independent samples. The
-            derivatives are then per sample: one unit vector is used for all samples at once, and the blocks of the
-            Jacobian between different samples, which are zero, are omitted.
+        meetings: the nodes that read both samples and weights, to compute derivatives per sample. Axis 0 of `y` must
+            then be the axis of independent samples. One unit vector is used for all samples at once, and the
+            derivatives of one sample with respect to another sample, which are zero, are omitted.
 
     Returns:
-        For each x a value of shape [*y, *x]. With `meetings` the shape is [samples, *y, *x], where y and x are without
-        their axes of samples.
+        For each x a value of shape [*y, *x]. With `meetings` the shape is [samples, *y, *x], where *y and *x do not
+        include the axes of samples.
 
     Raises:
         UnsupportedError: nodes between x and `y` have no proven derivative.
@@ -81,8 +81,8 @@ def jacobian(
 def diagonal(op: Op, y: Val, x: Val, training: Differentiation, per_sample: bool) -> Val | None:
     """Emit the derivative of each element of `y` with respect to the element of `x` at the same position.
 
-    Each row of the Jacobian is computed and reduced to one element, so the memory does not grow with the square of the
-    number of elements.
+    Each row of the Jacobian is reduced to its diagonal element right after it is computed. The memory therefore does
+    not grow with the square of the number of elements.
 
     Args:
         op: the emitter for the nodes.
@@ -92,7 +92,7 @@ def diagonal(op: Op, y: Val, x: Val, training: Differentiation, per_sample: bool
         per_sample: True if axis 0 is the axis of independent samples. One unit vector is then used for all samples.
 
     Returns:
-        A value of the shape of `x`; None if it is mathematically zero.
+        A value of the shape of `x`, or None if all derivatives are mathematically zero.
 
     Raises:
         UnsupportedError: nodes between x and `y` have no proven derivative.
@@ -122,8 +122,8 @@ def _stack(
     """Return the values `names` for every unit vector in the shape of `y`, stacked on axis 0.
 
     `nodes` compute the values from the unit vector `seed`. If `per_sample`, a unit vector has the shape of one sample
-    of `y` and is repeated for all samples. If `bounded`, the rows are smaller than the values that `nodes` compute, so
-    the sizes that are known only at run time limit the number of rows that are computed at once.
+    of `y` and is repeated for all samples. If `bounded`, sizes that are known only at run time also limit the number
+    of rows that are computed at once. This saves memory if the results are smaller than the inner values of `nodes`.
     """
     shape = y.shape[per_sample:]
     known, static = _known_size(shape), all(isinstance(size, int) for size in shape)
@@ -163,13 +163,13 @@ def _in_blocks(
     op: Op, nodes: Sequence[Node], seed: str, unit: Callable[[Op, Val], Val], names: Sequence[str], steps: Val, y: Val,
     most: int,
 ) -> list[Val] | None:  # fmt: skip
-    """Emit a Scan that computes a block of rows in each step, or return None if `nodes` can't be vectorized.
+    """Emit a Scan that computes a block of rows in each step. Return None if `nodes` can't be vectorized.
 
     Args:
         op, nodes, seed, names, y: see `_stack`.
         unit: a function that returns the unit vectors for positions.
         steps: the positions of all rows.
-        most: the largest number of rows in a block, where unknown sizes count as 1.
+        most: the maximum number of rows in a block, if all unknown sizes are 1.
     """
     count = op.size(steps, 0)
     length: int | Val

@@ -1,10 +1,10 @@
 """Build every kind of derivative from the rules of reverse mode alone.
 
-- A Jacobian-vector product is reverse mode applied twice. The vector-Jacobian product u J is linear in its cotangent u.
-  If u J is differentiated with respect to u with the cotangent t, the result is J t. The values of u J itself are not
-  needed.
+- A Jacobian-vector product J t is reverse mode applied twice. The vector-Jacobian product u J is a linear function of
+  the cotangent u. The vector-Jacobian product of this function with the cotangent t is J t. The value of u J itself is
+  not needed.
 - The rows of a Jacobian are vector-Jacobian products of unit vectors.
-- A Hessian is the Jacobian of a gradient. Its diagonal needs the same rows, of which only one element each is kept.
+- A Hessian is the Jacobian of a gradient. For its diagonal the same rows are computed, and one element of each is kept.
 - A Gauss-Newton vector product J^T J t is a vector-Jacobian product of a Jacobian-vector product.
 
 Sources: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapters 3 to 5. N. Schraudolph, Fast
@@ -85,7 +85,7 @@ def derive(
         of: glob patterns of the float outputs to differentiate; by default all of them. If a pattern matches no output,
             it selects inner values by their names or by the names of their nodes.
         wrt: glob patterns of the float inputs and initializers to differentiate with respect to. The default is all
-            float inputs and, for vjp, the initializers too, except the ones that are only parameters of a resize.
+            float inputs. For vjp it also includes the initializers, except parameters of a resize.
             Initializers become overridable: they keep their values and can be fed. If a pattern matches no input or
             initializer, it selects inner values. The derivative is then with respect to a term added to them.
         class_: the class whose score is differentiated, instead of all elements of each output along `class_axis`. It
@@ -96,14 +96,15 @@ def derive(
         class_axis: the axis of the classes.
         per_sample: True to compute derivatives for each sample separately. This requires a proof that the samples are
             independent. For vjp, the derivatives with respect to a weight are [samples, *weight]. For jacobian they are
-            [samples, *y, *x], y and x without their axes of samples. For hessian, which supports only inputs, they are
-            [samples, *x, *z], and for laplacian [samples].
+            [samples, *y, *x], where *y and *x do not include the axes of samples. For hessian, which supports only
+            inputs, they are [samples, *x, *z], and for laplacian [samples].
         weighted: True to add an input `<y>_weight`, like y, with the weights of the elements of y. The kinds of second
             derivatives then refer to the weighted sum of all y. The Gauss-Newton matrix is J^T diag(`<y>_weight`) J.
         names: 'plain', as above, or 'casadi': `adj_<y>` and `adj_<x>`, `fwd_<x>` and `fwd_<y>`, `jac_<y>_<x>`,
-            `hess_<y>_<x>_<z>`, for hvp `fwd_<x>` and `fwd_adj_<x>`, and `lam_<y>` for weights. Other kinds are refused.
+            `hess_<y>_<x>_<z>`, for hvp `fwd_<x>` and `fwd_adj_<x>`, and `lam_<y>` for weights. CasADi has no names for
+            the other kinds, which are refused.
         cotangents: the source of the cotangents of a vjp: 'input', 'ones' (filled in the graph), or 'keep' (they come
-            from a YieldOp that stays in the model). The default is 'input', or 'ones' with `class_`.
+            from a YieldOp in the model, which is kept). The default is 'input', or 'ones' with `class_`.
         keep_outputs: True to also return the model's own outputs and then the selected inner values, after the
             derivatives.
         path: the file that bytes or a model were read from; external data are relative to it.
@@ -249,7 +250,7 @@ def _by_all_samples(
 ) -> dict[str, Val | None]:
     """Append the per-sample gradients of weights, computed as Jacobians over the whole batch.
 
-    This is used if a node reads the weights whose contribution from a single sample can't be computed.
+    This is used if a node reads the weights, but its contribution to their gradient can't be computed for each sample.
     """
     graph, op = derivative.graph, Op(derivative.graph)
     values = {y: op.val(y) for y in derivative.outputs}

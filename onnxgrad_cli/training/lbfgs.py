@@ -1,4 +1,4 @@
-"""The loop of a run with L-BFGS, in which scipy decides about the steps. An epoch is one iteration on all samples."""
+"""The training loop with L-BFGS, in which scipy computes the steps. An epoch is one iteration on all samples."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SAVED = 1.0
 
 @dataclass
 class LbfgsLoop(TrainingLoop):
-    """The loop of a run with L-BFGS.
+    """The training loop with L-BFGS.
 
-    The loss of an epoch is the loss after its iteration. A checkpoint is written once per second, after the best epoch
-    so far, and at the end. A resumed run starts with an empty history.
+    The loss of an epoch is the loss after its iteration. A checkpoint is written after each epoch that is the best so
+    far, at the end, and otherwise at most once per second. A resumed run starts with an empty history.
 
     Attributes:
-        trainer: computes the loss and its gradient.
+        trainer: the trainer that computes the loss and its gradient.
         solver: the options of scipy's solver.
-        tell: receives the reason for an early end.
+        tell: the function that prints the reason for an early end.
     """
 
     trainer: FullBatchTrainer
@@ -51,13 +51,13 @@ class LbfgsLoop(TrainingLoop):
         return self.batches.epoch
 
     def _train(self, log: Log) -> bool:
-        """Take the remaining steps. Return False if `stop` requested an end."""
+        """Run the remaining iterations. Return False if `stop` ended the run early."""
         from scipy.optimize import minimize
 
         self._begun, accepted = time.perf_counter(), self.trainer.weights_vector
 
         def iterated(intermediate_result: Any) -> None:
-            """Take over the weights after an iteration, end the epoch, and raise StopIteration to end the run."""
+            """End an epoch with the weights after an iteration. Raise StopIteration if the run ends."""
             nonlocal accepted
             accepted = intermediate_result.x.copy()
             self._end_iteration(accepted, float(intermediate_result.fun), log)
@@ -81,7 +81,7 @@ class LbfgsLoop(TrainingLoop):
         return True
 
     def _end_iteration(self, weights: np.ndarray, loss: float, log: Log) -> None:
-        """Take over the weights after an iteration, and end the epoch."""
+        """Pass the weights after an iteration to the trainer, and end the epoch."""
         self.trainer.weights_vector = weights
         self.trainer.steps += 1
         self.batches.epoch += 1
@@ -100,7 +100,7 @@ class LbfgsLoop(TrainingLoop):
         return len(batches) * batches.size if batches.drop_last else batches.samples
 
     def _reason(self, found: Any) -> str:
-        """Return the reason for which scipy ended the run, in words."""
+        """Return a message with the reason why scipy ended the run."""
         ftol, gtol = self.solver["ftol"], self.solver["gtol"]
         if not found.success:
             why = "its line search found no lower loss, perhaps because of rounding errors"
@@ -122,7 +122,7 @@ class LbfgsLoop(TrainingLoop):
             raise self._not_finite(*shown[0], error) from None
 
     def _feeds(self, shown: list[tuple[BatchShard, Mapping[str, np.ndarray]]]) -> Iterator[Mapping[str, np.ndarray]]:
-        """Yield all batches, and keep the current one in `shown`."""
+        """Yield the arrays of each batch, and store the current batch in `shown` for error messages."""
         batches = copy.copy(self.batches)  # its position stays at the start of an epoch
         for part in batches:
             shown[:] = [(part, self.data.batch(part.indices, part))]

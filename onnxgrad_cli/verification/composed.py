@@ -1,7 +1,7 @@
-"""Check derivatives that are composed of other derivatives, after these are proved against differences.
+"""Check derivatives that consist of other derivatives. Those parts are first proved against differences.
 
 - A Gauss-Newton vector product is the vector-Jacobian product of a weighted Jacobian-vector product.
-- An element of the diagonal of a Hessian is an element of the Hessian's product with a unit vector.
+- Element i of a Hessian's diagonal is element i of the Hessian's product with unit vector i.
 - A Laplacian is the sum of a Hessian's diagonal.
 """
 
@@ -39,7 +39,7 @@ Prove = Callable[..., Proof]
 
 
 def agrees_with_parts(derived: Derived, case: ProofCase, prove: Prove) -> CheckOutcome:
-    """Prove the derivatives that the given ones are composed of, and compare the given ones with the composition."""
+    """Prove the parts of derivatives, and compare the derivatives with the values computed from the parts."""
     if case.original is None:
         return skipped(f"a {derived.kind} is measured with the original model: pass it with --original")
     try:
@@ -58,11 +58,11 @@ def agrees_with_parts(derived: Derived, case: ProofCase, prove: Prove) -> CheckO
 
 
 def _compare(derived: Derived, case: ProofCase, compare: Callable[[Arrays], Compared]) -> CheckOutcome:
-    """Compare the delivered derivatives with the composition. If they differ, compare the same graph's in float64.
+    """Compare derivatives with the values computed from the parts. If they differ, compare again in float64.
 
     Args:
         derived, case: the derivatives to check.
-        compare: a function that compares derivatives, by variable, with the composition.
+        compare: a function that compares derivatives (variable -> array) with the values computed from the parts.
     """
 
     def by_variable(outputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -93,7 +93,7 @@ class _ProvedPart:
 
     Attributes:
         model: the model.
-        said: its description.
+        said: the description of its derivatives.
     """
 
     def __init__(self, kind: Derivative, derived: Derived, case: ProofCase) -> None:
@@ -116,7 +116,7 @@ class _ProvedPart:
         self._feeds |= {said.label: case.feeds[derived.label]} if derived.label else {}
 
     def __call__(self, given: Mapping[str, np.ndarray]) -> Arrays:
-        """Return the derivatives in float64, by the differentiated value or the variable that they belong to.
+        """Return a map: differentiated value or variable -> its derivative in float64.
 
         Args:
             given: differentiated value or variable -> its cotangent, tangent or vector.
@@ -127,12 +127,12 @@ class _ProvedPart:
 
 
 class Compared:
-    """The comparison of derivatives with their composition.
+    """The comparison of derivatives with the values computed from their parts.
 
     Attributes:
-        what: the composition, as a text.
+        what: the computation from the parts, as text for the report.
         differences: variable -> the largest difference.
-        scales: variable -> the size of the derivatives to which differences are relative.
+        scales: variable -> the magnitude by which its difference is divided.
     """
 
     def __init__(self, what: str) -> None:
@@ -141,7 +141,7 @@ class Compared:
         self.scales: dict[str, float] = {}
 
     def add(self, x: str, difference: float, scale: float) -> None:
-        """Record the difference of the derivatives with respect to x."""
+        """Record the difference and the scale of the derivatives with respect to x."""
         self.differences[x], self.scales[x] = difference, scale or 1.0
 
     @property
@@ -192,7 +192,7 @@ def _diagonal(derived: Derived, case: ProofCase, parts: list[_ProvedPart], found
 
 
 def probes(size: int, rng: np.random.Generator) -> list[int]:
-    """Return positions in a diagonal: all, or the first, the last, and others at random."""
+    """Return the positions of a diagonal to check: all, or the first, the last and random ones if there are many."""
     if size <= MAX_PROBES:
         return list(range(size))
     return [0, size - 1, *(rng.choice(size - 2, MAX_PROBES - 2, replace=False) + 1).tolist()]

@@ -17,7 +17,7 @@ Source = str | Path | Mapping[str, str | Path]
 
 
 def typed_sets(texts: Iterable[str]) -> str | dict[str, str]:
-    """Parse data as they are typed on the command line: one DATA, or several SET=DATA with different names.
+    """Parse the `--data` options of the command line: one DATA, or one or more SET=DATA with different names.
 
     Raises:
         UsageError: two sets have the same name, or there are several sets and one has no name.
@@ -52,14 +52,14 @@ def sets_of(data: Source) -> dict[str, Path]:
 
 
 def val_of(val: Any, sets: Iterable[str]) -> tuple[str, Any]:
-    """Return the data set whose losses are evaluated, and the validation data.
+    """Return the name of the data set whose losses are evaluated, and the validation data.
 
     Args:
         val: the validation data, the fraction to hold out, or a map with one entry: data set -> validation data.
         sets: the names of the data sets; the first one is the default.
 
     Raises:
-        UsageError: there is no such data set, or the map has several entries.
+        UsageError: the map names an unknown data set, or does not have exactly one entry.
     """
     first, *others = sets
     if not isinstance(val, Mapping):
@@ -73,7 +73,9 @@ def val_of(val: Any, sets: Iterable[str]) -> tuple[str, Any]:
 
 
 def losses_by_set(options: Options, sets: Iterable[str]) -> Options:
-    """Return the options with the losses in the order of the data sets. The model evaluates the first set itself.
+    """Return the options with the losses in the order of the data sets.
+
+    The set of the first loss gets no copy of the model.
 
     Raises:
         UsageError: a loss names no data set or an unknown one, or a data set has no loss.

@@ -1,4 +1,4 @@
-"""The options of a training with L-BFGS: an error names each option that has no meaning for it."""
+"""Check the options of a training with L-BFGS, and refuse each option that has no meaning for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Evaluate the model on several data sets, each with losses of its own.
+"""Evaluate the model on several data sets, each with its own losses.
 
-The first set uses the inputs of the model. Each other set gets inputs of its own and a copy of the nodes that depend on
-the inputs. The copies read the same weights, so the backward part adds up the gradients of all sets.
+The first set uses the inputs of the model. Each other set gets its own inputs, and a copy of the nodes that depend on
+them. The copies read the same weights, so the backward part adds up the gradients of all sets.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from onnxgrad_cli.record import LossRecord, StepRecord
 
 
 def evaluations(op: LossOp, options: AppendOptions, training: StepRecord) -> dict[str, Evaluation]:
-    """Return a map: data set -> the evaluation of the model on it. The outputs in `training` become those of the sets.
+    """Return a map: data set -> the evaluation of the model on it. Put the outputs of the sets into `training`.
 
     Raises:
-        UsageError: some losses name a data set and others don't, a name is taken, or an option or the model doesn't
-            allow several sets.
+        UsageError: some losses name a data set and others don't, a name is already used in the model, or an option or
+            the model doesn't allow several sets.
     """
     first, *others = dict.fromkeys(spec.data for spec in options.losses)
     found = {first: op.evaluation}
@@ -44,10 +44,10 @@ def evaluations(op: LossOp, options: AppendOptions, training: StepRecord) -> dic
 
 
 def _check_copies(options: AppendOptions, training: StepRecord) -> None:
-    """Refuse options and models for which a second evaluation of the model would be wrong.
+    """Raise an error if an option or the model doesn't allow a second evaluation of the model.
 
     Raises:
-        UsageError: there is such an option, or the model updates running statistics.
+        UsageError: such an option is set, or the model updates running statistics.
     """
     for option, is_set in (
         ("sample_weight", options.sample_weight is not None),
@@ -70,7 +70,7 @@ def _check_copies(options: AppendOptions, training: StepRecord) -> None:
 def _copy(op: LossOp, training: LossRecord, data: str) -> Evaluation:
     """Add the inputs of a data set, called `SET.input`, and evaluate the model on them.
 
-    Each symbolic size is a new one, because the sets have different numbers of samples.
+    Each symbolic size gets a new symbol, because the sets have different numbers of samples.
     """
     graph, names, symbols = op.graph, dict[str, str](), dict[str, str]()
 

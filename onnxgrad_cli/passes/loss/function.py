@@ -1,7 +1,7 @@
-"""Offer derivatives and evaluations of models to a loss that is a Python function.
+"""The emitter for losses that are Python functions, with derivatives and evaluations of models.
 
-The derivatives are written by the same reverse walk as the backward part. They become nodes of the loss, so the
-backward part differentiates through them, and the gradients are checked as for any other loss.
+A derivative is emitted by the same reverse walk as the backward part, as nodes of the loss. The backward part
+differentiates through these nodes, and the gradients are checked as for any other loss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAVE_OUT = "remove this derivative from the loss"
 
 
 class _IndependentError(UsageError):
-    """A value does not depend on the other value of a derivative."""
+    """The value to differentiate does not depend on the value to differentiate with respect to."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class Evaluation:
     """An evaluation of the model on a data set.
 
     Attributes:
-        names: map from a value of the model that depends on its inputs to the value of this evaluation; empty for the
+        names: map from a value of the model that depends on the inputs to its copy in this evaluation; empty for the
             model itself.
         nodes: the nodes of the evaluation.
-        labels: map from the name of a label in the data set to the input that takes it, if the data set has a name.
+        labels: map from the name of a label in the data set to the input that it is fed to; empty if the data set has
+            no name.
     """
 
     names: dict[str, str]
@@ -51,12 +52,12 @@ class Evaluation:
     labels: dict[str, str] = field(default_factory=dict)
 
     def own(self, name: str) -> str:
-        """Return the name of a value of the model in this evaluation."""
+        """Return the name that a value of the model has in this evaluation."""
         return self.names.get(name, name)
 
 
 class LossOp(Op):
-    """The emitter that losses are written with: `Op`, with derivatives and evaluations of models.
+    """The emitter that Python losses receive as `op`: `Op` with derivatives and evaluations of models.
 
     Args:
         graph: the model. The emitted nodes are appended to it before each derivative is written.
@@ -87,7 +88,7 @@ class LossOp(Op):
         return self._vjp("grad", y, None, xs)
 
     def vjp(self, y: Val, cotangent: Val, *xs: Val) -> Any:
-        """Return the vector-Jacobian product of `cotangent`, which has the shape of y, and dy/dx, for each x.
+        """Return the product of `cotangent`, which has the shape of y, with the Jacobian dy/dx, for each x.
 
         Raises:
             UsageError: y does not depend on x.
@@ -102,10 +103,10 @@ class LossOp(Op):
         return found[0] if len(found) == 1 else tuple(found)
 
     def jvp(self, y: Val, x: Val, tangent: Val) -> Val:
-        """Return the Jacobian-vector product of dy/dx and `tangent`, which has the shape of x.
+        """Return the product of the Jacobian dy/dx with `tangent`, which has the shape of x.
 
-        Reverse mode is applied twice: the vector-Jacobian product of dy/dx is a linear function of the cotangent. The
-        vector-Jacobian product of that function and `tangent` is the result.
+        Reverse mode is applied twice. The vector-Jacobian product of y is a linear function of its cotangent. The
+        vector-Jacobian product of this function, with `tangent` as the cotangent, is the result.
 
         Raises:
             UsageError: y does not depend on x.
@@ -125,8 +126,8 @@ class LossOp(Op):
     def divergence(self, y: Val, x: Val) -> Val:
         """Return the divergence, Σ_i dy[:, i] / dx[:, i], one number per sample: [batch, 1].
 
-        x and y have the same shape, [batch, ...], whose sizes after the batch are fixed. One gradient is computed for
-        each element of a sample.
+        x and y have the same shape, [batch, ...], and the sizes after the batch are fixed. One gradient is computed
+        for each element of a sample.
 
         Raises:
             UsageError: the shapes differ, or a size after the batch is unknown.
@@ -147,7 +148,8 @@ class LossOp(Op):
         return self.Sum(*terms) if len(terms) > 1 else terms[0]
 
     def laplacian(self, y: Val, x: Val) -> Val:
-        """Return the Laplacian of y, which has one number per sample: the sum of its second derivatives by x.
+        """Return the Laplacian of y, which has one number per sample: the sum of its second
+        derivatives with respect to the elements of x.
 
         Returns:
             A value of the shape of y, [batch] or [batch, 1].
@@ -176,7 +178,7 @@ class LossOp(Op):
         return self.split(flat, [1] * count, 1) if count > 1 else (flat,)
 
     def _walk(self, name: str, y: Val, cotangent: Val, xs: Sequence[Val]) -> list[Val]:
-        """Append nodes that compute the vector-Jacobian product of `cotangent` and dy/dx, and return it for each x."""
+        """Append nodes for the products of `cotangent` with dy/dx, and return the product for each x."""
         if not xs or not all(isinstance(each, Val) for each in (y, cotangent, *xs)):
             raise UsageError(
                 f"`op.{name}` accepts only values of the graph",
@@ -220,7 +222,7 @@ class LossOp(Op):
         return results
 
     def _check_fits(self, name: str, what: str, place: Val, value: Val) -> None:
-        """Check that a value has the type of the place that it is passed to, and the sizes that the place fixes.
+        """Check that a value has the type and the fixed sizes that its place, such as an input, requires.
 
         Args:
             name: the method of `op` that was called.
@@ -229,7 +231,7 @@ class LossOp(Op):
             value: the value that was passed.
 
         Raises:
-            UsageError: it does not fit.
+            UsageError: the type or a size differs.
         """
         if not isinstance(value, Val):
             raise UsageError(f"`op.{name}` accepts only values of the graph, not {value!r}", "use op.const(...)")
@@ -253,7 +255,7 @@ class LossOp(Op):
         """Evaluate the model once more with other inputs and the same weights.
 
         Args:
-            inputs: map from an input to its value in this evaluation. Other inputs have the same value as in the model.
+            inputs: map from an input to its new value. The other inputs keep their values.
 
         Returns:
             The output of the model, or a tuple of its outputs.
@@ -277,10 +279,10 @@ class LossOp(Op):
         """Evaluate the model once more: append copies of the nodes that depend on the given values.
 
         Args:
-            names: map from values of the current evaluation to the values that replace them. The new names of the
-                results are added.
-            retyped: returns the type of a result, given the type that it has in the current evaluation. It is called if
-                the rank can't be inferred.
+            names: map from values of the current evaluation to the values that replace them. This method adds the
+                results of the copied nodes to the map.
+            retyped: a function that returns the type of a result of a copy, given its type in the current evaluation.
+                It is called if the rank can't be inferred.
         """
         self.flush()
         copies = []
@@ -301,7 +303,7 @@ class LossOp(Op):
         """Evaluate another model, whose weights are constants, such as the teacher of a distillation.
 
         Args:
-            path: an ONNX file that holds its weights. It is converted to the opset of the model.
+            path: an ONNX file that contains the weights. It is converted to the opset of the model.
             inputs: map from an input of the file to its value. An input that is left out gets the model's value with
                 the same name.
 

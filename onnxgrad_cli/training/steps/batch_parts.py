@@ -1,4 +1,4 @@
-"""The loss of a batch from its parts: the conditions, and the numbers by which the means of the parts are divided."""
+"""Check that the loss of a batch can be computed from parts of the batch, and find the divisors of their means."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from onnxgrad_cli.ir.types import shape_of
 
 
 def divisors_of(built: TrainingModel, part: str, alternative: str) -> list[str]:
-    """Return, for each loss, the output with its mean's divisor; "" if the divisor is proportional to the batch size.
+    """Return, for each loss, the output with the divisor of its mean; "" if it is proportional to the batch size.
 
     Args:
         built: the training model.
-        part: the owner of a part, such as 'process', for messages.
-        alternative: a way to train without parts, for hints.
+        part: the word for the owner of a part in messages, such as 'process'.
+        alternative: a way to train without parts, as text for hints.
 
     Raises:
         UsageError: the loss of a batch can't be computed from its parts.

@@ -1,7 +1,7 @@
-"""A trainer for optimizers that run outside of the training model, and need the loss and gradient of all samples.
+"""A trainer for optimizers outside of the training model that need the loss and the gradient of all samples.
 
-All weights together are one float64 vector. The gradient of a mean over the samples is the weighted mean of the
-gradients of its batches. The weight of a batch is its share of the number of elements in the mean.
+All weights are concatenated into one float64 vector. The gradient of a mean over the samples is the weighted mean of
+the gradients of its batches. The weight of a batch is its share of the number of elements in the mean.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WHO = "`optimizer='lbfgs'`"
 
 
 class FullBatchTrainer(TrainerBase):
-    """A trainer that computes the loss and the gradient of all samples. Its caller decides about the steps.
+    """A trainer that computes the loss and the gradient of all samples. The caller changes the weights.
 
     Attributes:
-        weights_vector: the weights, float64.
+        weights_vector: all weights in one vector, float64. Assign it to change the weights.
     """
 
     def __init__(self, built: TrainingModel, *, provider: str = CPU, threads: int | None = None) -> None:
@@ -40,8 +40,8 @@ class FullBatchTrainer(TrainerBase):
             provider, threads: see `Trainer`.
 
         Raises:
-            UsageError: the loss of the model is no function of its weights alone, its gradients are not the slopes of
-                the loss, or a weight has 16 bits.
+            UsageError: the loss is not a deterministic function of the weights and the data, the gradients are not its
+                exact derivatives, or a weight has 16 bits.
             OnnxgradError: onnxruntime refuses the model.
         """
         roles, path = describe(built.model), built.graph.path
@@ -70,7 +70,7 @@ class FullBatchTrainer(TrainerBase):
 
     @property
     def weights_vector(self) -> np.ndarray:
-        """The weights, float64."""
+        """All weights in one vector, float64."""
         return np.concatenate([self.buffers[name].read().reshape(-1).astype(np.float64) for name in self._slices])
 
     @weights_vector.setter
@@ -84,12 +84,12 @@ class FullBatchTrainer(TrainerBase):
         """Return the loss of all batches together, and its gradient with respect to `weights_vector`.
 
         Args:
-            batches: all samples. The loss and its gradient may not be finite if no label counts.
+            batches: the batches of all samples. Batches in which no label counts are skipped, so their loss may be nan.
 
         Raises:
-            UsageError: a batch has an input missing, or with another type.
+            UsageError: an input is missing in a batch, or has another type.
             NotFinite: the loss of a batch or the gradient is infinite or nan.
-            OnnxgradError: there are several losses with different divisors, and the shares of a batch in them differ.
+            OnnxgradError: there are several losses, and a batch has different shares of their divisors.
         """
         loss, gradient = 0.0, np.zeros(sum(self.buffers[name].array.size for name in self._slices))
         divisors = []
@@ -124,10 +124,10 @@ class FullBatchTrainer(TrainerBase):
         ]
 
     def _check_shares(self, divisors: np.ndarray) -> float:
-        """Return the divisor of the mean over all batches. Check that the shares of a batch in all losses are equal.
+        """Check that each batch has the same share of the divisors of all losses. Return the divisor over all batches.
 
         Args:
-            divisors: the divisors (batch, loss).
+            divisors: the divisors, of shape [batches, losses].
         """
         total = divisors.sum(0)
         if len(divisors) > 1 and np.ptp(divisors / np.where(total, total, 1), axis=1).max() > 1e-6:
@@ -140,10 +140,10 @@ class FullBatchTrainer(TrainerBase):
 
 
 def _check_is_function(built: TrainingModel, roles: Roles) -> None:
-    """Check that the loss is a function of the weights, whose slopes are the gradients.
+    """Check that the loss is a deterministic function of weights and data, and the gradients are its exact derivatives.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the model draws random numbers, updates statistics, or has estimated or partial gradients.
     """
     drawing = next((node for node in with_bodies(built.graph.nodes) if is_random(built.graph, node)), None)
     if drawing is not None:
@@ -173,7 +173,7 @@ def _check_is_function(built: TrainingModel, roles: Roles) -> None:
 
 
 def _check_types(values: Mapping[str, np.ndarray]) -> None:
-    """Raise an error if a weight has 16 bits, whose rounding hides the differences that a line search compares."""
+    """Raise an error if a weight has 16 bits. Its rounding would hide the differences that a line search compares."""
     short = next((name for name, array in values.items() if array.dtype not in (np.float32, np.float64)), None)
     if short is not None:
         raise UsageError(
