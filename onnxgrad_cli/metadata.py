@@ -251,6 +251,8 @@ class Term:
         class_axis: the axis of the output that runs over the classes, if labels are class numbers.
         chunks: if the model computes the output in chunks of tokens: the values that each contain one chunk; otherwise
             ().
+        more: further labels of a loss that is a Python function.
+        mask: the label that shows which entries of a padded sample are real; "" if the loss takes no mask.
     """
 
     name: str
@@ -261,6 +263,8 @@ class Term:
     ignore_index: int | None = None
     class_axis: int = 1
     chunks: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    mask: str = ""
 
 
 @dataclass(frozen=True)
@@ -576,7 +580,8 @@ def write(model: ModelProto, found: Roles) -> None:
 
 
 def _said(term: Term) -> dict[str, Any]:
-    return {name: value for name, value in asdict(term).items() if name != "chunks" or value}
+    optional = ("chunks", "more", "mask")
+    return {name: value for name, value in asdict(term).items() if name not in optional or value}
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:

@@ -133,6 +133,8 @@ class LossRecord(ParameterRecord, Differentiation):
         sample_weight: the input with one weight per sample.
         loss: the name of the total loss; "" without a loss, as in models of derivatives.
         chunks: the loss that is computed in chunks of tokens, if any.
+        more: position of a loss -> the further labels of its function.
+        masks: position of a loss -> the label that is its mask.
         mixing: position of a loss -> why the loss of a sample may depend on its batch.
         inner: the derivatives that are parts of the loss.
     """
@@ -146,6 +148,8 @@ class LossRecord(ParameterRecord, Differentiation):
     sample_weight: str | None = None
     loss: str = ""
     chunks: Chunks | None = None
+    more: dict[int, list[str]] = field(default_factory=dict)
+    masks: dict[int, str] = field(default_factory=dict)
     mixing: dict[int, str] = field(default_factory=dict)
     inner: list[InnerDerivative] = field(default_factory=list)
 

@@ -52,7 +52,8 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
 
 
 def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator[Term]:
-    for spec, output, label in zip(options.losses, training.predictions, training.judged, strict=False):
+    judged = zip(options.losses, training.predictions, training.judged, strict=False)
+    for position, (spec, output, label) in enumerate(judged):
         from_file = spec.name.endswith(".onnx")
         name = Path(spec.name).name if from_file else spec.name
         loss = spec.loss
@@ -63,7 +64,10 @@ def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator
         axis = (None if loss is None else loss.class_axis(given)) or 1
         classes = shape[axis] if numbered and len(shape) > 1 else 0
         chunks = training.chunks.values if training.chunks is not None and training.chunks.of == output else ()
-        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored, axis, chunks)
+        yield Term(
+            name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored, axis, chunks,
+            more=tuple(training.more.get(position, ())), mask=training.masks.get(position, ""),
+        )  # fmt: skip
 
 
 def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:
