@@ -276,7 +276,8 @@ class Predictor:
         )  # fmt: skip
         self.samples = len(self._data)
         self._axes = outputs_batch_first(model, self._data.axes)
-        self._size = self._data.batch_size or setting.batch_size
+        self._apart = self._data.padding is not None and self._data.ragged
+        self._size = 1 if self._apart else self._data.batch_size or setting.batch_size
         self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
         self._read = {name: name for name in self.outputs}
         if casts := unreadable(self._session, self.outputs):
@@ -314,6 +315,9 @@ class Predictor:
     def all(self) -> dict[str, np.ndarray]:
         """Return the outputs of all samples.
 
+        If the samples of the data have different shapes, so may those of an output. The output is then an array of
+        arrays.
+
         If the model stores class names for an output, also return the predicted class as `<output>_class` and the name
         of the class as `<output>_label`.
 
@@ -326,7 +330,8 @@ class Predictor:
             if not parts:
                 self._with_classes(part)  # report a name conflict before running the other batches
             parts.append(part)
-        return self._with_classes({name: _joined(name, [part[name] for part in parts]) for name in self.outputs})
+        joined = _apart if self._apart else _joined
+        return self._with_classes({name: joined(name, [part[name] for part in parts]) for name in self.outputs})
 
     def _with_classes(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs, and for outputs with class names also the predicted classes and their names."""
@@ -389,6 +394,15 @@ def _joined(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
             f"the output '{name}' has samples of different shapes: {list(shapes[0])} and {list(shapes[1])}", hint
         )
     return np.concatenate(parts)
+
+
+def _apart(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    if len({part.shape for part in parts}) == 1:
+        return _joined(name, parts)
+    found = np.empty(len(parts), object)
+    for row, part in enumerate(parts):
+        found[row] = part[0]
+    return found
 
 
 FEW_BITS = {"int4": TensorProto.INT8, "int2": TensorProto.INT8, "uint4": TensorProto.UINT8, "uint2": TensorProto.UINT8}
