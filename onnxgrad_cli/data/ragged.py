@@ -112,7 +112,7 @@ class Padding:
         masks: mask that the data lack -> the column and the axis whose real entries it shows.
         fill: label -> its value in the padding; 0 for columns that are not listed.
         obstacle: the reason why samples can't be padded; "" if they can.
-        note: a message about masks that are made, and about padding that the model can't tell from real entries.
+        note: a message about the masks that are made; "" if there are none.
     """
 
     masks: Mapping[str, tuple[str, int]]
@@ -181,9 +181,6 @@ def padding_of(columns: Mapping[str, object], inputs: InputTypes, terms: Sequenc
         obstacle = obstacle or f"the loss {blind[0]} takes no mask"
     names = ", ".join(f"'{name}'" for name in made)
     note = f"the data have no {names}: it is 1 for real entries and 0 for padding" if made else ""
-    of_model = set(masks) - {term.mask for term in terms}
-    if ragged and not obstacle and not of_model:
-        note += "; the model takes no mask, so zeros in the padding must not change its outputs"
     return Padding(made, fill, obstacle, note)
 
 

@@ -52,6 +52,7 @@ from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.evaluate import EvalSession, Evaluator, confusions, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of
+from onnxgrad_cli.training.padding_check import check_padding
 from onnxgrad_cli.verification.checks.freed_batch import freed
 
 if TYPE_CHECKING:
@@ -192,6 +193,8 @@ def evaluate(
     session = EvalSession(found, path, find_provider(setting.provider), setting.threads)
     batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
     evaluator = Evaluator(session, data, batches, asked)
+    if setting.batch_size > 1 and not keep_mode:
+        check_padding(session, data, {})
     evaluator.check({})
     taken = confusions(terms, MOST_CLASSES)
     results = evaluator.measure({}, taken)

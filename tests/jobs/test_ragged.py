@@ -186,7 +186,11 @@ def test_padding_needs_masks(shell: Shell) -> None:
         assert done.code == 2 and said in done.err
         assert "--batch-size 1 with --accumulate N" in done.err and "'mask INPUT'" in done.err
     done = train(shell, "net.onnx", "masked", "--epochs", 1, "-o", "t.onnx")
-    assert done.code == 0 and "zeros in the padding must not change its outputs" in done.err
+    assert done.code == 2 and "padding changes the loss of sample" in done.err
+    done = shell("evaluate", "net.onnx", "--loss", "losses.py:masked", "--data", "molecules.jsonl")
+    assert done.code == 2 and "padding changes the loss of sample" in done.err
+    more = ("--epochs", 1, "-o", "t.onnx")
+    assert train(shell, "net.onnx", "masked", "--batch-size", 1, *more).code == 0
     done = train(shell, "masked.onnx", "per_atom", "-o", "u.onnx")
     assert done.code == 2 and "takes the mask 'real', but returns several losses per sample" in done.err
     assert not Path("u.onnx").exists()
@@ -321,6 +325,20 @@ def test_uneven_arrays_inside_a_sample(tmp_path: Path) -> None:
         open_data(tmp_path / "a.parquet", {"x": tensor_type(FLOAT, ["n", "a", "b"])})
 
 
-def test_options_for_tokens_are_refused(shell: Shell) -> None:
+def test_options_that_need_one_shape_are_refused(shell: Shell) -> None:
     done = train(shell, "net.onnx", "alone", "--max-length", 3, "-o", "t.onnx")
     assert done.code == 2 and "'positions' holds arrays of different shapes" in done.err
+    done = train(shell, "net.onnx", "alone", "--batch-size", 1, "--balance", "-o", "t.onnx")
+    assert done.code == 2 and "--balance: the label 'label' does not hold one class per sample" in done.err
+
+
+def test_signals_of_different_lengths_have_no_mean_per_position(shell: Shell) -> None:
+    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, time] x) => (float[n, 1] y) 
+        <float[1, 1] w = {2}, int64[1] axis = {1}> { a = ReduceMean<keepdims = 1>(x, axis)  y = MatMul(a, w) }"""
+    onnx.save(onnx.parser.parse_model(text), "signals.onnx")
+    write_lines([{"x": np.arange(size) + 0.5, "label": [1.0]} for size in (2, 3, 2, 4)], Path("signals.jsonl"))
+    on_signals = ("train", "signals.onnx", "--data", "signals.jsonl", "--batch-size", 1, "--epochs", 1, "-o", "t.onnx")
+    done = shell(*on_signals, "--normalize", "auto")
+    assert done.code == 2 and "the samples of 'x' have different sizes along axis 1" in done.err
+    done = shell(*on_signals)
+    assert done.code == 0, done.err

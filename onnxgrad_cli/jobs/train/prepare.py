@@ -54,6 +54,7 @@ from onnxgrad_cli.training.distributed.communicator import Communicator
 from onnxgrad_cli.training.evaluate import EvalSession, Evaluator, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
+from onnxgrad_cli.training.padding_check import check_padding
 from onnxgrad_cli.training.schedules import cycles_momentum
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from, init_weights
@@ -106,10 +107,13 @@ def prepare(
     recurrent = recurrent_values(original.graph.node)
     samples, validation = _data(data, val, built, trainer, course, known, recurrent, tell)
     if free is not None:
-        feeds = samples.batch(np.arange(free.samples) % len(samples))
+        feeds = samples.batch(np.arange(free.samples) % (samples.batch_size or len(samples)))
         caution = free.compare(feeds)
         tell(f"{caution}; the trained model keeps its batch size of {free.batch.size}", 0)
         built.training.cautions.append(caution)
+    if samples.padding is not None and course.batch_size > 1:
+        run = original if free is None else free.model
+        check_padding(_session(run, path, options, course, trainer), samples, trainer.buffers)
     evaluator = None
     if validation is not None:
         run = original if free is None else free.model
@@ -368,11 +372,17 @@ def _evaluator(
     model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, data: Data,
     link: Communicator, ema: Mapping[str, str], tell: Tell,
 ) -> Evaluator:  # fmt: skip
-    found = make_eval_model(model, options, trainer.buffers, path, keep_mode=course.keep_mode, counted=True)
-    session = EvalSession(found, path, find_provider(course.provider), course.threads)
+    session = _session(model, path, options, course, trainer)
     metrics = metrics_of(course.metrics, trainer.roles.losses)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
     evaluator = Evaluator(session, data, batches, metrics, ema, link)
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator
+
+
+def _session(
+    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase
+) -> EvalSession:
+    found = make_eval_model(model, options, trainer.buffers, path, keep_mode=course.keep_mode, counted=True)
+    return EvalSession(found, path, find_provider(course.provider), course.threads)
