@@ -180,7 +180,7 @@ def padding_of(columns: Mapping[str, object], inputs: InputTypes, terms: Sequenc
     if ragged and blind:
         obstacle = obstacle or f"the loss {blind[0]} takes no mask"
     names = ", ".join(f"'{name}'" for name in made)
-    note = f"the data have no {names}: it is 1 for real entries and 0 for padding" if made else ""
+    note = f"computing masks, which are 1 for real entries and 0 for padding: {names}" if made else ""
     return Padding(made, fill, obstacle, note)
 
 

@@ -333,7 +333,7 @@ def test_options_that_need_one_shape_are_refused(shell: Shell) -> None:
 
 
 def test_signals_of_different_lengths_have_no_mean_per_position(shell: Shell) -> None:
-    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, time] x) => (float[n, 1] y) 
+    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, time] x) => (float[n, 1] y)
         <float[1, 1] w = {2}, int64[1] axis = {1}> { a = ReduceMean<keepdims = 1>(x, axis)  y = MatMul(a, w) }"""
     onnx.save(onnx.parser.parse_model(text), "signals.onnx")
     write_lines([{"x": np.arange(size) + 0.5, "label": [1.0]} for size in (2, 3, 2, 4)], Path("signals.jsonl"))
