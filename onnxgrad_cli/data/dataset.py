@@ -265,7 +265,8 @@ def open_data(
     columns, found, sequences = _gathered(opened, inputs, ranges, asked, axes)
     columns |= zero_states(columns, inputs, recurrent, tell)
     names, others = _number(path, columns, inputs, ranges, terms, found.names, known, trains, tell), found.others
-    padding = None if sequences else padding_of(columns, inputs, terms)
+    same = without_samples(columns, inputs)
+    padding = None if sequences else padding_of(columns, inputs, terms, same)
     made = {*sequences.made, *sequences.pairs} if sequences else set(padding.masks if padding else ())
     held = {name: column for name, column in columns.items() if name in inputs}
     wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
@@ -284,7 +285,7 @@ def open_data(
     return Data(
         path, arrays, dtypes, checked.size, checked.sizes, alone, sequences=sequences, names=names, padding=padding,
         normal=_normal(columns, inputs, known, labels), order={**known.order, **found.order}, resize=known.resize,
-        same=without_samples(columns, inputs), axes=axes,
+        same=same, axes=axes,
     )  # fmt: skip
 
 

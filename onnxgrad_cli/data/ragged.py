@@ -6,7 +6,7 @@ and the losses take a mask, because otherwise the padding would change the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,17 +147,24 @@ class Padding:
         return found
 
 
-def padding_of(columns: Mapping[str, object], inputs: InputTypes, terms: Sequence[Term]) -> Padding | None:
+def padding_of(
+    columns: Mapping[str, object], inputs: InputTypes, terms: Sequence[Term], same: Collection[str]
+) -> Padding | None:
     """Return the rules for samples of different shapes; None for data without such samples and without masks to make.
 
     Samples can be padded if, for each axis along which they differ, the model or a loss takes a mask, and the losses of
     the labels ignore the padding: they take the mask, or have a label to ignore.
+
+    Args:
+        columns: the samples of the inputs that the data have.
+        inputs: the inputs and labels, with their types.
+        terms: the losses.
+        same: the inputs that are the same for all samples.
     """
     ragged = {name: column for name, column in columns.items() if isinstance(column, Ragged)}
     masks = {name: (shape_of(inputs[name]) or ())[1] for name in masks_of(inputs, terms)}
-    made = {
-        mask: place for mask, dim in masks.items() if mask not in columns and (place := _along(dim, inputs, columns))
-    }
+    there = columns.keys() - same
+    made = {mask: place for mask, dim in masks.items() if mask not in columns and (place := _along(dim, inputs, there))}
     if not ragged and not made:
         return None
     obstacle, fill = "", dict[str, int]()
@@ -170,7 +177,7 @@ def padding_of(columns: Mapping[str, object], inputs: InputTypes, terms: Sequenc
         for term in readers:
             if name == term.label and term.ignore_index is not None:
                 fill[name] = term.ignore_index
-            elif not term.mask or dims != {masks[term.mask]}:
+            elif not term.mask or dims != {masks.get(term.mask)}:
                 obstacle = obstacle or f"the loss {term.name} takes no mask for '{name}'"
         lacking = dims - set(masks.values())
         if not readers and lacking:
@@ -203,7 +210,7 @@ def _is_matrix(kind: TypeProto) -> bool:
     return len(shape_of(kind) or ()) == 2
 
 
-def _along(dim: int | str, inputs: InputTypes, columns: Mapping[str, object]) -> tuple[str, int] | None:
+def _along(dim: int | str, inputs: InputTypes, columns: Collection[str]) -> tuple[str, int] | None:
     """Return the first column with an axis of this size or symbol, and the axis; None if there is no such column."""
     for name, kind in inputs.items():
         shape = shape_of(kind) or ()

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     required=True,
     metavar="DATA",
     help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
-    "files, or ONNX test_data_set_N. Samples may differ in size. Also a folder of pictures, FOLDER/CLASS/1.png, or a Hugging Face dataset.",
+    "files, or ONNX test_data_set_N. Samples may differ in size. Also a folder of pictures, FOLDER/CLASS/1.png, or a "
+    "Hugging Face dataset.",
     common=True,
 )
 @declared_options(Course, only=("epochs", "batch_size", "learning_rate"))
