@@ -110,6 +110,7 @@ bench: .venv/installed-bench  ## time and memory beside named peers: builds, ope
 	$(BIN)/python -m benchmarks.build
 	$(BIN)/python -m benchmarks.ops
 	$(BIN)/python -m benchmarks.derivatives
+	$(BIN)/python -m benchmarks.curvature
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.adapters
 	$(BIN)/python -m benchmarks.qlora

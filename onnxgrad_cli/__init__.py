@@ -118,7 +118,7 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
-            return import_module("onnxgrad_cli.common.version").tool_version()
+            return import_module("onnxgrad_cli.common.packages").tool_version()
         return _load(name)
 
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
@@ -21,9 +21,9 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import number_in
-from onnxgrad_cli.common.choices import Mode, Scaling
-from onnxgrad_cli.common.typed_json import decoded
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.choices import WEIGHTED_DERIVATIVES, Derivative, Mode, Scaling
+from onnxgrad_cli.common.packages import tool_version
+from onnxgrad_cli.common.strict_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError, unreadable
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
@@ -202,7 +202,7 @@ TENSORS = "onnxgrad.tensors"
 """The keys of onnxgrad's entries in the model's metadata_props."""
 
 
-_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner".split()
+_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner sets".split()
 PORTS = {name: "state" if name == "slots" else name for name in _FIELDS}
 """Field of `Roles` that the metadata entry `ROLES` contains -> its key in the entry."""
 
@@ -212,7 +212,7 @@ STORED = frozenset({"weight", "state", "constant"})
 The value is stored in the model; that of optimizer state may only be described in the metadata.
 """
 
-INPUTS = STORED | {"model input", "label", "sample weight", "learning rate", "loss gradient"}
+INPUTS = STORED | {"model input", "label", "sample weight", "loss weight", "learning rate", "loss gradient"}
 OUTPUTS = frozenset({"loss", "gradient", "next state", "kept output"})
 """The possible roles of inputs and of outputs of a training model."""
 
@@ -244,13 +244,15 @@ class Term:
         name: the name of the loss, or the name of its file.
         output: the model output on which the loss is computed.
         label: the label input; "" if the loss has no label.
-        weight: the factor of the loss in the sum of all losses.
+        weight: the factor of the loss in the sum of all losses; if it follows a schedule, its highest value.
         classes: the number of classes if labels are class numbers; otherwise 0.
         ignore_index: the label of samples that the loss ignores. None if there is no such label, or if the model was
             built by an old version of onnxgrad, which did not record it.
         class_axis: the axis of the output that runs over the classes, if labels are class numbers.
         chunks: if the model computes the output in chunks of tokens: the values that each contain one chunk; otherwise
             ().
+        data: the name of the data set on which the loss is computed; "" if the losses name no data sets.
+        factor: the input by which the loss is multiplied in place of `weight`; "" if the weight follows no schedule.
         more: further labels of a loss that is a Python function.
         mask: the label that shows which entries of a padded sample are real; "" if the loss takes no mask.
     """
@@ -263,6 +265,8 @@ class Term:
     ignore_index: int | None = None
     class_axis: int = 1
     chunks: tuple[str, ...] = ()
+    data: str = ""
+    factor: str = ""
     more: tuple[str, ...] = ()
     mask: str = ""
 
@@ -275,10 +279,10 @@ class Roles:
         version: the version of onnxgrad that built the model.
         losses: the terms of the loss.
         reduction: 'mean' or 'sum'.
-        inputs: input -> its role, in order: 'model input', 'label', 'sample weight', 'learning rate', 'weight'
-            (trained), 'state', 'loss gradient' or 'constant' (not trained, but feeding it overrides its value). A model
-            that contains only the optimizer also has inputs with the role 'gradient', named like the outputs of the
-            gradient model.
+        inputs: input -> its role, in order: 'model input', 'label', 'sample weight', 'loss weight' (a scalar),
+            'learning rate', 'weight' (trained), 'state', 'loss gradient' or 'constant' (not trained, but feeding it
+            overrides its value). A model that contains only the optimizer also has inputs with the role 'gradient',
+            named like the outputs of the gradient model.
         outputs: output -> its role, in order.
         estimated: True if gradients are straight-through estimates, so that they don't match finite differences of the
             loss.
@@ -294,6 +298,8 @@ class Roles:
         held: values that are treated as constants in the gradients although they depend on weights, such as DoRA's
             norms.
         inner: the derivatives that are parts of the loss.
+        sets: data set -> a map from the name of each array of the set to the input that takes it. Empty if the losses
+            name no data sets.
     """
 
     version: str
@@ -310,6 +316,7 @@ class Roles:
     held: tuple[str, ...] = ()
     step: StepSettings | None = None
     inner: tuple[InnerDerivative, ...] = ()
+    sets: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def loss(self) -> str:
@@ -333,13 +340,35 @@ class Roles:
 
     @property
     def sampled(self) -> list[str]:
-        """The inputs that come from the data: those in `fed`, except the learning rate."""
+        """The inputs of a batch: those in `fed`, except the learning rate."""
         return [name for name in self.fed if self.inputs[name] != "learning rate"]
 
     @property
     def averages(self) -> dict[str, str]:
         """Weight -> the name of the state with its exponential moving average. Empty if the model keeps no averages."""
         return {slot.of: name for name, slot in self.slots.items() if slot.kind == AVERAGE}
+
+    def on_set(self, data: str) -> Roles:
+        """Return the roles with the names of a data set: its arrays are the inputs, and the losses are those on it.
+
+        If the losses name no data sets, return the roles themselves.
+        """
+        if not self.sets:
+            return self
+        arrays, is_copy = self.sets[data], data != next(iter(self.sets))
+        names = {own: name for name, own in arrays.items()}
+        losses = tuple(
+            replace(
+                term,
+                output=term.output.removeprefix(f"{data}/") if is_copy else term.output,
+                label=names.get(term.label, term.label),
+                more=tuple(names.get(label, label) for label in term.more),
+                mask=names.get(term.mask, term.mask),
+            )
+            for term in self.losses
+            if term.data == data
+        )
+        return replace(self, losses=losses, inputs={name: self.inputs[own] for name, own in arrays.items()}, sets={})
 
     def begun(self, stored: Collection[str]) -> dict[str, np.ndarray]:
         """Return a map: state of the optimizer that is not in `stored` -> its initial value.
@@ -358,14 +387,14 @@ class Derived:
     """The description of a model of derivatives in its metadata.
 
     Attributes:
-        kind: 'vjp', 'jvp', 'hvp', 'jacobian' or 'hessian'.
+        kind: a kind of derivative; see `onnxgrad_cli.derive`.
         of: the outputs that are differentiated.
         wrt: the inputs, weights and inner values with respect to which `of` is differentiated.
         inputs: the inputs for cotangents or tangents that were added. vjp: one per name in `of`, or () if the
-            cotangents are ones. jvp and hvp: one per name in `wrt`. jacobian and hessian: ().
-        outputs: the outputs with the derivatives. vjp and hvp: one per name in `wrt`. jvp: one per name in `of`.
-            jacobian: one per pair (name in `of`, name in `wrt`). hessian: one per pair of names in `wrt`. In the order
-            of pairs, the first name varies slowest.
+            cotangents are ones. jvp, hvp and gnvp: one per name in `wrt`. Other kinds: ().
+        outputs: the outputs with the derivatives. jvp: one per name in `of`. jacobian: one per pair (name in `of`, name
+            in `wrt`). hessian: one per pair of names in `wrt`. Other kinds: one per name in `wrt`. In the order of
+            pairs, the first name varies slowest.
         mode: the mode of BatchNormalization and Dropout, such as 'keep' or 'train'.
         estimated, partial: see `Roles`.
         inner: those names in `wrt` that are inner values of the model. The derivative with respect to an inner value is
@@ -376,6 +405,9 @@ class Derived:
         label: the input with the class numbers if `pick` is 'label'.
         per_sample: the names in `wrt` whose derivatives are computed for each sample separately. These derivatives have
             the samples along axis 0. None if all derivatives are for the whole batch.
+        weights: the added inputs with the weights of the differentiated outputs, one per name in `of`; () if all
+            weights are one.
+        kinks: of second derivatives, the operators of the model that have no derivative at some points, such as Relu.
     """
 
     kind: str
@@ -391,6 +423,8 @@ class Derived:
     class_axis: int = 1
     label: str = ""
     per_sample: tuple[str, ...] | None = None
+    weights: tuple[str, ...] = ()
+    kinks: tuple[str, ...] = ()
 
     def added(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
         """Return a map: (name in `of` or `wrt`,) -> the input that was added for it.
@@ -533,7 +567,7 @@ def read_derived(model: ModelProto) -> Derived | None:
         _check_derived(found, stored.union(value.name for value in model.graph.input))
     except (ValueError, RecursionError) as error:
         raise unreadable(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
-    _compare("input", (*found.inputs, *filter(None, [found.label])), model.graph.input)
+    _compare("input", (*found.inputs, *found.weights, *filter(None, [found.label])), model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     return found
 
@@ -544,17 +578,18 @@ def _check_derived(found: Derived, known: Collection[str]) -> None:
     Raises:
         ValueError: the description is inconsistent or names an unknown value.
     """
-    wrt, pairs = len(found.wrt), {"jacobian": len(found.of) * len(found.wrt), "hessian": len(found.wrt) ** 2}
-    outputs = {"vjp": wrt, "hvp": wrt, "jvp": len(found.of), **pairs}
-    inputs = {"vjp": (0, len(found.of)), "jvp": (wrt,), "hvp": (wrt,), "jacobian": (0,), "hessian": (0,)}
-    if found.kind not in outputs or found.mode not in get_args(Mode):
+    of, wrt = len(found.of), len(found.wrt)
+    outputs = {"jvp": of, "jacobian": of * wrt, "hessian": wrt**2}.get(found.kind, wrt)
+    inputs = {"vjp": (0, of), "jvp": (wrt,), "hvp": (wrt,), "gnvp": (wrt,)}.get(found.kind, (0,))
+    weights = (0, of) if found.kind in WEIGHTED_DERIVATIVES else (0,)
+    if found.kind not in get_args(Derivative) or found.mode not in get_args(Mode):
         raise ValueError(f"there are no derivatives of kind '{found.kind}' and mode '{found.mode}'")
-    if len(found.outputs) != outputs[found.kind] or len(found.inputs) not in inputs[found.kind]:
+    if len(found.outputs) != outputs or len(found.inputs) not in inputs or len(found.weights) not in weights:
         raise ValueError(f"the numbers of inputs and outputs don't fit a {found.kind}")
     strange = next((name for name in found.wrt if name not in known and name not in found.inner), None)
     if strange is not None:
         raise ValueError(f"there is no input or weight '{strange}'")
-    for names in (found.of, found.wrt, found.inputs, found.outputs):
+    for names in (found.of, found.wrt, (*found.inputs, *found.weights), found.outputs):
         if (twice := _twice(names)) is not None:
             raise ValueError(f"'{twice}' is listed twice")
     words = ("", "argmax", *(["label"] if found.label else []))
@@ -580,8 +615,8 @@ def write(model: ModelProto, found: Roles) -> None:
 
 
 def _said(term: Term) -> dict[str, Any]:
-    optional = ("chunks", "more", "mask")
-    return {name: value for name, value in asdict(term).items() if name not in optional or value}
+    optional = ("chunks", "data", "factor", "more", "mask")
+    return {name: value for name, value in asdict(term).items() if value or name not in optional}
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
@@ -670,6 +705,7 @@ def _fits(found: Roles, model: ModelProto) -> None:
     _compare("input", found.inputs, model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     of = [role.of for role in found.outputs.values() if role.role in ("gradient", "next state")]
+    of += [name for names in found.sets.values() for name in names.values()]
     gone = next((name for name in (*of, *found.slots) if name not in found.inputs), None)
     if gone is not None:
         raise OnnxgradError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -76,7 +77,10 @@ class ParameterRecord(Cautions):
         adaptable: with adapters, the weights that would be trained without them.
         adapters: the low-rank adapters. Their factors are trained.
         grad_of_input: the inputs that get a gradient.
-        predictions: for each loss, the model output on which it is computed.
+        predictions: for each loss, the model output on which it is computed. For a data set with a copy of the model,
+            this becomes the output of the copy.
+        ends: the values that the losses may depend on: the predictions or, if a loss is a Python function, all outputs.
+        named: the weights that `train` names exactly.
         may_be_none: True if the build continues even if nothing is to be differentiated with respect to, as when only
             the loss is computed.
         integer_weights: the weights that the original model stores as integers, and that were converted to floats.
@@ -93,6 +97,8 @@ class ParameterRecord(Cautions):
     adapters: list[Adapter] = field(default_factory=list)
     grad_of_input: list[str] = field(default_factory=list)
     predictions: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
     may_be_none: bool = False
     integer_weights: list[IntegerWeight] = field(default_factory=list)
     learned_scales: list[str] = field(default_factory=list)
@@ -125,7 +131,9 @@ class LossRecord(ParameterRecord, Differentiation):
     Attributes:
         labels: the label inputs of the model.
         judged: for each loss, its label input, or "" if it has none. Empty until the losses are appended.
+        settings: for each loss, the settings that the user gave for it.
         terms: for each loss, the name of its value, not multiplied by its weight.
+        factors: position of a loss -> the input by which the loss is multiplied, if its weight follows a schedule.
         penalties: the names of the penalties on weights, multiplied by their factors.
         divisors: position of a loss -> the name of the value by which it is divided, if that is not the number of its
             elements.
@@ -137,11 +145,15 @@ class LossRecord(ParameterRecord, Differentiation):
         masks: position of a loss -> the label that is its mask.
         mixing: position of a loss -> why the loss of a sample may depend on its batch.
         inner: the derivatives that are parts of the loss.
+        sets: data set -> a map from the name of each array of the set to the input of the model. Empty if the losses
+            name no data sets.
     """
 
     labels: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
+    settings: list[Mapping[str, object]] = field(default_factory=list)
     terms: list[str] = field(default_factory=list)
+    factors: dict[int, str] = field(default_factory=dict)
     penalties: list[str] = field(default_factory=list)
     divisors: dict[int, str] = field(default_factory=dict)
     scalars: set[int] = field(default_factory=set)
@@ -152,6 +164,7 @@ class LossRecord(ParameterRecord, Differentiation):
     masks: dict[int, str] = field(default_factory=dict)
     mixing: dict[int, str] = field(default_factory=dict)
     inner: list[InnerDerivative] = field(default_factory=list)
+    sets: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(init=False, repr=False, eq=False)

@@ -34,7 +34,7 @@ from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
 from onnxgrad_cli.passes.target import TARGET
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import STANDARD, TARGETS, find_target
-from onnxgrad_cli.verification.gradients.differences import vjp_difference
+from onnxgrad_cli.verification.gradients.gradcheck import vjp_difference
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.session import array_run
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_float
 from onnxgrad_cli.metadata import read_derived
-from onnxgrad_cli.verification.gradients.differences import vjp_difference
+from onnxgrad_cli.verification.gradients.gradcheck import vjp_difference
 from tests.autodiff.rows import ROWS, by_operator
 from tests.autodiff.test_types import EPSILON, float_inputs, gradient, half_model, narrowed, noise, widened
 from tests.harness import Case, fed, forward_model, sample

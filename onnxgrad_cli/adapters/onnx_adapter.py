@@ -21,7 +21,7 @@ from onnxgrad_cli.adapters.own_file import check_factors
 from onnxgrad_cli.adapters.places import AdapterSite, keys, places, together
 from onnxgrad_cli.checkpoints.base_model_digest import untrained_digest
 from onnxgrad_cli.checkpoints.stored_weights import stored_tensors
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.errors import OnnxgradError, suggest
 from onnxgrad_cli.execution.session import load_onnxruntime
 from onnxgrad_cli.metadata import Adapter

@@ -37,7 +37,7 @@ from onnxgrad_cli.adapters.places import AdapterSite, Factors, Read, flat, keys,
 from onnxgrad_cli.checkpoints.tensors import parsing, read_bytes
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import is_number
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files.safetensors_header import read_header
 from onnxgrad_cli.metadata import VERSION, Adapter

@@ -16,9 +16,9 @@ from onnx import ModelProto, TensorProto, helper
 from onnxgrad_cli.autodiff.rules.quantize import RANGES
 from onnxgrad_cli.checkpoints.stored_weights import read_stored
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.ir.quantizer_scales import spread
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import IntegerWeight, Quantized
+from onnxgrad_cli.passes.stored_integers import spread
 
 LIMITS: dict[int, tuple[int, int]] = {**RANGES, TensorProto.INT32: (-(2**31), 2**31 - 1)}
 """Integer element type in which models store weights -> the smallest and the largest value."""

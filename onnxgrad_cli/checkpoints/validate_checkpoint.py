@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import Adapter, IntegerWeight
 
 Form = Callable[[Any], bool]
+
+Ended = Literal["", "converged", "no lower loss"]
+"""The reasons for which an optimizer ends a run before its last epoch."""
 
 MOST_STEPS = 2**53
 """The largest valid count of steps, samples or epochs, larger than any run can reach."""
@@ -83,8 +86,12 @@ def _epochs(value: Any) -> bool:
 
 
 def _run(value: Any) -> bool:
-    forms: dict[str, Form] = {"epochs": _epochs, "best": _count, "total": _float, "seen": _count, "uncounted": _count}
-    return isinstance(value, dict) and _has({"uncounted": 0, **value}, forms) and value["best"] <= len(value["epochs"])
+    forms: dict[str, Form] = {
+        "epochs": _epochs, "best": _count, "total": _float, "seen": _count, "uncounted": _count,
+        "ended": lambda value: value in get_args(Ended),
+    }  # fmt: skip
+    usual = {"uncounted": 0, "ended": ""}
+    return isinstance(value, dict) and _has({**usual, **value}, forms) and value["best"] <= len(value["epochs"])
 
 
 def _place(value: Any) -> bool:

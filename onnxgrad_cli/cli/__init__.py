@@ -150,7 +150,7 @@ def cli() -> None:
 
 
 def _version(ctx: click.Context) -> None:
-    from onnxgrad_cli.common.version import tool_version
+    from onnxgrad_cli.common.packages import tool_version
 
     ctx.obj.print(f"onnxgrad {tool_version()}")
     ctx.exit()

@@ -1,4 +1,4 @@
-"""Check arguments that users pass from Python. The error message names the argument.
+"""Check and convert arguments that users pass from Python. The error message names the argument.
 
 The argument and its value are in backquotes, such as `mode='Train'`, so that `wording.as_cli_flags` can replace them by
 --mode Train.
@@ -10,11 +10,12 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
-from onnxgrad_cli.errors import UsageError, suggest, wrong_value
+from onnxgrad_cli.errors import UsageError, suggest, unknown_name, wrong_value
 
 
 def one_of(name: str, value: object, choices: Any) -> None:
@@ -79,11 +80,10 @@ def within(
     if fits and (most is None or value <= most) and (below is None or value < below):  # type: ignore[operator]
         return
     kind = "a whole number" if whole else "a finite number"
+    bounds = f" of {least:g} or more" if least is not None else f" above {above:g}" if above is not None else ""
+    bounds += f" and below {below:g}" if below is not None else ""
     if least is not None and most is not None:
         bounds = f" from {least:.15g} to {most:.15g}"
-    else:
-        lower = f" of {least:g} or more" if least is not None else f" above {above:g}" if above is not None else ""
-        bounds = lower + (f" and below {below:g}" if below is not None else "")
     raise wrong_value(f"`{name}={value!r}`: expected {kind}{bounds}", f"such as {example}" if example else None)
 
 
@@ -93,6 +93,31 @@ def number_in(text: str) -> int | None:
     `str.isdigit` is no replacement: it accepts superscripts, which `int` can't convert, and any number of digits.
     """
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def bytes_of(text: str, what: str = "`memory`") -> int:
+    """Convert a text such as '512MB' to a number of bytes.
+
+    Args:
+        text: the text that the user typed.
+        what: the option that takes the size, for the error message.
+
+    Raises:
+        UsageError: the text is not a number, is negative, or has an unknown unit.
+    """
+    number = text.rstrip("".join(UNITS).lower() + "".join(UNITS).upper())
+    unit = {each.lower(): size for each, size in UNITS.items()}.get(text[len(number) :].strip().lower() or "b")
+    try:
+        size = float(number)
+    except ValueError:
+        size = -1.0
+    if unit is None or not 0 <= size < float("inf"):
+        hint = f"give a number and one of {', '.join(UNITS)}, such as 512MB"
+        raise UsageError(f"{what} must be a size, not '{text}'", hint)
+    return int(size * unit)
 
 
 def path(name: str, value: Any) -> Path:
@@ -240,3 +265,20 @@ def sizes(name: str, key: str, given: Iterable[object], least: int, symbols: boo
         if not (is_number(size, least, whole=True) or (symbols and isinstance(size, str))):
             hint = "a size is a whole number of 1 or more" + ("" if least else ", or 0 for an empty past")
             raise wrong_value(f"`{name}`: '{key}' can't have size {size!r}", hint)
+
+
+@dataclass(frozen=True)
+class KnownKeywords:
+    """Base class of dataclasses that refuse unknown keywords. Type checkers still use the dataclass's `__init__`."""
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        """Check that each keyword is a field, before `__init__` is called.
+
+        Raises:
+            UsageError: a keyword is not a field; the hint gives similar names.
+        """
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise unknown_name(f"`{cls.__name__}` has no option '{name}'", suggest(name, known, "options"))
+        return super().__new__(cls)

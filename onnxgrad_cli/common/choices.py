@@ -19,12 +19,18 @@ LogForm = Literal["csv", "tensorboard"]
 Resume = Literal["never", "auto", "must"]
 Resize = Literal["crop", "stretch"]
 Augmentation = Literal["flip", "crop"]
-Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
+Derivative = Literal["vjp", "jvp", "hvp", "gnvp", "jacobian", "hessian", "hessian-diagonal", "laplacian"]
 DerivativeNames = Literal["plain", "casadi"]
 Explanation = Literal["saliency", "smoothgrad", "integrated-gradients", "grad-cam", "occlusion"]
 Attack = Literal["fgsm", "pgd"]
 AttackLoss = Literal["cross-entropy", "margin", "dlr"]
 Norm = Literal["inf", "2"]
+
+SECOND_DERIVATIVES = ("hvp", "hessian", "hessian-diagonal", "laplacian")
+"""The kinds of derivatives that are second derivatives of a sum of outputs."""
+
+WEIGHTED_DERIVATIVES = (*SECOND_DERIVATIVES, "gnvp")
+"""The kinds of derivatives for which outputs can have weights."""
 
 SEEDS = 2**24
 """The exclusive upper bound of seeds. ONNX stores a seed as a float, which represents smaller integers exactly."""

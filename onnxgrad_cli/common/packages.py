@@ -1,8 +1,9 @@
-"""Import optional packages, which a plain installation of onnxgrad does not install."""
+"""The version of onnxgrad, and the optional packages, which a plain installation of onnxgrad does not install."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from functools import cache
+from importlib import import_module, metadata
 from typing import Any
 
 from onnxgrad_cli.errors import UsageError
@@ -45,3 +46,12 @@ def install_command(module: str) -> str:
     The command names the package, not an extra of onnxgrad, so that it works however onnxgrad was installed.
     """
     return f"pip install '{REQUIREMENTS[module.partition('.')[0]]}'"
+
+
+@cache  # it is searched for in the folders of all packages
+def tool_version() -> str:
+    """Return the installed version, or 'unknown' for sources that are not installed."""
+    try:
+        return metadata.version("onnxgrad")
+    except metadata.PackageNotFoundError:
+        return "unknown"

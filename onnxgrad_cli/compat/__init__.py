@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from onnxgrad_cli.common.lazy_names import lazy_names
 
 if TYPE_CHECKING:  # the same names again, for type checkers; a test compares the two lists
-    from onnxgrad_cli.compat.artifact_generation import (
+    from onnxgrad_cli.compat.artifacts import (
         LossType as LossType,
         OptimType as OptimType,
         generate_artifacts as generate_artifacts,
+        open_artifacts as open_artifacts,
+        save_checkpoint as save_checkpoint,
     )
-    from onnxgrad_cli.compat.artifacts import open_artifacts as open_artifacts, save_checkpoint as save_checkpoint
     from onnxgrad_cli.compat.derivative_options import (
         DerivativeOptions as DerivativeOptions,
         onnx_derivative as onnx_derivative,
@@ -28,8 +29,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test compares th
     from onnxgrad_cli.compat.random_feeds import random_feed as random_feed
 
 _NAMES = {
-    "compat.artifacts": "open_artifacts save_checkpoint",
-    "compat.artifact_generation": "LossType OptimType generate_artifacts",
+    "compat.artifacts": "LossType OptimType generate_artifacts open_artifacts save_checkpoint",
     "compat.gradient_lists": "gradient_definition",
     "compat.loss_output": "add_loss_output get_train_initializer",
     "compat.derivative_options": "DerivativeOptions onnx_derivative",

@@ -21,6 +21,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import full_name, is_standard, plain_domain
+from onnxgrad_cli.ir.nodes import schema_of
 from onnxgrad_cli.ir.types import is_float
 
 Nodes = Sequence[tuple[Any, ...]]
@@ -118,7 +119,7 @@ class _Definition:
         self.label = f"the gradient definition of {full_name(op_type, domain)}"
         if not isinstance(nodes, (list, tuple)) or not nodes:
             self._wrong("it is not a list of nodes")
-        self.schema = _schema(op_type, domain)
+        self.schema = schema_of(op_type, NEWEST_OPSET, domain)
         if self.schema is None and is_standard(domain):
             self._wrong("the operator does not exist")
         self.nodes = [self._node(position, node) for position, node in enumerate(nodes)]
@@ -202,7 +203,7 @@ class _Definition:
             self._wrong(f"it makes {name}, but an output must be GI(i) or a name", node.place)
         if kind:
             self._check_index(node.place, "I", index)
-        elif _schema(node.op_type, node.domain) is None:
+        elif schema_of(node.op_type, NEWEST_OPSET, node.domain) is None:
             full = f"{node.domain}::{node.op_type}"
             self._wrong(f"onnx does not know {full}, so its outputs must be GI(i), not '{name}'", node.place)
 
@@ -226,7 +227,7 @@ class _Definition:
         for node in self.nodes:
             if node.domain:
                 continue
-            schemas = {opset: _schema(node.op_type, "", opset) for opset in opsets}
+            schemas = {opset: schema_of(node.op_type, opset) for opset in opsets}
             opsets = [opset for opset, schema in schemas.items() if schema is not None and node.fits(schema)]
             if not opsets:
                 span = f"{FIRST_OPSET} to {NEWEST_OPSET}"
@@ -241,33 +242,28 @@ class _Definition:
     ) -> list[Any]:
         wanted = [i for i, x in enumerate(xs) if op.wants(x)]
         try:
-            made = self._emit(op, gs, ys, xs, {f"GI({i})" for i in wanted})
+            made = self._emit(_Forward(op, gs, ys, xs), {f"GI({i})" for i in wanted})
         except _DefinitionMismatch as reason:
             refusal = op.no(f"{reason}", "correct the definition, or write a rule instead")
             return [refusal if i in wanted else None for i in range(len(xs))]
         return [made.get(f"GI({i})") for i in range(len(xs))]
 
-    def _emit(
-        self, op: Op, gs: Sequence[Val | None], ys: Sequence[Val | None], xs: Sequence[Val | None], wanted: set[str]
-    ) -> dict[str, Val]:
+    def _emit(self, forward: _Forward, wanted: set[str]) -> dict[str, Val]:
         """Emit the nodes that the wanted gradients need, and return name -> value for their results."""
-        if op.opset not in self.opsets:
-            raise _DefinitionMismatch(
-                f"{self.label} is valid at the opsets {self.opsets}, but the model has {op.opset}"
-            )
+        opset, count = forward.op.opset, len(forward.xs)
+        if opset not in self.opsets:
+            raise _DefinitionMismatch(f"{self.label} is valid at the opsets {self.opsets}, but the model has {opset}")
         outputs = {name for node in self.nodes for name in node.outputs}
-        excess = [name for name in sorted(outputs) if self.schema is None and _index(name) >= len(xs)]
+        excess = [name for name in sorted(outputs) if self.schema is None and _index(name) >= count]
         if excess:
-            raise _DefinitionMismatch(f"{self.label} makes {excess[0]}, but the node has {len(xs)} inputs")
+            raise _DefinitionMismatch(f"{self.label} makes {excess[0]}, but the node has {count} inputs")
         missing = sorted(wanted - outputs)
         if missing:
             raise _DefinitionMismatch(f"{self.label} does not make {missing[0]}, which is needed")
-        forward = _Forward(op, gs, ys, xs)
         made: dict[str, Val] = {}
         for node in self._needed(wanted):
             inputs = [made[name] if name in made else forward.value(name) for name in node.inputs]
-            attributes = {name: _value(given, forward) for name, given in node.attributes.items()}
-            results = self._written(op, node, inputs, attributes, forward)
+            results = self._written(node, inputs, forward)
             made.update((name, value) for name, value in zip(node.outputs, results, strict=True) if name)
         return made
 
@@ -279,17 +275,16 @@ class _Definition:
                 names.update(node.inputs)
         return chosen[::-1]
 
-    def _written(
-        self, op: Op, node: _DefinitionNode, inputs: list[Val | None], attributes: dict[str, Any], forward: _Forward
-    ) -> Sequence[Val]:
+    def _written(self, node: _DefinitionNode, inputs: list[Val | None], forward: _Forward) -> Sequence[Val]:
         """Emit one node of the definition.
 
         If its operator has no schema, each result that is a GI(i) gets the type of the input I(i).
         """
+        op, attributes = forward.op, {name: _value(given, forward) for name, given in node.attributes.items()}
         if node.op_type == "Constant" and not node.domain and isinstance(attributes.get("value"), onnx.TensorProto):
             return [op.const(numpy_helper.to_array(attributes["value"]))]
         types, count = None, len(node.outputs)
-        if _schema(node.op_type, node.domain) is None:
+        if schema_of(node.op_type, NEWEST_OPSET, node.domain) is None:
             likes = [forward.value(f"I({_index(name)})", optional=True) if name else None for name in node.outputs]
             types = [like.type if like is not None and like.type is not None else onnx.TypeProto() for like in likes]
         try:
@@ -347,10 +342,3 @@ def _index(name: str) -> int:
     """Return the i of a reference such as I(i), or -1 for a plain name."""
     found = REFERENCE.fullmatch(name)
     return int(found[2]) if found else -1
-
-
-def _schema(op_type: str, domain: str, opset: int = NEWEST_OPSET) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, opset, plain_domain(domain))
-    except onnx.defs.SchemaError:
-        return None

@@ -20,6 +20,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError, suggest, unknown_name
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
@@ -137,10 +138,9 @@ def add_loss_output(
         total = total if term is None else total + op.cast(term, total)
     op.rename(op.reshape(total, [1, 1]), loss_name)
     graph.nodes.extend(op.nodes)
-    own = list(graph.proto.graph.output)
-    del graph.proto.graph.output[:]
     graph.add_output(loss_name)
-    graph.proto.graph.output.extend(own)
+    *own, added = graph.proto.graph.output
+    refill(graph.proto.graph.output, [added, *own])
     return _with_constants_as_nodes(graph.commit(), {tensor.name for tensor in onx.graph.initializer})
 
 
@@ -312,9 +312,7 @@ def _with_constants_as_nodes(model: ModelProto, own: Container[str]) -> ModelPro
     ours = [position for position, tensor in enumerate(graph.initializer) if tensor.name not in own]
     tensors = [graph.initializer[position] for position in ours]
     nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
-    nodes += graph.node
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, [*nodes, *graph.node])
     for position in reversed(ours):
         del graph.initializer[position]
     return model

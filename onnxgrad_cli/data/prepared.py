@@ -11,7 +11,7 @@ from onnx import TypeProto
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data.augmentation import Transformed, augmentations
 from onnxgrad_cli.data.dataset import Data
-from onnxgrad_cli.data.normalization import normalizations
+from onnxgrad_cli.data.normalization import Normalization, normalizations
 from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.preprocessing import Preprocessing
 from onnxgrad_cli.errors import UsageError
@@ -48,16 +48,42 @@ def prepared(
         UsageError: an option doesn't fit the inputs, or the transform fails.
     """
     labels = {name for name in inputs if roles.inputs.get(name) in ("label", "sample weight")}
-    fed = {name: kind for name, kind in inputs.items() if name not in labels}
-    floats = {name: kind for name, kind in fed.items() if is_float(kind)}
+    floats = {name: kind for name, kind in inputs.items() if name not in labels and is_float(kind)}
     normal = normalizations(options.normalize, floats, samples, "the previous training", known.settled, tell)
+    samples = prepared_alike(replace(samples, normal={}), normal, inputs, roles, options, seed)
+    if validation is not None:
+        validation = replace(validation, normal=normal, transform=samples.transform)
+    return samples, validation
+
+
+def prepared_alike(
+    samples: Data,
+    normal: Mapping[str, Normalization],
+    inputs: Mapping[str, TypeProto],
+    roles: Roles,
+    options: SampleOptions,
+    seed: int,
+) -> Data:
+    """Return training data with a normalization that is known, such as that of the first of several data sets.
+
+    The arguments that are not described here are those of `prepared`.
+
+    Args:
+        samples: the opened data. They keep their own normalization of inputs that are not in `normal`.
+        normal: input -> its normalization.
+
+    Raises:
+        UsageError: see `prepared`.
+    """
+    labels = {name for name in inputs if roles.inputs.get(name) in ("label", "sample weight")}
+    fed = {name: kind for name, kind in inputs.items() if name not in labels}
     changed = augmentations(options.augment, fed, {name: inputs[name] for name in labels}, seed)
     function = None if options.transform is None else Transformed(options.transform, seed)
-    samples = replace(samples, normal=normal, augment=changed, transform=function)
+    samples = replace(samples, normal={**samples.normal, **normal}, augment=changed, transform=function)
     if function is not None:
         first = np.arange(min(len(samples), 2 if samples.padding is None else 1))
         samples.batch(first, BatchShard(first, len(first)))  # report errors of the transform before the first step
-    return samples, None if validation is None else replace(validation, normal=normal, transform=function)
+    return samples
 
 
 def as_trained(samples: Data, inputs: Mapping[str, TypeProto], options: SampleOptions, tell: Tell) -> Data:

@@ -76,6 +76,7 @@ class Batches:
             whose = "each epoch" if shuffle else f"'{data.source}'"
             tell(f"the model takes batches of {data.batch_size}: the last {rest} samples of {whose} are left out", 0)
         self.epoch = self.position = 0
+        self._ordered = -1, np.arange(0)  # an epoch and its order
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -88,18 +89,24 @@ class Batches:
 
     def __iter__(self) -> Iterator[BatchShard]:
         """Yield this process's part of each remaining batch of the current epoch, then go to the next epoch."""
-        order, count, size = self._order(), len(self), self.size
+        epoch, count = self.epoch, len(self)
         for position in range(self.position, count):
-            batch = order[position * size : (position + 1) * size]
-            ends, epoch = position + 1 == count, self.epoch
-            self.epoch, self.position = (epoch + 1, 0) if ends else (epoch, position + 1)
-            first, part = self._part(batch)
-            yield BatchShard(part, len(batch), epoch, position * size + first, batch)
+            self.epoch, self.position = (epoch + 1, 0) if position + 1 == count else (epoch, position + 1)
+            yield self.at(epoch * count + position)
 
-    def _order(self) -> np.ndarray:
+    def at(self, number: int) -> BatchShard:
+        """Return this process's part of a batch, given the number of batches before it in all epochs."""
+        epoch, position = divmod(number, len(self))
+        if epoch != self._ordered[0]:
+            self._ordered = epoch, self._order(epoch)
+        batch = self._ordered[1][position * self.size : (position + 1) * self.size]
+        first, part = self._part(batch)
+        return BatchShard(part, len(batch), epoch, position * self.size + first, batch)
+
+    def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
             return np.arange(self.samples)
-        draw = np.random.Generator(np.random.PCG64((self.seed, self.epoch)))
+        draw = np.random.Generator(np.random.PCG64((self.seed, epoch)))
         if self._weights is None:
             return draw.permutation(self.samples)
         return draw.choice(self.samples, self.samples, p=self._weights)

@@ -39,6 +39,8 @@ class DerivativeModel:
         inner: the values computed inside the model to differentiate with respect to.
         outputs: the float outputs or inner values that are differentiated.
         added: the inputs that were added for the derivatives, such as cotangents. They come last.
+        output_weights: differentiated value -> the added input with the weights of its elements. Empty if all elements
+            have the weight one. These inputs come first in `added`.
         scores: differentiated class score -> the output from which it is taken.
         axes: value that depends on the samples -> the axis of the samples; empty unless derivatives are per sample.
         said: more fields of the `Derived` record that is stored in the finished model.
@@ -52,6 +54,7 @@ class DerivativeModel:
     inner: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
+    output_weights: dict[str, str] = field(default_factory=dict)
     scores: dict[str, str] = field(default_factory=dict)
     axes: dict[str, int] = field(default_factory=dict)
     said: dict[str, Any] = field(default_factory=dict)
@@ -157,13 +160,14 @@ class DerivativeModel:
         """
         names = [model.graph.output[outputs.index(name)].name for name in derivatives]
         added = [value.name for value in model.graph.input][len(model.graph.input) - len(self.added) :]
+        weights, inputs = added[: len(self.output_weights)], added[len(self.output_weights) :]
         of, wrt = (
             (self.training.yielded, self.training.gradients) if self.training.yielded else (self.outputs, self.wanted)
         )
         ends = tuple(self.scores.get(name, name) for name in of)
         said = Derived(
-            kind, ends, tuple(wrt), tuple(added), tuple(names), self.options.mode, self.training.straight_through,
-            tuple(self.training.partial), tuple(self.inner), **self.said,
+            kind, ends, tuple(wrt), tuple(inputs), tuple(names), self.options.mode, self.training.straight_through,
+            tuple(self.training.partial), tuple(self.inner), weights=tuple(weights), **self.said,
         )  # fmt: skip
         write_tensors(model, self.graph)
         write_derived(model, said)

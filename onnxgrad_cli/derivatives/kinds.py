@@ -4,23 +4,25 @@
   If u J is differentiated with respect to u with the cotangent t, the result is J t. The values of u J itself are not
   needed.
 - The rows of a Jacobian are vector-Jacobian products of unit vectors.
-- A Hessian is the Jacobian of a gradient.
+- A Hessian is the Jacobian of a gradient. Its diagonal needs the same rows, of which only one element each is kept.
+- A Gauss-Newton vector product J^T J t is a vector-Jacobian product of a Jacobian-vector product.
 
-Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapters 3 to 5.
+Sources: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapters 3 to 5. N. Schraudolph, Fast
+Curvature Matrix-Vector Products for Second-Order Gradient Descent, Neural Computation 14, 2002.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 
 from onnx import ModelProto
 
 from onnxgrad_cli.autodiff.reverse import as_declared, differentiate
 from onnxgrad_cli.common.checks import one_of
-from onnxgrad_cli.common.choices import Derivative, DerivativeNames, Yield
+from onnxgrad_cli.common.choices import SECOND_DERIVATIVES, WEIGHTED_DERIVATIVES, Derivative, DerivativeNames, Yield
+from onnxgrad_cli.derivatives import casadi_names as casadi
 from onnxgrad_cli.derivatives.derivative_model import (
     DerivativeModel,
     float_initializers,
@@ -28,7 +30,7 @@ from onnxgrad_cli.derivatives.derivative_model import (
     float_weights,
     open_model,
 )
-from onnxgrad_cli.derivatives.jacobian import jacobian
+from onnxgrad_cli.derivatives.jacobian import diagonal, jacobian
 from onnxgrad_cli.derivatives.named_values import Chosen, choose, floats, hold, split
 from onnxgrad_cli.derivatives.sample_gradients import Meetings, sample_axes, sample_gradients
 from onnxgrad_cli.derivatives.scores import ClassChoice
@@ -37,7 +39,6 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown, UnsupportedError, UsageError, suggest, unknown_name
 from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import Options
 
 
@@ -50,6 +51,7 @@ def derive(
     class_: int | str | None = None,
     class_axis: int = 1,
     per_sample: bool = False,
+    weighted: bool = False,
     names: DerivativeNames = "plain",
     keep_outputs: bool = False,
     cotangents: Yield | None = None,
@@ -58,15 +60,21 @@ def derive(
 ) -> ModelProto:
     """Build a model that computes a derivative of a model.
 
-    ======== ======================= =========================================================================
-    kind     inputs added            outputs, for each y of `of` and x, z of `wrt`
-    ======== ======================= =========================================================================
-    vjp      `<y>_grad`, like y      `<x>_grad`, like x: the sum over all y of `<y>_grad` times dy/dx
-    jvp      `<x>_tangent`, like x   `<y>_tangent`, like y: the sum over all x of dy/dx times `<x>_tangent`
-    hvp      `<x>_vector`, like x    `<x>_hvp`, like x: the Hessian of the sum of all y, times the vectors
-    jacobian                         `<y>_jacobian_<x>`, of shape [*y, *x]
-    hessian                          `<x>_hessian_<z>`, of shape [*x, *z]: the Hessian of the sum of all y
-    ======== ======================= =========================================================================
+    ================ ======================= ====================================================================
+    kind             inputs added            outputs, for each y of `of` and x, z of `wrt`
+    ================ ======================= ====================================================================
+    vjp              `<y>_grad`, like y      `<x>_grad`, like x: the sum over all y of `<y>_grad` times dy/dx
+    jvp              `<x>_tangent`, like x   `<y>_tangent`, like y: the sum over all x of dy/dx times `<x>_tangent`
+    hvp              `<x>_vector`, like x    `<x>_hvp`, like x: the Hessian of the sum of all y, times the vectors
+    gnvp             `<x>_vector`, like x    `<x>_gnvp`, like x: the Gauss-Newton matrix, times the vectors
+    jacobian                                 `<y>_jacobian_<x>`, of shape [*y, *x]
+    hessian                                  `<x>_hessian_<z>`, of shape [*x, *z]: the Hessian of the sum of all y
+    hessian-diagonal                         `<x>_hessian_diagonal`, like x: the diagonal of that Hessian
+    laplacian                                `<x>_laplacian`: the sum of that diagonal, one number
+    ================ ======================= ====================================================================
+
+    The Gauss-Newton matrix is the sum over all y of J^T J, with J = dy/dx. A diagonal or a Laplacian costs as many
+    Hessian-vector products as x has elements, or as one sample of x has elements if derivatives are per sample.
 
     The cotangent of y is called `<y>_grad_external` instead if another differentiated output depends on y, or if y is
     itself an x. If a name is already used in the model, `_1` is appended to it.
@@ -89,9 +97,11 @@ def derive(
         per_sample: True to compute derivatives for each sample separately. This requires a proof that the samples are
             independent. For vjp, the derivatives with respect to a weight are [samples, *weight]. For jacobian they are
             [samples, *y, *x], y and x without their axes of samples. For hessian, which supports only inputs, they are
-            [samples, *x, *z].
+            [samples, *x, *z], and for laplacian [samples].
+        weighted: True to add an input `<y>_weight`, like y, with the weights of the elements of y. The kinds of second
+            derivatives then refer to the weighted sum of all y. The Gauss-Newton matrix is J^T diag(`<y>_weight`) J.
         names: 'plain', as above, or 'casadi': `adj_<y>` and `adj_<x>`, `fwd_<x>` and `fwd_<y>`, `jac_<y>_<x>`,
-            `hess_<y>_<x>_<z>`, and for hvp `fwd_<x>` and `fwd_adj_<x>`.
+            `hess_<y>_<x>_<z>`, for hvp `fwd_<x>` and `fwd_adj_<x>`, and `lam_<y>` for weights. Other kinds are refused.
         cotangents: the source of the cotangents of a vjp: 'input', 'ones' (filled in the graph), or 'keep' (they come
             from a YieldOp that stays in the model). The default is 'input', or 'ones' with `class_`.
         keep_outputs: True to also return the model's own outputs and then the selected inner values, after the
@@ -107,29 +117,32 @@ def derive(
     if kind not in KINDS:
         raise unknown_name(f"there is no derivative '{kind}'", suggest(kind, KINDS, "derivatives"))
     one_of("names", names, DerivativeNames)
+    if names == "casadi":
+        casadi.check_kind(kind)
     pick = ClassChoice.of(class_, class_axis)
-    _check(kind, cotangents, per_sample)
+    _check(kind, cotangents, per_sample, weighted)
     cotangents = cotangents or ("ones" if pick and kind == "vjp" else "input")
     options = options or Options()
     graph = open_model(model, path, options)
     derivative, own = _opened(graph, kind, of, wrt, options)
     ends = list(derivative.outputs)
     try:
-        derivatives = _appended(derivative, kind, pick, per_sample, cotangents)
+        derivatives = _appended(derivative, kind, pick, per_sample, weighted, cotangents)
     except Unknown as error:  # about an output or a variable of the derivative, not about a node between them
         raise UnsupportedError(f"{error}, but this derivative requires it", hint=graph.rank_hint()) from error
     kept = dict.fromkeys([*own, *ends, *derivative.inner, *derivative.outputs]) if keep_outputs else ()
     outputs = [*derivatives, *kept]
     finished = derivative.finish(outputs)
     if names == "casadi":
-        new = casadi_names(kind, derivative.outputs, derivative.wanted)
-        name_after(graph, finished, *new, len(finished.graph.input) - len(derivative.added))
+        new = casadi.casadi_names(kind, derivative.outputs, derivative.wanted, weighted)
+        casadi.name_after(graph, finished, *new, len(finished.graph.input) - len(derivative.added))
     return derivative.described(finished, kind, derivatives, outputs)
 
 
 def _appended(
-    derivative: DerivativeModel, kind: Derivative, pick: ClassChoice | None, per_sample: bool, cotangents: Yield
-) -> list[str]:
+    derivative: DerivativeModel, kind: Derivative, pick: ClassChoice | None, per_sample: bool, weighted: bool,
+    cotangents: Yield,
+) -> list[str]:  # fmt: skip
     """Append the requested derivatives and return their names.
 
     Raises:
@@ -139,12 +152,19 @@ def _appended(
         _pick(derivative, pick)
     if per_sample:
         _set_apart(derivative, kind)
+    if weighted:
+        derivative.output_weights = {y: derivative.add_input(f"{y}_weight", y) for y in derivative.outputs}
+    if kind == "vjp" and per_sample:
+        outputs = derivative.outputs
+        given = {y: derivative.add_input(f"{y}_grad", y) for y in outputs} if cotangents == "input" else {}
+        found = _each_gradient(derivative, given)
+        return _results(derivative, Op(derivative.graph), {f"{x}_grad": (found[x], x) for x in derivative.wanted})
     if kind == "vjp":
-        return _each_gradient(derivative, cotangents) if per_sample else derivative.vjp(cotangents)
+        return derivative.vjp(cotangents)
     return KINDS[kind](derivative)
 
 
-def _check(kind: Derivative, cotangents: Yield | None, per_sample: bool) -> None:
+def _check(kind: Derivative, cotangents: Yield | None, per_sample: bool, weighted: bool) -> None:
     """Raise a UsageError if the options contradict each other."""
     if cotangents is not None:
         one_of("cotangents", cotangents, Yield)
@@ -154,7 +174,12 @@ def _check(kind: Derivative, cotangents: Yield | None, per_sample: bool) -> None
         what = f"the kind {kind}" if kind != "vjp" else "a YieldOp that stays"
         raise UsageError(
             f"per-sample derivatives can't be combined with {what}",
-            "use the kind vjp, jacobian or hessian, or leave out per-sample derivatives",
+            "use another kind, such as vjp or hessian, or leave out per-sample derivatives",
+        )
+    if weighted and kind not in WEIGHTED_DERIVATIVES:
+        raise UsageError(
+            f"weights of the outputs can't be combined with the kind {kind}",
+            f"use one of the kinds {', '.join(WEIGHTED_DERIVATIVES)}, or leave out the weights",
         )
 
 
@@ -176,27 +201,30 @@ def _set_apart(derivative: DerivativeModel, kind: Derivative) -> None:
     Raises:
         UnsupportedError: the samples depend on each other, or independence can't be proven.
         UsageError: axis 0 of a differentiated output, or of a value to differentiate with respect to, is not the axis
-            of the samples. A weight has no such axis, so a per-sample Hessian with respect to it is refused.
+            of the samples. A weight has no such axis, so per-sample second derivatives with respect to it are refused.
     """
     axes = sample_axes(derivative.graph, derivative.outputs)
     for name in derivative.outputs:
         if axes.get(name) != 0:
             raise UsageError(f"axis 0 of '{name}' is not the axis of samples", "choose other outputs with `of`")
     for name in derivative.wanted:
-        if axes.get(name, 0) != 0 or (kind == "hessian" and name not in axes):
+        if axes.get(name, 0) != 0 or (kind in SECOND_DERIVATIVES and name not in axes):
             raise UsageError(f"axis 0 of '{name}' is not the axis of samples", "choose other inputs with `wrt`")
     derivative.axes = axes
     derivative.said["per_sample"] = tuple(name for name in derivative.wanted if name in axes)
 
 
-def _each_gradient(derivative: DerivativeModel, cotangents: Yield) -> list[str]:
+def _each_gradient(derivative: DerivativeModel, given: Mapping[str, str]) -> dict[str, Val | None]:
     """Append the per-sample vector-Jacobian products, with respect to inputs and to weights.
 
     The gradient of an input has the shape of the input. The gradient of a weight has an additional axis 0 for the
     samples.
+
+    Args:
+        derivative: the model.
+        given: differentiated value -> its cotangent; empty if all cotangents are ones.
     """
     graph = derivative.graph
-    given = {y: derivative.add_input(f"{y}_grad", y) for y in derivative.outputs} if cotangents == "input" else {}
     meetings = _meetings(derivative)
     found: dict[str, Val | None] = _by_all_samples(derivative, given, meetings.mixed) if meetings.mixed else {}
     op = Op(graph)
@@ -206,7 +234,8 @@ def _each_gradient(derivative: DerivativeModel, cotangents: Yield) -> list[str]:
     samples = op.size(op.val(derivative.outputs[0]), 0)
     for x in (op.val(name) for name in derivative.wanted if name not in derivative.axes):
         found[x.name] = found[x.name] or op.zeros([samples, *(op.size(x, axis) for axis in range(x.rank))], x)
-    return _results(derivative, op, {f"{x}_grad": (found[x], x) for x in derivative.wanted})
+    graph.nodes.extend(op.nodes)
+    return found
 
 
 def _meetings(derivative: DerivativeModel) -> Meetings:
@@ -271,22 +300,34 @@ SOURCES, ENDS = "float inputs and initializers", "float outputs"
 
 
 def _jvp(derivative: DerivativeModel) -> list[str]:
-    """Append Jacobian-vector products: reverse mode applied twice, the second time with the tangents as cotangents."""
-    graph, op = derivative.graph, Op(derivative.graph)
     tangents = {x: derivative.add_input(f"{x}_tangent", x) for x in derivative.wanted}
+    op = Op(derivative.graph)
+    found = _forward(derivative, op, tangents)
+    return _products(derivative, op, {f"{y}_tangent": (found[y], y) for y in derivative.outputs})
+
+
+def _forward(derivative: DerivativeModel, op: Op, tangents: Mapping[str, str]) -> dict[str, Val | None]:
+    """Emit the Jacobian-vector product of each output: reverse mode twice, the second time with tangents as cotangents.
+
+    Args:
+        derivative: the model, to which the nodes of the first walk are appended.
+        op: the emitter for the nodes of the second walk.
+        tangents: value to differentiate with respect to -> the name of its tangent.
+    """
+    graph, first = derivative.graph, Op(derivative.graph)
     # The result of the first walk is linear in these cotangents, so its derivative doesn't depend on their values.
     # They are zeros because a loop may still read them.
     free = {
-        name: op.rename(op.fill(0.0, op.val(name)), graph.fresh(f"{name}_free")).name for name in derivative.outputs
+        name: first.rename(first.fill(0.0, first.val(name)), graph.fresh(f"{name}_free")).name
+        for name in derivative.outputs
     }
-    graph.nodes.extend(op.nodes)
-    op = Op(graph)
-    seeds = {name: op.val(cotangent) for name, cotangent in free.items()}
-    transposed = differentiate(graph, seeds, derivative.wanted, op, derivative.training)
-    graph.nodes.extend(op.nodes)
-    op = Op(graph)
+    graph.nodes.extend(first.nodes)
+    first = Op(graph)
+    seeds = {name: first.val(cotangent) for name, cotangent in free.items()}
+    transposed = differentiate(graph, seeds, derivative.wanted, first, derivative.training)
+    graph.nodes.extend(first.nodes)
     found = differentiate(graph, _seeds(op, transposed, tangents), free.values(), op)
-    return _products(derivative, op, {f"{y}_tangent": (found[cotangent], y) for y, cotangent in free.items()})
+    return {name: found[cotangent] for name, cotangent in free.items()}
 
 
 def _hvp(derivative: DerivativeModel) -> list[str]:
@@ -295,6 +336,25 @@ def _hvp(derivative: DerivativeModel) -> list[str]:
     op = Op(derivative.graph)
     found = differentiate(derivative.graph, _seeds(op, gradient, vectors), derivative.wanted, op, derivative.training)
     return _products(derivative, op, {f"{x}_hvp": (found[x], x) for x in derivative.wanted})
+
+
+def _gnvp(derivative: DerivativeModel) -> list[str]:
+    """Append Gauss-Newton vector products: the weighted Jacobian-vector products are the cotangents of the outputs."""
+    graph, weights = derivative.graph, derivative.output_weights
+    vectors = {x: derivative.add_input(f"{x}_vector", x) for x in derivative.wanted}
+    op = Op(graph)
+    cotangents = {}
+    for y, tangent in _forward(derivative, op, vectors).items():
+        cotangent = as_declared(op, y, tangent) if tangent is not None else op.fill(0.0, op.val(y))
+        cotangents[y] = cotangent * op.val(weights[y]) if weights else cotangent
+    graph.nodes.extend(op.nodes)
+    op = Op(graph)
+    if derivative.axes:
+        found = _each_gradient(derivative, {y: cotangent.name for y, cotangent in cotangents.items()})
+        return _results(derivative, op, {f"{x}_gnvp": (found[x], x) for x in derivative.wanted})
+    seeds = {y: op.val(cotangent.name) for y, cotangent in cotangents.items()}
+    found = differentiate(graph, seeds, derivative.wanted, op, derivative.training)
+    return _products(derivative, op, {f"{x}_gnvp": (found[x], x) for x in derivative.wanted})
 
 
 def _jacobian(derivative: DerivativeModel) -> list[str]:
@@ -309,25 +369,58 @@ def _hessian(derivative: DerivativeModel) -> list[str]:
     return _rows(derivative, rows)
 
 
+def _hessian_diagonal(derivative: DerivativeModel) -> list[str]:
+    op = Op(derivative.graph)
+    found = _diagonals(derivative, op)
+    return _results(derivative, op, {f"{x}_hessian_diagonal": (found[x], x) for x in derivative.wanted})
+
+
+def _laplacian(derivative: DerivativeModel) -> list[str]:
+    op, first = Op(derivative.graph), int(bool(derivative.axes))
+    found: dict[str, tuple[Val | None, str]] = {}
+    for x, entries in _diagonals(derivative, op).items():
+        like = op.val(x)
+        if entries is None:
+            total = op.zeros([op.size(like, axis) for axis in range(first)], like)
+        else:
+            total = op.sum(entries, range(first, like.rank), keepdims=False) if like.rank > first else entries
+        found[f"{x}_laplacian"] = op.state(total, like.shape[:first]), x
+    return _results(derivative, op, found)
+
+
 KINDS: Mapping[Derivative, Callable[[DerivativeModel], list[str]]] = {
-    "vjp": DerivativeModel.vjp, "jvp": _jvp, "hvp": _hvp, "jacobian": _jacobian, "hessian": _hessian
+    "vjp": DerivativeModel.vjp, "jvp": _jvp, "hvp": _hvp, "gnvp": _gnvp, "jacobian": _jacobian, "hessian": _hessian,
+    "hessian-diagonal": _hessian_diagonal, "laplacian": _laplacian,
 }  # fmt: skip
 """Kind of derivative -> the function that appends its nodes and returns the names of its outputs."""
 
 
 def _gradient_of_sum(derivative: DerivativeModel) -> dict[str, Val | None]:
-    """Append the gradient of the sum of all outputs."""
-    op = Op(derivative.graph)
-    ones = {name: op.fill(1.0, op.val(name)) for name in derivative.outputs}
-    gradient = differentiate(derivative.graph, ones, derivative.wanted, op, derivative.training)
+    """Append the gradient of the sum, or of the weighted sum, of all outputs."""
+    op, given = Op(derivative.graph), derivative.output_weights
+    weights = {y: op.val(given[y]) if given else op.fill(1.0, op.val(y)) for y in derivative.outputs}
+    gradient = differentiate(derivative.graph, weights, derivative.wanted, op, derivative.training)
     if derivative.training.partial:
         raise UsageError(
             f"gradients are stopped before '{derivative.training.partial[0]}', but the nodes of the first "
             "derivative would bypass that stop, so a second derivative would be wrong",
             "use a first derivative, such as vjp or jacobian",
         )
+    derivative.said["kinks"] = tuple(sorted(derivative.training.kinks))  # without those of the gradient's own nodes
     derivative.graph.nodes.extend(op.nodes)
     return gradient
+
+
+def _diagonals(derivative: DerivativeModel, op: Op) -> dict[str, Val | None]:
+    """Return x -> the diagonal of the Hessian with respect to x, or None if it is zero."""
+    graph, gradient, first = derivative.graph, _gradient_of_sum(derivative), Op(derivative.graph)
+    slopes = {x: as_declared(first, x, slope) for x in derivative.wanted if (slope := gradient[x]) is not None}
+    graph.nodes.extend(first.nodes)
+    per_sample = bool(derivative.axes)
+    return {
+        x: diagonal(op, op.val(slopes[x].name), op.val(x), derivative.training, per_sample) if x in slopes else None
+        for x in derivative.wanted
+    }
 
 
 def _seeds(op: Op, values: Mapping[str, Val | None], cotangents: Mapping[str, str]) -> dict[str, Val]:
@@ -386,39 +479,3 @@ def _results(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val
     op.rename_all(found)
     derivative.graph.nodes.extend(op.nodes)
     return list(found)
-
-
-def casadi_names(kind: Derivative, of: Sequence[str], wrt: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names that CasADi gives to the added inputs, and to the derivatives, in their order.
-
-    The name of a Hessian lists all outputs, because it is the Hessian of their sum. CasADi treats a Hessian-vector
-    product as the forward derivative of a reverse derivative.
-    """
-    total = "_".join(of)
-    forward, adjoint = [f"fwd_{x}" for x in wrt], [f"adj_{x}" for x in wrt]
-    return {
-        "vjp": ([f"adj_{y}" for y in of], adjoint),
-        "jvp": (forward, [f"fwd_{y}" for y in of]),
-        "hvp": (forward, [f"fwd_{name}" for name in adjoint]),
-        "jacobian": ([], [f"jac_{y}_{x}" for y, x in product(of, wrt)]),
-        "hessian": ([], [f"hess_{total}_{x}_{z}" for x, z in product(wrt, wrt)]),
-    }[kind]
-
-
-def name_after(graph: Graph, model: ModelProto, inputs: Iterable[str], outputs: Iterable[str], end: int) -> None:
-    """Rename the last inputs and the first outputs of a finished model. Names in use get a suffix.
-
-    Args:
-        graph: the graph that the model was made from, which knows the names in use.
-        model: the finished model.
-        inputs: the new names of the inputs from position `end` on.
-        outputs: the new names of the first outputs.
-        end: the number of inputs that keep their names.
-    """
-    proto = model.graph
-    names = {value.name: name for value, name in zip(proto.input[end:], inputs, strict=False)}
-    names |= {value.name: name for value, name in zip(proto.output, outputs, strict=False)}
-    names = {name: graph.fresh(new) for name, new in names.items()}
-    rename(proto.node, names)
-    for value in (*proto.input, *proto.output, *proto.value_info, *proto.initializer):
-        value.name = names.get(value.name, value.name)

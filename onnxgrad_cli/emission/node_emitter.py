@@ -16,9 +16,9 @@ from onnxgrad_cli.emission.typing import OutputTypes
 from onnxgrad_cli.emission.values import VALUES, Val
 from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import RANDOM
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import FORWARD, ROLE, Node
-from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import HALVES, Dim, Shape, shape_of, tensor_type
 
@@ -37,7 +37,10 @@ class NodeEmitter:
         role: the part of the training model that the metadata of new nodes names, or "".
         forward: the forward node that new nodes differentiate, according to their metadata, or "".
         cautions: cautions for the user about these nodes.
+        in_function: True while a loss function of the user emits nodes.
     """
+
+    in_function = False
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

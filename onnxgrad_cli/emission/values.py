@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -15,10 +16,17 @@ from onnxgrad_cli.ir.types import Shape, dtype_of
 
 
 class Emitter(Protocol):
-    """The attributes of an emitter that a `Val` uses: the graph, the nodes, and a method for each operator."""
+    """The attributes of an emitter that a `Val` uses, and a method for each operator.
+
+    Attributes:
+        graph: the graph.
+        nodes: the nodes emitted so far.
+        in_function: True while a loss function of the user emits nodes.
+    """
 
     graph: Graph
     nodes: list[Node]
+    in_function: bool
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         """Return the operator with this name. A call of it appends a node."""
@@ -94,6 +102,34 @@ class Val:
 
     def __repr__(self) -> str:
         return f"Val({self.name}: {self._shape})"
+
+    def __bool__(self) -> bool:
+        """Return True, so that `if operand` tests if an optional operand is there.
+
+        Raises:
+            TypeError: a loss function asks for the truth of a value, which is not known at build time.
+        """
+        self._refuse_truth(
+            "a value has no truth at build time: write op.Where, op.Max, op.Min, op.And, op.Or or op.Not in place of "
+            "if, max, min, and, or, not, or a chain such as 0 < x < 1"
+        )
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        """Return True for the same object.
+
+        Raises:
+            TypeError: a loss function compares values, which are not known at build time.
+        """
+        self._refuse_truth("values can't be compared at build time: write op.Equal(x, y) in place of x == y")
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def _refuse_truth(self, message: str) -> None:
+        """Raise a TypeError if the caller's caller is a loss function of the user, and not code of onnxgrad."""
+        if self.op.in_function and not sys._getframe(2).f_globals.get("__name__", "").startswith("onnxgrad_cli."):
+            raise TypeError(message)
 
     def __add__(self, other: Any) -> Val:
         return self.op.Add(self, other)

@@ -55,11 +55,10 @@ def attribute_failures(job: Callable[P, R]) -> Callable[P, R]:
         with shared_budget(), input_protection():
             try:
                 return job(*args, **keywords)
-            except (OnnxgradError, MemoryError, OSError) as error:
-                if not isinstance(error, InternalError):
-                    raise
-                failure: Exception = error
             except Exception as error:
+                expected = isinstance(error, (OnnxgradError, MemoryError, OSError))
+                if expected and not isinstance(error, InternalError):
+                    raise
                 failure = error
             given = inspect.signature(job).bind(*args, **keywords).arguments
             source = next(iter(given.values()))

@@ -95,11 +95,14 @@ def _given(model: ModelProto) -> dict[str, Shape]:
 
 
 class _Nodes:
-    """Creates the nodes that replace one node."""
+    """Creates the nodes that replace one node with a kernel of the given size."""
 
-    def __init__(self, model: ModelProto, node: NodeProto) -> None:
+    def __init__(self, model: ModelProto, node: NodeProto, kernel: Sequence[int]) -> None:
         self.nodes: list[NodeProto] = []
-        self._graph, self._name = model.graph, node.output[0]
+        self._graph, self._name, self._given = model.graph, node.output[0], attributes_of(node)
+        strides, dilations = (self._given.get(name) or [1] * len(kernel) for name in ("strides", "dilations"))
+        self._windows = list(zip(kernel, strides, dilations, strict=True))
+        self._pads = self._given.get("pads") or [0] * 2 * len(kernel)
 
     def _sizes(self, x: str, start: int, end: int) -> str:
         return self._add("Slice", self._add("Shape", x), self._ints(start), self._ints(end))
@@ -120,34 +123,31 @@ class _Nodes:
         self.nodes.append(helper.make_node(op_type, inputs, [name], **attributes))
         return name
 
-    def _padded(self, image: str, pads: Sequence[int]) -> str:
-        """Return the name of an image padded with zeros. `pads` is as in ONNX: all begins, then all ends."""
-        begin, end = pads[: len(pads) // 2], pads[len(pads) // 2 :]
-        return self._add("Pad", image, self._ints(0, 0, *begin, 0, 0, *end)) if any(pads) else image
+    def _padded(self, image: str) -> str:
+        """Return the name of an image padded with zeros."""
+        begin, end = self._pads[: len(self._windows)], self._pads[len(self._windows) :]
+        return self._add("Pad", image, self._ints(0, 0, *begin, 0, 0, *end)) if any(self._pads) else image
 
 
 class _Averaged(_Nodes):
     """Creates the nodes that replace one AveragePool."""
 
     def __init__(self, model: ModelProto, node: NodeProto) -> None:
-        super().__init__(model, node)
-        given = attributes_of(node)
-        kernel, pads = given["kernel_shape"], given.get("pads") or []
-        ones = [1] * len(kernel)
-        windows = list(zip(kernel, given.get("strides") or ones, given.get("dilations") or ones, strict=True))
-        total = self._summed(self._padded(node.input[0], pads), windows)
-        if any(pads) and not given.get("count_include_pad"):
+        kernel = attributes_of(node)["kernel_shape"]
+        super().__init__(model, node, kernel)
+        total = self._summed(self._padded(node.input[0]))
+        if any(self._pads) and not self._given.get("count_include_pad"):
             shape = self._add("Concat", self._ints(1, 1), self._sizes(node.input[0], 2, TO_THE_END), axis=0)
             one = self._add("ConstantOfShape", shape, value=numpy_helper.from_array(np.ones(1)))
-            count = self._summed(self._padded(one, pads), windows)
+            count = self._summed(self._padded(one))
         else:
             count = self._constant(np.array(float(math.prod(kernel))))
         self._add("Div", total, count)
         self.nodes[-1].output[0] = node.output[0]
 
-    def _summed(self, image: str, windows: Sequence[tuple[int, int, int]]) -> str:
-        """Return the name of the sums over the windows. `windows` has the size, stride and dilation of each axis."""
-        for axis, (size, stride, dilation) in enumerate(windows, 2):
+    def _summed(self, image: str) -> str:
+        """Return the name of the sums over the windows."""
+        for axis, (size, stride, dilation) in enumerate(self._windows, 2):
             taps = []
             for tap in range(size):
                 left = (size - 1 - tap) * dilation
@@ -162,37 +162,31 @@ class _Unfolded(_Nodes):
     """Creates the nodes that replace one convolution with a weight [M, C/group, *kernel]."""
 
     def __init__(self, model: ModelProto, node: NodeProto, weight: tuple[int, ...]) -> None:
-        super().__init__(model, node)
-        given = attributes_of(node)
-        kernel, axes, self._rank = weight[2:], range(2, len(weight)), len(weight)
-        groups, ones = given.get("group", 1), [1] * len(kernel)
-        strides, dilations = given.get("strides") or ones, given.get("dilations") or ones
-        pads = given.get("pads") or [0] * 2 * len(kernel)
-        image = self._padded(node.input[0], pads)
-        wide = [axis for axis, size in zip(axes, kernel, strict=True) if size > MAX_SLICED_TAPS]
-        if len(wide) == 1 and math.prod(kernel) == kernel[wide[0] - 2] and math.prod(strides) == strides[wide[0] - 2]:
-            at = wide[0] - 2
-            patches = self._gathered(image, wide[0], kernel[at], strides[at], dilations[at])
+        kernel, self._rank = weight[2:], len(weight)
+        super().__init__(model, node, kernel)
+        image = self._padded(node.input[0])
+        wide = [axis for axis, size in enumerate(kernel) if size > MAX_SLICED_TAPS]
+        if len(wide) == 1 and all(axis in wide or window[:2] == (1, 1) for axis, window in enumerate(self._windows)):
+            patches = self._gathered(image, wide[0] + 2, *self._windows[wide[0]])
             tail = self._sizes(patches, 3, TO_THE_END)
         else:
-            windows = list(zip(kernel, strides, dilations, strict=True))
-            taps = [self._tap(image, at, windows) for at in itertools.product(*map(range, kernel))]
+            taps = [self._tap(image, at) for at in itertools.product(*map(range, kernel))]
             patches = self._beside(taps)
             tail = self._sizes(taps[0], 2, TO_THE_END)
-        product = self._product(patches, node.input[1], weight, groups)
+        product = self._product(patches, node.input[1], weight, self._given.get("group", 1))
         head = self._sizes(image, 0, 1)
         result = self._add("Reshape", product, self._add("Concat", head, self._ints(weight[0]), tail, axis=0))
         if len(node.input) > 2 and node.input[2]:
-            bias = self._add("Reshape", node.input[2], self._ints(-1, *ones))
+            bias = self._add("Reshape", node.input[2], self._ints(-1, *[1] * len(kernel)))
             result = self._add("Add", result, bias)
         self.nodes[-1].output[0] = node.output[0]
 
-    def _tap(self, image: str, tap: Sequence[int], windows: Sequence[tuple[int, int, int]]) -> str:
+    def _tap(self, image: str, tap: Sequence[int]) -> str:
         """Return the elements that one tap of the kernel multiplies, over all positions of the kernel: [N, C, *out]."""
-        if all(size == stride == 1 for size, stride, _ in windows):
+        if all(size == stride == 1 for size, stride, _ in self._windows):
             return image
         bounds = []
-        for axis, (t, (size, stride, dilation)) in enumerate(zip(tap, windows, strict=True), 2):
+        for axis, (t, (size, stride, dilation)) in enumerate(zip(tap, self._windows, strict=True), 2):
             bounds.append((t * dilation, (t + 1 - size) * dilation or TO_THE_END, axis, stride))
         return self._add("Slice", image, *(self._ints(*each) for each in zip(*bounds, strict=True)))
 

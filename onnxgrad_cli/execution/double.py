@@ -101,7 +101,7 @@ class DoubleExecutor:
 
     def __init__(self, model: ModelProto, beside: bool = False, large: Mapping[str, int] | None = None) -> None:
         bare, self._fed = session.take_out(model, values_of_inputs(model, FLOATS), None)
-        self._large = {**(large or {}), **{name: 8 * x.size for name, x in self._fed.items() if 8 * x.size >= SHARED}}
+        self._large = {**(large or {}), **large_sizes(self._fed)}
         self._buffers = _Buffers()
         self._model = to_double(bare)
         unfolded = unfold_windows(self._model)
@@ -166,6 +166,10 @@ class DoubleExecutor:
                 values.pop(name, None)
         return {name: values[name] for name in self._outputs}
 
+    def on(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Return the model's outputs for feeds of any float type. Feeds that are not inputs are ignored."""
+        return self(self.widened(feeds))
+
     def _split(self, piece: _Piece, trusted: bool = False) -> Iterator[_Piece]:
         """Cut a piece where an operator lacks a kernel and where nodes need a newer opset, and yield the parts.
 
@@ -203,14 +207,18 @@ class DoubleExecutor:
         return gone
 
 
-def is_wide(x: np.ndarray) -> bool:
-    """Return True if arrays of this type are converted to float64: those that hold real floats."""
-    return x.dtype.kind not in "iubOSUc"
-
-
 def widened(x: np.ndarray) -> np.ndarray:
     """Return an array converted to float64 if it holds real floats, otherwise the array itself."""
-    return np.asarray(x, np.float64) if is_wide(x) else x
+    return np.asarray(x, np.float64) if _is_wide(x) else x
+
+
+def large_sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Return name -> size in bytes in float64, for the arrays of real floats that are to be passed as `Deferred`."""
+    return {name: 8 * x.size for name, x in arrays.items() if _is_wide(x) and 8 * x.size >= SHARED}
+
+
+def _is_wide(x: np.ndarray) -> bool:
+    return x.dtype.kind not in "iubOSUc"
 
 
 class _NoKernel(Exception):

@@ -113,8 +113,7 @@ _ELEMENT_TYPES = frozenset({"to", "dtype"})
 
 def _widen_tensor(tensor: TensorProto) -> None:
     if tensor.data_type in _NARROW:
-        name = tensor.name
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), name))
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
 
 
 _SCALES = {"DequantizeLinear": 1, "GatherBlockQuantized": 2}

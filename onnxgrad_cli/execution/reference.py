@@ -127,8 +127,7 @@ class Conv(OpRun):  # onnx.reference takes seconds where a product of matrices t
         sizes, step, spread, reach, begin, end = _windows(x, kernel, auto_pad, dilations, pads, strides)
         wide = np.pad(x, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
         out = (sizes + begin + end - reach) // step + 1
-        starts = {tap: zip(np.array(tap) * spread, out, step, strict=True) for tap in np.ndindex(*kernel)}
-        taps = {tap: tuple(slice(t, t + (n - 1) * s + 1, s) for t, n, s in each) for tap, each in starts.items()}
+        taps = {tap: _taken(tap, spread, out, step) for tap in np.ndindex(*kernel)}
         ws = w.reshape(group, -1, *w.shape[1:])
         if ws.shape[1:3] == (1, 1):
             y = _depthwise(wide, w, taps.values(), tuple(out))
@@ -160,6 +159,12 @@ def _windows(
     return sizes, step, spread, reach, begin, end
 
 
+def _taken(tap: Sequence[int], spread: np.ndarray, counts: np.ndarray, step: np.ndarray) -> tuple[slice, ...]:
+    """Return the slices of an image that one kernel tap multiplies, with `counts` positions of the kernel per axis."""
+    starts = zip(np.array(tap) * spread, counts, step, strict=True)
+    return tuple(slice(t, t + (n - 1) * s + 1, s) for t, n, s in starts)
+
+
 def _depthwise(x: np.ndarray, w: np.ndarray, taps: Iterable[Any], out: tuple[int, ...]) -> np.ndarray:
     """Return a depthwise convolution (one kernel per channel), computed in groups of channels that fit in the cache."""
     y = np.zeros((len(x), len(w), *out), x.dtype)
@@ -182,12 +187,10 @@ class ConvTranspose(OpRun):  # onnx.reference cuts the weights of groups along t
         dilations: Any = None, group: int = 1, kernel_shape: Any = None, output_padding: Any = None,
         output_shape: Any = None, pads: Any = None, strides: Any = None,
     ) -> tuple[np.ndarray]:  # fmt: skip
-        sizes, kernel = np.array(x.shape[2:]), w.shape[2:]
-        ones = np.ones_like(sizes)
-        step, spread = (ones if given is None else np.array(given) for given in (strides, dilations))
-        full = (sizes - 1) * step + (np.array(kernel) - 1) * spread + 1
+        kernel = w.shape[2:]
+        sizes, step, spread, reach, begin, end = _windows(x, kernel, None, dilations, pads, strides)
+        full = (sizes - 1) * step + reach
         wide = full if output_padding is None else full + output_padding
-        begin, end = np.array(pads if pads else [0] * 2 * len(sizes)).reshape(2, -1)
         out = wide - begin - end
         if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             out = np.array(output_shape)[-len(sizes) :] if output_shape else sizes * step
@@ -197,12 +200,10 @@ class ConvTranspose(OpRun):  # onnx.reference cuts the weights of groups along t
         ws = w.reshape(group, -1, *w.shape[1:])
         y = np.zeros((x.shape[0], group, w.shape[1], *np.maximum(full, begin + out)), x.dtype)
         for tap in np.ndindex(*kernel):
-            starts = np.array(tap) * spread
-            reach = [slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(starts, sizes, step, strict=True)]
-            y[:, :, :, *reach] += np.einsum("ngc...,gcm->ngm...", xs, ws[:, :, :, *tap])
+            y[:, :, :, *_taken(tap, spread, sizes, step)] += np.einsum("ngc...,gcm->ngm...", xs, ws[:, :, :, *tap])
         y = y[:, :, :, *(slice(at, at + n) for at, n in zip(begin, out, strict=True))]
         y = y.reshape(x.shape[0], -1, *out)
-        return (y if b is None else y + b.reshape(-1, *ones),)
+        return (y if b is None else y + b.reshape(-1, *[1] * len(sizes)),)
 
 
 class Pad(OpRun):  # onnx.reference lacks negative pads
@@ -301,6 +302,7 @@ class _Recurrent(OpRun):  # onnx.reference lacks sequence_lens, clip, and most a
     """A recurrent layer as a loop over time, from the equations of its page. It clips values where onnxruntime does."""
 
     functions: tuple[str, ...] = ()
+    _step: Callable[..., tuple[Any, Any]]
 
     def _run(
         self, x: np.ndarray, w: np.ndarray, r: np.ndarray, b: np.ndarray | None = None, lengths: Any = None,
@@ -333,9 +335,6 @@ class _Recurrent(OpRun):  # onnx.reference lacks sequence_lens, clip, and most a
         y = y if not layout else y.transpose(2, 0, 1, 3)
         results = (y, y_h.transpose(time_first), y_c.transpose(time_first))
         return results[: len(self.onnx_node.output)]
-
-    def _step(self, x: Any, h: Any, c: Any, w: Any, r: Any, wb: Any, rb: Any, p: Any, *functions: Any) -> Any:
-        raise NotImplementedError
 
 
 def _clipped(function: Callable[[Any], Any], clip: float | None) -> Callable[[Any], Any]:

@@ -250,10 +250,9 @@ def start_session(
         options.add_free_dimension_override_by_name(symbol, size)
     if written is not None:
         options.optimized_model_filepath = os.fsencode(written)
-    providers: list[str | tuple[str, dict[str, str]]] = [CPU]
-    if provider != CPU:  # OpenVINO has its own threads
-        own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
-        providers.insert(0, (provider, own))
+    # OpenVINO has its own threads
+    own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
+    providers = [(provider, own), CPU] if provider != CPU else [CPU]
     source: bytes | _FileName
     if file is None:
         with without_links(model, path) as folder:

@@ -144,13 +144,9 @@ def _batches(shapes: Mapping[str, Shape]) -> list[dict[str, bool]]:
     once = {symbol for symbol in leading if all(own.count(symbol) <= 1 for own in symbols)}
     alone = {own[0] for own in symbols if len(own) == 1}
     named = {symbol for symbol in leading if "batch" in symbol.lower()}
-    readings = [
-        *([{symbol: symbol in named for symbol in leading}] if named else []),
-        {symbol: leads or symbol in first & once for symbol, leads in leading.items()},
-        leading,
-        {symbol: leads or symbol in alone for symbol, leads in leading.items()},
-    ]
-    return [each for at, each in enumerate(readings) if each not in readings[:at]]
+    sure = {symbol for symbol in leading if leading[symbol]}
+    readings = dict.fromkeys(map(frozenset, [named or sure | first & once, sure | first & once, sure, sure | alone]))
+    return [{symbol: symbol in batches for symbol in leading} for batches in readings]
 
 
 def _with_pasts(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:

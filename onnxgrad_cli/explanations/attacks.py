@@ -126,16 +126,14 @@ def are_probabilities(scores: np.ndarray) -> bool:
 
 
 def with_losses(
-    model: ModelProto, path: Path | None, graph: Graph, what: Scored, logits: str, loss: AttackLoss, targeted: bool,
-    logs: bool,
-) -> AttackedModel:  # fmt: skip
+    model: ModelProto, path: Path | None, graph: Graph, logits: str, loss: AttackLoss, targeted: bool, logs: bool
+) -> AttackedModel:
     """Return a copy of a model that also computes the losses of an attack.
 
     Args:
         model: the model, which is not changed.
         path: the file that the model was read from.
         graph: the model with types.
-        what: the output with the scores.
         logits: the scores that the loss is computed from, [batch, classes]; see `logits_of`.
         loss: the name of the loss.
         targeted: True for a targeted attack. DLR then reads the true classes from an input.

@@ -9,12 +9,11 @@ from typing import get_args
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Explanation
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import suggest, unknown_name
 
 
 @dataclass(frozen=True)
-class Method(KnownKeywords):
+class Method(checks.KnownKeywords):
     """The attribution method and its settings.
 
     Attributes:
@@ -47,10 +46,8 @@ class Method(KnownKeywords):
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Explanation):
-            raise unknown_name(
-                f"there is no method '{self.name}'",
-                suggest(str(self.name), get_args(Explanation), "methods"),
-            )
+            hint = suggest(str(self.name), get_args(Explanation), "methods")
+            raise unknown_name(f"there is no method '{self.name}'", hint)
         checks.at_least("repeats", self.repeats, 1, whole=True)
         checks.at_least("noise", self.noise, 0)
         checks.at_least("seed", self.seed, 0, whole=True)

@@ -120,23 +120,26 @@ def find_saturation(
         flat: bool (n,), True for the samples of the batch whose gradient vanishes.
     """
     makers = {output: node for node in model.graph.node for output in node.output}
-    needed = graph.ancestors([scores])
     tail = _tail(makers, scores)
-    inner = [n for n in reversed(model.graph.node) if n.op_type in SLOPES and n.output[0] in needed and n not in tail]
-    nodes = [node for node in [*tail, *inner] if is_standard(node.domain)]
+    nodes = [*tail, *_inside(model, graph.ancestors([scores]), tail)]
+    nodes = [node for node in nodes if is_standard(node.domain)]
     read = [scores, *(name for node in nodes for name in (node.input[0], node.output[0]))]
     values = run_values(model, path, graph, feeds, read)
     shares = [(node, _share(node, values, flat)) for node in nodes if node.op_type in SLOPES]
-    ends = [node for node, share in shares if share == 1 and node in tail]
+    whole = [node for node, share in shares if share == 1]
+    ends = [node for node in whole if node in tail]
     logits = tail[-1].input[0] if ends and _are_scores(graph, what, tail[-1].input[0]) else ""
     base = logits or scores
     far = base if exponential and base in values and _are_far(values[base][flat]) else ""
-    if ends:
+    if ends or far:
         return Saturation(list(map(_label, ends)), logits, far)
-    if far:
-        return Saturation([], far=far)
-    whole = [node for node, share in shares if share == 1] or [node for node, share in shares if share >= MOSTLY]
-    return Saturation(list(map(_label, whole)))
+    return Saturation(list(map(_label, whole or [node for node, share in shares if share >= MOSTLY])))
+
+
+def _inside(model: ModelProto, needed: Collection[str], tail: Collection[NodeProto]) -> list[NodeProto]:
+    """Return the operators in `SLOPES` that the scores depend on and that are not in `tail`, the last one first."""
+    found = (node for node in reversed(model.graph.node) if node.op_type in SLOPES)
+    return [node for node in found if node.output[0] in needed and node not in tail]
 
 
 def _tail(makers: Mapping[str, NodeProto], name: str) -> list[NodeProto]:

@@ -86,7 +86,6 @@ class Scorer:
         self.size = fixed or (0 if found.independent else 1)
         self._fixed = fixed
         self._score = found.model.graph.output[-1].name
-        self._gradient = found.said.outputs[0]
         self._plain = open_session(subject.plain, subject.path)
         self._derived = open_session(found.model, subject.path)
 
@@ -97,25 +96,14 @@ class Scorer:
         output, value = self._run(self._plain, [self.output, self.subject.name], feeds)
         return output, value
 
-    def scores(self, feeds: Feeds, moved: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return the scores of samples, float64 (n,). `moved` is fed to `subject.fed`; see `_fed`."""
-        return _summed(self._run(self._derived, [self._score], self._fed(feeds, moved, labels))[0])
-
-    def gradients(self, feeds: Feeds, moved: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores of samples, float64 (n,), and their gradients, float64 in the shape of the subject.
-
-        `moved` is fed to `subject.fed`; see `_fed`.
-        """
-        names = [self._score, self._gradient]
-        scores, found = self._run(self._derived, names, self._fed(feeds, moved, labels))
-        return _summed(scores), found.astype(np.float64)
-
-    def _fed(self, feeds: Feeds, moved: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the feeds of the derivative model.
+    def scores(self, feeds: Feeds, moved: np.ndarray, labels: np.ndarray, gradients: bool) -> list[np.ndarray]:
+        """Return the scores of samples, float64 (n,), and if requested their gradients, in the shape of the subject.
 
         `moved` replaces the subject if that is an input. If the subject is an inner value, `moved` is added to it.
         """
-        return {**feeds, self._said.label: labels, self.subject.fed: moved}
+        fed = {**feeds, self._said.label: labels, self.subject.fed: moved}
+        scores, *found = self._run(self._derived, [self._score, *[self._said.outputs[0]] * gradients], fed)
+        return [_summed(scores), *(each.astype(np.float64) for each in found)]
 
     def _run(self, session: Any, names: list[str], feeds: Feeds) -> list[np.ndarray]:
         """Run a session on some samples, and return the outputs `names`.
@@ -159,11 +147,12 @@ class Case:
 
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the scores, float64 (n,), if the subject has the values `x`."""
-        return self.scorer.scores(self.feeds, self._moved(x), self.labels)
+        return self.scorer.scores(self.feeds, self._moved(x), self.labels, gradients=False)[0]
 
     def gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores, float64 (n,), and their gradients, float64 (n, ...), if the subject has the values `x`."""
-        return self.scorer.gradients(self.feeds, self._moved(x), self.labels)
+        scores, gradients = self.scorer.scores(self.feeds, self._moved(x), self.labels, gradients=True)
+        return scores, gradients
 
     def _moved(self, x: np.ndarray) -> np.ndarray:
         moved = np.asarray(x, np.float64) - self.x if self.scorer.subject.inner else x

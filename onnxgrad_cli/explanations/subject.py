@@ -20,12 +20,14 @@ from onnxgrad_cli.derivatives.derivative_model import float_inputs, open_model
 from onnxgrad_cli.derivatives.named_values import choose
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.types import Shape, dtype_of, in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.checks.freed_batch import free_asked
+from onnxgrad_cli.verification.gradients.perturbation import take_name
 
 KINDS = "float inputs"
 """The name in error messages for subjects that are not inner values."""
@@ -155,9 +157,30 @@ def _one(names: Sequence[str], pattern: str, option: str) -> str:
 
 
 def _last_layer(model: ModelProto, graph: Graph) -> str:
+    """Return the name of the last value that has channels and several positions.
+
+    Raises:
+        UsageError: there is none, or it is far from the scores.
+    """
+    found = _last_with_places(model, graph)
+    if not found:
+        raise UsageError(
+            "the model has no convolutions, so it has no default layer for Grad-CAM",
+            "choose a value [batch, channels, *positions] with `layer`, or use another method",
+        )
+    if _goes_on(model, graph, found):
+        raise UsageError(
+            f"the last layer with channels and positions, '{found}', is followed by layers of tokens, so it is "
+            "far from the scores",
+            "choose a value [batch, channels, *positions] with `layer`, or use another method",
+        )
+    return found
+
+
+def _last_with_places(model: ModelProto, graph: Graph) -> str:
     """Return the name of the last value that has channels on axis 1, and spatial axes with more than one position.
 
-    It is the last such value before a flattening or a global pooling.
+    It is the last such value before a flattening or a global pooling. "" if there is none.
     """
     rows: dict[str, int] = {}
     found = ""
@@ -172,17 +195,6 @@ def _last_layer(model: ModelProto, graph: Graph) -> str:
             rows[name] = len(shape)
             if any(dim != 1 for dim in shape[2:]):
                 found = name
-    if not found:
-        raise UsageError(
-            "the model has no convolutions, so it has no default layer for Grad-CAM",
-            "choose a value [batch, channels, *positions] with `layer`, or use another method",
-        )
-    if _goes_on(model, graph, found):
-        raise UsageError(
-            f"the last layer with channels and positions, '{found}', is followed by layers of tokens, so it is "
-            "far from the scores",
-            "choose a value [batch, channels, *positions] with `layer`, or use another method",
-        )
     return found
 
 
@@ -214,14 +226,9 @@ def no_float_inputs(graph: Graph) -> str:
 
 def embeddings(model: ModelProto, graph: Graph) -> list[str]:
     """Return the embeddings: the results of Gather nodes that select rows of float weights by an integer input."""
-    return [
-        node.output[0]
-        for node in model.graph.node
-        if node.op_type == "Gather"
-        and node.input[1] in graph.input_names
-        and node.input[0] in graph.initializers
-        and is_float(graph.types.get(node.output[0]))
-    ]
+    gathers = (node for node in model.graph.node if node.op_type == "Gather" and node.input[1] in graph.input_names)
+    found = (node.output[0] for node in gathers if node.input[0] in graph.initializers)
+    return [name for name in found if is_float(graph.types.get(name))]
 
 
 def _embedding(model: ModelProto, graph: Graph) -> str:
@@ -247,11 +254,9 @@ def _instead(model: ModelProto, graph: Graph) -> str:
         if not seen.isdisjoint(node.input):
             seen.update(node.output)
             found += [name for name in node.output if is_float(graph.types.get(name))]
-    hint = (
-        f"choose a float value inside the model, such as `wrt={found[0]!r}`"
-        if found
-        else "export the model with a float input"
-    )
+    hint = "export the model with a float input"
+    if found:
+        hint = f"choose a float value inside the model, such as `wrt={found[0]!r}`"
     return hint
 
 
@@ -268,22 +273,17 @@ def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Sub
             f"'{name}' must be a float tensor whose rank is known",
             "choose another value, or set shapes with `shapes`",
         )
-    names = Graph(model)
-    fed, made = names.fresh(f"{name}_moved"), names.fresh(f"{name}_made")
-    moved, plain = copied(model), copied(model)
-    for position, node in enumerate(moved.graph.node):
-        if name in node.output:
-            node.output[:] = [made if output == name else output for output in node.output]
-            add = onnx.helper.make_node("Add", [made, fed], [name], name=names.fresh(f"{name}/move"))
-            moved.graph.node.insert(position + 1, add)
-            break
-    else:
+    moved, plain = Graph(copied(model), path), copied(model)
+    if name not in moved.producers():
         raise UsageError(f"'{name}' is not computed by a node of the main graph", "choose another value")
+    fed, made = moved.fresh(f"{name}_moved"), moved.fresh(f"{name}_made")
+    add = make_node("Add", [made, fed], [name], name=moved.fresh(f"{name}/move"))
+    moved.nodes.insert(take_name(moved, name, made), add)
     kind = tensor_type(dtype_of(value_type), _named(shape, graph))
-    moved.graph.input.append(onnx.helper.make_value_info(fed, kind))
+    moved.add_input(fed, kind)
     if name not in (output.name for output in plain.graph.output):
         plain.graph.output.append(onnx.helper.make_value_info(name, kind))
-    return Subject(name, fed, moved, plain, path)
+    return Subject(name, fed, moved.commit(), plain, path)
 
 
 def _named(shape: Shape, graph: Graph) -> list[int | str]:

@@ -105,8 +105,7 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
     if isinstance(model, (str, Path)):
         return load_model(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
-        found = _checked(_parse(bytes(model), "the model"), "the model", path)
-        return found, path
+        return _checked(_parse(bytes(model), "the model"), "the model", path), path
     raise UsageError(f"expected a path, a ModelProto or its bytes, got {type(model).__name__}")
 
 
@@ -152,8 +151,7 @@ def not_text(message: Message) -> str:
     for field, value in message.ListFields():
         for each in value if field.is_repeated else (value,):
             if isinstance(each, Message):
-                found = not_text(each)
-                if found:
+                if found := not_text(each):
                     return found
             elif isinstance(each, bytes) and field.type == field.TYPE_STRING:
                 return f"'{field.full_name}' is not UTF-8: {each[:100]!r}"
@@ -264,8 +262,7 @@ def _refuse_others(head: bytes, where: str) -> None:
     """Raise an error if the first bytes of a file show that it is not an ONNX model."""
     if not head:
         raise unreadable(f"{where} is empty", "its export or copy was interrupted: do it again")
-    foreign = _what_else(head)
-    if foreign:
+    if foreign := _what_else(head):
         raise unreadable(f"{where} {foreign[0]}", foreign[1])
 
 
@@ -355,8 +352,7 @@ def check_structure(model: ModelProto, where: str = "the model") -> None:
             tensor.ClearField("external_data")
             tensor.dims[:] = [0]
     repair(bare)
-    fault = checker_error(bare)
-    if fault:
+    if fault := checker_error(bare):
         raise unreadable(f"{where} is not a valid ONNX model: {fault}", "export it again")
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.common import strict_json
-from onnxgrad_cli.common.typed_json import decoded
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
+from onnxgrad_cli.common.strict_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, unreadable
 from onnxgrad_cli.files.outputs import check_target, is_ours
 from onnxgrad_cli.files.transaction import AtomicWriteGroup

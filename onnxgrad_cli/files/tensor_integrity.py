@@ -49,8 +49,7 @@ def check_contents(model: ModelProto, where: str) -> None:
             fault = f"value '{value.name}' has {axes:,} axes; arrays have at most {MOST_AXES}"
             raise unreadable(f"{where} is not a valid ONNX model: {fault}", "export it again")
     for tensor in tensors(model):
-        fault = _fault(tensor)
-        if fault:
+        if fault := _fault(tensor):
             label = f"tensor '{tensor.name}'" if tensor.name else "a tensor without a name"
             raise unreadable(f"{where} is not a valid ONNX model: {label} {fault}", "export it again")
 

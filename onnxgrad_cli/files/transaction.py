@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
 
 from onnxgrad_cli.common.inputs import check_is_no_input
@@ -188,7 +187,7 @@ class AtomicWriteGroup:
             self._claim(self._head)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove temporary files; if the head was not renamed, also remove new files. Release the locks."""
         with self._claims, self._temporary:
             if not self._done and (self._head not in self._staged or self._staged[self._head].exists()):

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files.external_data import check_data, is_inside, refer, relocated, tensors
 from onnxgrad_cli.files.outputs import check_target

@@ -18,8 +18,8 @@ from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, Tens
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
-from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import CONTROL_FLOW, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.node import Node, refill
+from onnxgrad_cli.ir.nodes import CONTROL_FLOW, all_nodes, reads, schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 
 NEVER = 1 << 30
@@ -78,7 +78,7 @@ def drop_absent_ends(model: ModelProto) -> None:
     This does not change their meaning, but onnxruntime crashes if the axis of DFT or the bias of LayerNormalization is
     an empty name. Operators with a variable number of inputs are skipped: see `fatal_node`.
     """
-    for node in _all_nodes(model):
+    for node in all_nodes(model):
         names = node.input
         if names and not names[-1] and plain_domain(node.domain) == "" and not _takes_many(node, _opset(model)):
             while names and not names[-1]:
@@ -94,19 +94,12 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
-def _all_nodes(model: ModelProto) -> Iterator[Node]:
-    """Yield the nodes of a model, including those in bodies and functions."""
-    yield from with_bodies(model.graph.node)
-    for function in model.functions:
-        yield from with_bodies(function.node)
-
-
 def _use_one_domain(model: ModelProto) -> Iterator[Caution]:
     """Give the standard's domain its short name, and import each domain only once."""
     for entry in model.opset_import:
         if entry.domain == STANDARD:
             entry.domain = ""
-    for node in _all_nodes(model):
+    for node in all_nodes(model):
         if node.domain == STANDARD:
             node.domain = ""
     versions: dict[str, set[int]] = {}
@@ -167,12 +160,10 @@ def _order(graph: GraphProto) -> Iterator[Caution]:
         order = list(TopologicalSorter(dict(enumerate(before))).static_order())
     except CycleError:
         return
-    nodes = GraphProto(node=[graph.node[position] for position in order]).node
     first = graph.node[early[0]]
     name = first.name or first.output[0]
     text = f"node '{name}' was stored before a node that it reads from, so the nodes were sorted"
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, [graph.node[position] for position in order])
     yield _note("nodes", text)
 
 
@@ -230,7 +221,7 @@ def _unlike_any_dialect(model: ModelProto) -> str:
 def _in_domains(model: ModelProto) -> None:
     """Move onnxruntime's operators from the standard's domain to com.microsoft, and import that domain if needed."""
     opset = _opset(model)
-    for node in _all_nodes(model):
+    for node in all_nodes(model):
         if not node.domain and is_of_onnxruntime(node.op_type, opset):
             node.domain = "com.microsoft"
     for owner in (model, *model.functions):
@@ -292,7 +283,7 @@ def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
 def _always_given(model: ModelProto, function: FunctionProto, attribute: str) -> bool:
     """Return True if an attribute of a function has a default, or every call gives it a value."""
     key = (function.domain, function.name)
-    calls = (node for node in _all_nodes(model) if (node.domain, node.op_type) == key)
+    calls = (node for node in all_nodes(model) if (node.domain, node.op_type) == key)
     has_default = any(a.name == attribute for a in function.attribute_proto)
     return has_default or all(any(a.name == attribute for a in call.attribute) for call in calls)
 
@@ -310,9 +301,8 @@ def _absent_of_many(node: Node, opset: int) -> str:
 
 def _takes_many(node: Node, opset: int) -> bool:
     """Return True if an operator of the standard's domain has variadic inputs."""
-    if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
-        return False
-    inputs = onnx.defs.get_schema(node.op_type, opset).inputs
+    schema = schema_of(node.op_type, opset)
+    inputs = schema.inputs if schema is not None else ()
     return bool(inputs) and inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
@@ -385,10 +375,9 @@ def _calls(model: ModelProto) -> dict[tuple[str, str], str]:
 def _is_known(op_type: str, opset: int) -> bool:
     if is_of_onnxruntime(op_type, opset):
         return True
-    if not onnx.defs.has(op_type, max_inclusive_version=opset):
-        return False
+    schema = schema_of(op_type, opset)
     # GroupNormalization is deprecated at 18 and has a new definition at 21. Upsample is deprecated for good at 10.
-    return not (onnx.defs.get_schema(op_type, opset).deprecated and onnx.defs.get_schema(op_type).deprecated)
+    return schema is not None and not (schema.deprecated and onnx.defs.get_schema(op_type).deprecated)
 
 
 def _when(op_type: str, opset: int) -> str:

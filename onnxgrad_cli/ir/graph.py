@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.modules import origin
-from onnxgrad_cli.ir.node import Node, write
-from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
+from onnxgrad_cli.ir.node import Node, refill, write
+from onnxgrad_cli.ir.nodes import behind, captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
 from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, is_external, nbytes, shape_of, tensor_type
 from onnxgrad_cli.ir.weightless_copy import skeleton
@@ -178,11 +178,24 @@ class Graph:
         """The graph's outputs in order, without repetitions. A model may list an output twice."""
         return list(dict.fromkeys(value.name for value in self.proto.graph.output))
 
-    def set_nodes(self, nodes: Iterable[Node]) -> None:
+    def set_nodes(self, nodes: Iterable[Node | NodeProto]) -> None:
         """Replace the nodes by others, and register their names."""
         self.nodes = [node if isinstance(node, Node) else Node.read(node) for node in nodes]
-        for node in self.nodes:
-            self._names.update((node.name, *node.output))
+        self._names.update([node.name for node in self.nodes], *[node.output for node in self.nodes])
+
+    def rewrite(
+        self, replacement: Callable[[Node], Sequence[Node | NodeProto] | None], op_types: Container[str] | None = None
+    ) -> bool:
+        """Replace each node by the nodes that `replacement` returns for it, unless it returns None.
+
+        If `op_types` is given, other operators stay. Return True if any node was replaced.
+        """
+        found = [replacement(n) if op_types is None or n.op_type in op_types else None for n in self.nodes]
+        changed = found.count(None) < len(found)
+        if changed:
+            pairs = zip(self.nodes, found, strict=True)
+            self.set_nodes([each for node, new in pairs for each in ([node] if new is None else new)])
+        return changed
 
     def rank_hint(self) -> str:
         """Return a hint for an unknown rank or size. It suggests no option that the user already gave."""
@@ -277,12 +290,16 @@ class Graph:
         self.proto.graph.initializer.append(self.initializers[name])
         self.initializers[name] = self.proto.graph.initializer[-1]
 
+    def store_tensor(self, name: str, tensor: TensorProto) -> None:
+        """Add a copy of a tensor to the initializers of the model itself, under the name `name`."""
+        copy = self.proto.graph.initializer.add()
+        copy.CopyFrom(tensor)
+        copy.name = name
+        self.initializers[name] = copy
+
     def copy_initializer(self, name: str, copy: str) -> None:
         """Add a copy of an initializer, even an external one. The caller has removed any node that computed `copy`."""
-        tensor = self.proto.graph.initializer.add()
-        tensor.CopyFrom(self.initializers[name])
-        tensor.name = copy
-        self.initializers[copy] = tensor
+        self.store_tensor(copy, self.initializers[name])
         self._constants.pop(copy, None)
         self.types[copy] = self.types[name]
         self._names.add(copy)
@@ -310,8 +327,7 @@ class Graph:
     def unlist_initializers(self) -> None:
         """Remove the initializers from the inputs, so that they are constants. Trained ones become inputs again."""
         own = [value for value in self.proto.graph.input if value.name not in self.initializers]
-        del self.proto.graph.input[:]
-        self.proto.graph.input.extend(own)
+        refill(self.proto.graph.input, own)
         self._fed = {value.name for value in own}
         self._constants.clear()
 
@@ -378,8 +394,7 @@ class Graph:
                     each.metadata = each.metadata or (replaced.metadata if same else origin(replaced))
                 written.clear()
         self.set_nodes(nodes)
-        del self.proto.opset_import[:]
-        self.proto.opset_import.extend(rewritten.opset_import)
+        refill(self.proto.opset_import, rewritten.opset_import)
         self.proto.ir_version = max(self.proto.ir_version, rewritten.ir_version)
         for tensor in rewritten.graph.initializer:
             if tensor.name not in self.initializers:
@@ -414,12 +429,6 @@ class Graph:
 
     def remove_unused(self, keep: Iterable[str] = ()) -> int:
         """Remove every node on which no output and no value in `keep` depends. Return the number of removed nodes."""
-        needed = set(self.output_names) | set(keep)
-        kept = []
-        for node in reversed(self.nodes):
-            if not needed.isdisjoint(node.output):
-                kept.append(node)
-                needed.update(reads(node))
-        removed = len(self.nodes) - len(kept)
-        self.nodes = kept[::-1]
-        return removed
+        before = len(self.nodes)
+        self.nodes = behind(self.nodes, {*self.output_names, *keep})
+        return before - len(self.nodes)

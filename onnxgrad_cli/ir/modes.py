@@ -14,14 +14,20 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
-from onnxgrad_cli.ir.node import Node, copied, make_node, messages
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, copied, make_node, refill, write
+from onnxgrad_cli.ir.nodes import all_nodes, subgraphs, with_bodies
 
 BY_ATTRIBUTE = 14
 """The opset that added the attribute training_mode. Before it, having more than one output means training mode."""
 
 INITIALIZERS_ALONE = 4
-"""The first IR version in which an initializer need not be listed as an input."""
+"""The first IR version in which an initializer need not be an input. If it is not an input, it is a constant."""
+
+RANDOM = frozenset(
+    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
+"""Operators that return different values in each run, so equal nodes must not be merged."""
 
 
 def is_batch_normalization(node: Node) -> bool:
@@ -32,6 +38,17 @@ def is_batch_normalization(node: Node) -> bool:
 def is_dropout(node: Node) -> bool:
     """Return True if a node is the standard's Dropout."""
     return node.op_type == "Dropout" and is_standard(node.domain)
+
+
+def is_random(graph: Graph, node: Node) -> bool:
+    """Return True if a node may draw random numbers. A Dropout does so only in training mode."""
+    return node.op_type in RANDOM and (node.op_type != "Dropout" or drops(graph, node))
+
+
+def drops(graph: Graph, node: Node) -> bool:
+    """Return True if a Dropout drops elements, or may do so because its training_mode is an input or computed."""
+    switch = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
+    return switch is None or bool(switch)
 
 
 def uses_batch(node: Node, opset: int) -> bool:
@@ -129,9 +146,7 @@ def for_inference(node: Node, read: Collection[str] | None = None) -> list[Node]
         del copy.input[2:]  # the input training_mode
         return [copy]
     del copy.output[1:]
-    kept = [a for a in node.attribute if a.name != "training_mode"]
-    del copy.attribute[:]
-    copy.attribute.extend(kept)
+    refill(copy.attribute, [a for a in node.attribute if a.name != "training_mode"])
     after_before = zip(node.output[1:3], node.input[3:5], strict=False)
     same = [(after, before) for after, before in after_before if after and (read is None or after in read)]
     return [copy, *(make_node("Identity", [before], [after]) for after, before in same)]
@@ -144,7 +159,7 @@ def put_in_inference(model: ModelProto) -> None:
         model: its nodes are changed. A stored training_mode of Dropout that becomes unused is removed. A Dropout whose
             training_mode is a model input stays unchanged, because the caller chooses its mode.
     """
-    nodes = list(with_bodies([*model.graph.node, *(node for function in model.functions for node in function.node)]))
+    nodes = list(all_nodes(model))
     shown = _shown(model, nodes)
     reads = Counter(name for node in nodes for name in node.input)
     switches = Counter(node.input[2] for node in nodes if is_dropout(node) and not is_for_inference(node))
@@ -173,6 +188,4 @@ def _put(owner: GraphProto | FunctionProto, read: Collection[str], fed: Collecti
             _put(body, read, fed)
     if not all(map(stays, owner.node)):
         nodes = [new for node in owner.node for new in ([node] if stays(node) else for_inference(node, read))]
-        kept = GraphProto(node=messages(nodes)).node
-        del owner.node[:]
-        owner.node.extend(kept)
+        write(nodes, owner.node)

@@ -136,6 +136,13 @@ def write(nodes: Sequence[Node | NodeProto], field: Any) -> None:
         )  # fmt: skip
 
 
+def refill(field: Any, entries: Iterable[Any]) -> None:
+    """Replace the entries of a repeated protobuf field. The new entries may be among the old ones."""
+    entries = list(entries)
+    del field[:]
+    field.extend(entries)
+
+
 def _stands_in(node: Node | NodeProto, message: NodeProto) -> bool:
     """Return True if `message` is the message that the node was read from, after updating the message."""
     return isinstance(node, Node) and node._message is message and node.message() is message
@@ -151,8 +158,7 @@ def set_metadata(node: Node | NodeProto, metadata: Mapping[str, str]) -> None:
     if isinstance(node, Node):
         node.metadata = metadata
     else:
-        del node.metadata_props[:]
-        node.metadata_props.extend(_entries(metadata))
+        refill(node.metadata_props, _entries(metadata))
 
 
 def metadata_of(node: Node | NodeProto, key: str) -> str:

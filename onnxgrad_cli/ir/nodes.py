@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorShapeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto
 
+from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.node import Node
 
 AnyNode = TypeVar("AnyNode", Node, NodeProto)
@@ -42,6 +43,12 @@ def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
             yield from with_bodies(body.node)
 
 
+def all_nodes(model: ModelProto) -> Iterator[Node]:
+    """Yield the nodes of a model, including those in bodies and functions."""
+    for owner in (model.graph, *model.functions):
+        yield from with_bodies(owner.node)
+
+
 def bodies(nodes: Iterable[Node]) -> Iterator[GraphProto]:
     """Yield the bodies of nodes at all depths."""
     for node in nodes:
@@ -50,10 +57,13 @@ def bodies(nodes: Iterable[Node]) -> Iterator[GraphProto]:
             yield from bodies(body.node)
 
 
-def source_of(name: str, producers: Mapping[str, AnyNode]) -> AnyNode | None:
-    """Return the node that computes a value, before any Identity; None for an input or an initializer."""
+def source_of(name: str, producers: Mapping[str, AnyNode], past: Collection[str] = ("Identity",)) -> AnyNode | None:
+    """Return the node that computes a value, before any operators in `past`; None for an input or an initializer.
+
+    By default it is the node before any Identity, by which PaddlePaddle names outputs.
+    """
     node = producers.get(name)
-    while node is not None and node.op_type == "Identity":  # PaddlePaddle names outputs by one
+    while node is not None and node.op_type in past:
         node = producers.get(node.input[0])
     return node
 
@@ -85,6 +95,33 @@ def reads(node: Node) -> Sequence[str]:
 def read_by(nodes: Iterable[Node]) -> Iterator[str]:
     """Yield every value that nodes read, once per use."""
     return itertools.chain.from_iterable(map(reads, nodes))
+
+
+def depending_on(nodes: Iterable[Node], names: Iterable[str]) -> set[str]:
+    """Return `names` and all values that depend on them. The nodes are in topological order."""
+    found = set(names)
+    for node in nodes:
+        if not found.isdisjoint(reads(node)):
+            found.update(filter(None, node.output))
+    return found
+
+
+def behind(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
+    """Return the nodes on which `results` depend, in order."""
+    needed, found = set(results), []
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.output):
+            found.append(node)
+            needed.update(reads(node))
+    return found[::-1]
+
+
+def schema_of(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSchema | None:
+    """Return the schema that an operator has at a version of its domain, or None if onnx has none."""
+    try:
+        return onnx.defs.get_schema(op_type, version, plain_domain(domain))
+    except onnx.defs.SchemaError:
+        return None
 
 
 def dims_in(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:

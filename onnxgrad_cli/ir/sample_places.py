@@ -20,10 +20,9 @@ from onnx import numpy_helper
 from onnxgrad_cli.errors import Refusal
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.modes import uses_batch
+from onnxgrad_cli.ir.modes import RANDOM, is_random, uses_batch
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of, reads
-from onnxgrad_cli.ir.randomness import RANDOM, is_random
 from onnxgrad_cli.ir.types import Dim, Shape, is_external, shape_of
 
 MAX_BACKTRACKS = 1000
@@ -477,10 +476,6 @@ def _elementwise(n: _NodeAxes) -> SampleAxis:
     return n.broadcast(range(len(n.node.input)), len(n.result()))
 
 
-def _first_elementwise(n: _NodeAxes) -> SampleAxis:
-    return n.first()
-
-
 def _samples(n: _NodeAxes) -> SampleAxis:
     """Return the axis for operators whose operands have the samples on axis 0 and the channels on axis 1."""
     place = n.agreed(n.places)
@@ -813,63 +808,51 @@ def _nothing(n: _NodeAxes) -> list[SampleAxis | None]:
     return [None] * len(n.node.output)
 
 
-def _of(operators: str, form: Form) -> dict[str, Form]:
-    return dict.fromkeys(operators.split(), form)
-
-
-WITHOUT_AXES = (_elementwise, _first_elementwise)
+WITHOUT_AXES = (_elementwise, _NodeAxes.first)
 """Functions of `FORMS` that accept a value without axes as one with the samples on axis 0."""
 
-FORMS: Mapping[str, Form] = {
-    **_of(
-        "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast "
-        "Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity "
-        "IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu "
-        "Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu "
-        "Where Xor",
-        _elementwise,
-    ),
-    **_of("CastLike Clip Dropout", _first_elementwise),
-    **_of(
-        "AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool "
-        "GroupNormalization InstanceNormalization LRN LpPool QLinearConv SpaceToDepth",
-        _kernel,
-    ),
-    **_of("MaxPool", _pooled),
-    **_of("AffineGrid", _grid),
-    **_of("GridSample", _sampled_at),
-    **_of("BatchNormalization", _normalized),
-    **_of("Resize Upsample", _resized),
-    **_of("Hardmax LogSoftmax Softmax LpNormalization", _along(-1)),
-    **_of("LayerNormalization RMSNormalization SimplifiedLayerNormalization", _behind),
-    **_of("MeanVarianceNormalization", _mean_variance),
-    **_of("CumSum", _cumulated),
-    **_of(
-        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
-        "ReduceSumSquare",
-        _reduced,
-    ),
-    **_of("ArgMax ArgMin", _arg),
-    **_of("MatMul MatMulInteger", _matmul),
-    **_of("Gemm", _gemm),
-    **_of("Transpose", _transposed),
-    **_of("Flatten Reshape", _reshaped),
-    **_of("Squeeze", _squeezed),
-    **_of("Unsqueeze", _unsqueezed),
-    **_of("Expand", _expanded),
-    **_of("Concat GatherElements ScatterElements", _joined),
-    **_of("Split TopK", _cut),
-    **_of("Slice", _sliced),
-    **_of("Gather", _gathered),
-    **_of("GatherND", _gathered_tuples),
-    **_of("Pad", _padded),
-    **_of("Tile", _tiled),
-    **_of("Einsum", _einsum),
-    **_of("OneHot", _one_hot),
-    **_of("GRU LSTM RNN", _recurrent),
-    **_of("Attention", _attended),
-    **_of("Trilu", _triangle),
-    **_of("DequantizeLinear QuantizeLinear", _quantized),
-    **_of("Shape Size", _nothing),
+_FORMS: Mapping[str, Form] = {
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast "
+    "Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity "
+    "IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu "
+    "Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu "
+    "Where Xor": _elementwise,
+    "CastLike Clip Dropout": _NodeAxes.first,
+    "AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool "
+    "GroupNormalization InstanceNormalization LRN LpPool QLinearConv SpaceToDepth": _kernel,
+    "MaxPool": _pooled,
+    "AffineGrid": _grid,
+    "GridSample": _sampled_at,
+    "BatchNormalization": _normalized,
+    "Resize Upsample": _resized,
+    "Hardmax LogSoftmax Softmax LpNormalization": _along(-1),
+    "LayerNormalization RMSNormalization SimplifiedLayerNormalization": _behind,
+    "MeanVarianceNormalization": _mean_variance,
+    "CumSum": _cumulated,
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceSumSquare": _reduced,
+    "ArgMax ArgMin": _arg,
+    "MatMul MatMulInteger": _matmul,
+    "Gemm": _gemm,
+    "Transpose": _transposed,
+    "Flatten Reshape": _reshaped,
+    "Squeeze": _squeezed,
+    "Unsqueeze": _unsqueezed,
+    "Expand": _expanded,
+    "Concat GatherElements ScatterElements": _joined,
+    "Split TopK": _cut,
+    "Slice": _sliced,
+    "Gather": _gathered,
+    "GatherND": _gathered_tuples,
+    "Pad": _padded,
+    "Tile": _tiled,
+    "Einsum": _einsum,
+    "OneHot": _one_hot,
+    "GRU LSTM RNN": _recurrent,
+    "Attention": _attended,
+    "Trilu": _triangle,
+    "DequantizeLinear QuantizeLinear": _quantized,
+    "Shape Size": _nothing,
 }
+FORMS = {operator: form for operators, form in _FORMS.items() for operator in operators.split()}
 """Operator -> a function that returns the axis of the samples in its results."""

@@ -17,7 +17,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
-from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Dim, Shape, is_float, shape_of
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Dim, Shape, is_float, known_sizes, shape_of
 
 Entries = np.ndarray
 """An array of objects. An entry is an integer, a symbol (str), or None if it is unknown."""
@@ -81,14 +81,10 @@ class ShapeValues:
 
     def _of_known_length(self, name: str) -> Entries | None:
         """Return an array of unknown entries (None) if the number of entries is known; otherwise None."""
-        shape = self.shape(name)
-        if (
-            shape is None
-            or len(shape) > 1
-            or not all(isinstance(size, int) and size <= MAX_SHAPE_BYTES for size in shape)
-        ):
+        shape = known_sizes(self.shape(name))
+        if shape is None or len(shape) > 1 or max(shape, default=0) > MAX_SHAPE_BYTES:
             return None
-        return np.full([size for size in shape if isinstance(size, int)], None, object)
+        return np.full(shape, None, object)
 
     def product(self, sizes: Sequence[Dim | None], by: Sequence[Dim | None] = ()) -> Dim | None:
         """Return the product of `sizes`, divided by the product of `by`.

@@ -15,12 +15,12 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
 from onnxgrad_cli.errors import OnnxgradError, Unknown
-from onnxgrad_cli.ir.domains import is_standard, plain_domain
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any_element, stacked, with_fresh
-from onnxgrad_cli.ir.node import Node, as_message
-from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.node import Node, as_message, refill
+from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import OutOfProportion, infer_shapes
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type, without_shape
@@ -101,14 +101,12 @@ def _in_known_terms(bare: ModelProto) -> ModelProto:
         if node.op_type == "PRelu" and is_standard(node.domain):
             node.op_type = "Mul"
     if any(node.op_type in LIKE_INPUT for node in bare.graph.node):
-        nodes = list(bare.graph.node)
-        del bare.graph.node[:]
-        for node in nodes:
-            if node.op_type in LIKE_INPUT:
-                pairs = [pair for pair in zip(node.input, node.output, strict=False) if all(pair)]
-                bare.graph.node.extend(onnx.helper.make_node("Identity", [x], [y]) for x, y in pairs)
-            else:
-                bare.graph.node.append(node)
+        nodes: list[onnx.NodeProto] = []
+        for node in bare.graph.node:
+            pairs = zip(node.input, node.output, strict=False)
+            views = (onnx.helper.make_node("Identity", [x], [y]) for x, y in pairs if x and y)
+            nodes += views if node.op_type in LIKE_INPUT else [node]
+        refill(bare.graph.node, nodes)
     return bare
 
 
@@ -142,11 +140,9 @@ def declare(graph: Graph) -> None:
     lost = [name for node in graph.nodes for name in node.output if name and name not in found]
     types = {name: graph.types[name] for name in lost if shape_of(graph.types.get(name)) is not None}
     values = graph.proto.graph.value_info
-    kept = [value for value in values if value.name not in types]
     if types:
-        del values[:]
-        values.extend(kept)
-        values.extend(itertools.starmap(onnx.helper.make_value_info, types.items()))
+        kept = (value for value in values if value.name not in types)
+        refill(values, [*kept, *itertools.starmap(onnx.helper.make_value_info, types.items())])
 
 
 def _inferred(bare: ModelProto, graph: Graph) -> tuple[ModelProto, Exception | None]:
@@ -225,7 +221,7 @@ def _typed_again(graph: Graph, node: Node) -> Types | None:
 
     Return None if they can't be inferred from the node alone.
     """
-    schema = schema_of(graph, node)
+    schema = schema_of(node.op_type, graph.opset(node.domain) or 1, node.domain)
     if schema is None or subgraphs(node) or node.op_type in OTHERWISE:
         return None
     types = {name: graph.types[name] for name in node.input if name in graph.types}
@@ -238,14 +234,6 @@ def _typed_again(graph: Graph, node: Node) -> Types | None:
     pairs = ((name, graph.types.get(name), value_type) for name, value_type in found.items())
     again = {name: _finer(graph, before, now) for name, before, now in pairs}
     return {name: value_type for name, value_type in again.items() if value_type != graph.types.get(name)}
-
-
-def schema_of(graph: Graph, node: Node) -> onnx.defs.OpSchema | None:
-    """The schema of a node's operator, or None if onnx has none."""
-    try:
-        return onnx.defs.get_schema(node.op_type, graph.opset(node.domain) or 1, plain_domain(node.domain))
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _finer(graph: Graph, before: TypeProto | None, now: TypeProto) -> TypeProto:

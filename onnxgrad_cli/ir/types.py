@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx
@@ -60,6 +60,13 @@ def shape_of(value_type: TypeProto | None) -> Shape | None:
     return tuple(
         dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else (dim.dim_param or "?") for dim in dims
     )
+
+
+def known_sizes(sizes: Iterable[Dim | None] | None) -> tuple[int, ...] | None:
+    """Return the sizes if all of them are numbers, otherwise None."""
+    sizes = None if sizes is None else tuple(sizes)
+    numbers = tuple([size for size in sizes or () if isinstance(size, int)])
+    return None if sizes is None or len(numbers) < len(sizes) else numbers
 
 
 def dtype_of(value_type: TypeProto | None) -> int:

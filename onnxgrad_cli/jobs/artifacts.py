@@ -34,7 +34,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import Report
 from onnxgrad_cli.report.model import Next
 
-FED = ("model input", "label", "sample weight")
+FED = ("model input", "label", "sample weight", "loss weight")
 """The roles of the inputs that a user feeds in each step, other than the learning rate."""
 
 

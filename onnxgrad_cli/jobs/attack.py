@@ -16,7 +16,6 @@ from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Attack, AttackLoss, Norm
 from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.common.inputs import protect_inputs
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job, listed
 from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions
@@ -65,7 +64,7 @@ MAX_STEP = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Fooling(KnownKeywords):
+class Fooling(checks.KnownKeywords):
     """The settings of an attack.
 
     Attributes:
@@ -282,7 +281,7 @@ def run_attack(
         logs = are_probabilities(run_values(proto, path, graph, feeds, [logits])[logits])
     if logs:
         tell(f"note: '{logits}' holds probabilities, so their logarithms are used as logits", 0)
-    attacked = with_losses(proto, path, graph, what, logits, fooling.loss, targeted, logs)
+    attacked = with_losses(proto, path, graph, logits, fooling.loss, targeted, logs)
     subject = replace(subject, model=attacked.model)
     scorer, proof = proved_scorer(subject, attacked.losses, what, found.batch_size, options, verify, tell)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))

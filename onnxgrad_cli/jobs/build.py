@@ -70,6 +70,7 @@ from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.report.next_steps import in_javascript
 from onnxgrad_cli.standard.gradient_operator import has_gradients
 from onnxgrad_cli.standard.training_info import check_request, pack, step_model
+from onnxgrad_cli.training.schedules import weight_schedule
 from onnxgrad_cli.verification.checks.size_promises import settle_sizes, wrong_shape
 from onnxgrad_cli.verification.verdict import PROVED, Proof, ProofStep
 
@@ -226,6 +227,9 @@ def plan_build(
         OnnxgradError: the model or the data can't be read, or a file can't be written.
     """
     check_request(options)
+    for spec in options.losses:
+        if spec.schedule:
+            weight_schedule(spec, steps=1, epoch=1)
     data, vocabulary = checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer)
     protect_inputs(data, vocabulary, *(spec.name for spec in options.losses))
     proto, path = own_model(model)

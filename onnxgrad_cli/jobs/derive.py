@@ -57,6 +57,7 @@ def run_derive(
     class_: int | str | None = None,
     class_axis: int = 1,
     per_sample: bool = False,
+    weighted: bool = False,
     names: DerivativeNames = "plain",
     flags: DerivativeOptions = DerivativeOptions.Zero,
     loss_output: str | None = None,
@@ -88,7 +89,8 @@ def run_derive(
             which the first samples are used. The values of other inputs are drawn at random.
         tokenizer: the tokenizer for text in these data: a tokenizer.json, or the folder that holds it.
         force: replace a file that onnxgrad did not write.
-        tell: receives progress messages, and notes about declared sizes that are wrong or could not be checked.
+        tell: receives progress messages, and notes about kinks in second derivatives and about declared sizes that are
+            wrong or could not be checked.
 
     Returns:
         The model, the files written (the model first), and the result of the check.
@@ -109,9 +111,9 @@ def run_derive(
         )
     if (loss_output or labels) and DerivativeOptions.Loss not in flags:
         raise UsageError("`loss_output` and `labels` require `flags=loss`", "add it, or leave them out")
-    if DerivativeOptions.Loss in flags and (class_ is not None or per_sample or names != "plain"):
+    if DerivativeOptions.Loss in flags and (class_ is not None or per_sample or weighted or names != "plain"):
         raise UsageError(
-            "`flags=loss` can't be combined with a class, per-sample derivatives or the names of CasADi",
+            "`flags=loss` can't be combined with a class, per-sample derivatives, weights or the names of CasADi",
             "leave out the one or the others",
         )
     proto, path = own_model(model)
@@ -132,8 +134,9 @@ def run_derive(
             derived = loss_gradient(graph, None, inputs, loss_output, labels, options)
         else:
             derive_by = partial(
-                derive, proto, kind, of=of, class_=class_, class_axis=class_axis, per_sample=per_sample, names=names,
-                keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path, options=options, cotangents=seeds,
+                derive, proto, kind, of=of, class_=class_, class_axis=class_axis, per_sample=per_sample,
+                weighted=weighted, names=names, keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path,
+                options=options, cotangents=seeds,
             )  # fmt: skip
             try:
                 derived = derive_by(wrt=wrt)
@@ -142,6 +145,10 @@ def run_derive(
                 if hint is None:
                     raise
                 raise UnsupportedError(error.message, error.refusals, hint) from error
+    said = read_derived(derived)
+    if said is not None and said.kinks:
+        operators = ", ".join(said.kinks)
+        tell(f"note: second derivatives ignore the kinks of {operators}, at which first derivatives may jump", 0)
     runs = DerivativeOptions.KeepYieldOp not in flags  # otherwise only onnxruntime-training can run it
     judged = runs if verify is None else verify
     proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None

@@ -23,6 +23,7 @@ from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_targ
 from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.jobs.output_plan import target_of
 from onnxgrad_cli.metadata import write_tensors
@@ -33,7 +34,6 @@ from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_fold, infer_an
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
-from onnxgrad_cli.passes.prepare.validate_input import FIRST_WITH_CONSTANTS
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.standard.training_info import check_training_info, inference_model, initial_model, step_model
@@ -159,7 +159,7 @@ def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
     model = expand_gradients(model, path)
     graph = Graph(model, path)
     if _nodes(model):
-        model.ir_version = max(model.ir_version, FIRST_WITH_CONSTANTS)
+        model.ir_version = max(model.ir_version, INITIALIZERS_ALONE)
     if any(node.domain == PREVIEW for node in graph.nodes):
         if graph.opset() is None:
             model.opset_import.add(domain="", version=OLDEST_OPSET)

@@ -21,7 +21,7 @@ from onnxgrad_cli.checkpoints.validate_checkpoint import check_ema
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.typed_json import decoded
+from onnxgrad_cli.common.strict_json import decoded
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data import Preprocessing
 from onnxgrad_cli.errors import OnnxgradError, UsageError

@@ -123,7 +123,7 @@ def _write_csv(arrays: Mapping[str, np.ndarray], stream: BinaryIO) -> None:
     uneven = next((name for name, array in arrays.items() if array.dtype == object), None)
     if uneven is not None:
         message = f"the samples of the output '{uneven}' have different shapes, which a table can't hold"
-        raise UsageError(message, "write .npz, .jsonl or .parquet, or name other outputs with `outputs`")
+        raise UsageError(message, "write .npz, .jsonl or .parquet")
     columns = [table_cell(column) for name, array in arrays.items() for column in _columns(name, array)]
     if len(columns) > MOST_COLUMNS:
         raise UsageError(

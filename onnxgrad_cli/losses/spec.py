@@ -7,16 +7,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses.registry import LOSSES, Loss, of_function
 
-FORM = "NAME[:OUTPUT[:LABEL[:WEIGHT]]]"
+FORM = "[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]"
 
 CODE = re.compile(r"(?P<file>.*?\.py):(?P<function>[^:]*)")
 """The form of a function in a Python file on the command line: FILE.py:FUNCTION."""
+
+OF_SET = re.compile(r"(?P<set>[A-Za-z_][\w-]*)=(?P<rest>.+)")
+"""The form of a value that belongs to a data set on the command line: SET=VALUE."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,13 @@ class LossSpec:
         label: the name of the label input; None for the default.
         weight: the factor of this loss in the sum of all losses.
         function: a function that computes the loss; see `losses.registry.of_function`.
+        data: the name of the data set that the loss is computed on; "" if the data have no names.
+        schedule: the schedule of the weight, in the form of `training.schedules.parse_schedule`. The weight is then an
+            input of the training model, and `weight` is its highest value. "" for a constant weight.
 
     Raises:
-        UsageError: no loss has this name, the function is not a loss, or the weight is not a finite number.
+        UsageError: no loss has this name, the function is not a loss, the weight is not a finite number, the name of
+            the data set is not a word, or a weight with a schedule is not above 0.
     """
 
     name: str
@@ -39,6 +47,8 @@ class LossSpec:
     label: str | None = None
     weight: float = 1.0
     function: Callable[..., Any] | None = None
+    data: str = ""
+    schedule: str = ""
 
     def __post_init__(self) -> None:
         checks.text("name", self.name)
@@ -46,6 +56,14 @@ class LossSpec:
         checks.text("label", self.label, optional=True)
         if not checks.is_number(self.weight):
             raise UsageError(f"`losses`: the weight {self.weight!r} of '{self.name}' is not a finite number")
+        checks.text("data", self.data)
+        checks.text("schedule", self.schedule)
+        if self.data:
+            check_set("losses", self.data)
+        if self.schedule and self.weight <= 0:
+            raise UsageError(
+                f"`losses`: the weight {self.weight:g} of '{self.name}' has a schedule, so it must be above 0"
+            )
         self.loss  # noqa: B018  (looked up, for its errors)
 
     @property
@@ -61,8 +79,10 @@ class LossSpec:
         code = getattr(self.function, "__code__", None)
         name = self.name if code is None else f"{code.co_filename}:{code.co_name}"
         parts = [(part or "").replace(":", "\\:") for part in (self.output, self.label)]
-        share = f"{self.weight!r}" if self.weight != 1.0 else ""
-        return ":".join([name, *parts, share]).rstrip(":")
+        share = f"{self.weight!r}" if self.weight != 1.0 or self.schedule else ""
+        share += f"@{self.schedule}" * bool(self.schedule)
+        text = ":".join([name, *parts, share]).rstrip(":")
+        return f"{self.data}={text}" if self.data else text
 
 
 @cache
@@ -100,7 +120,7 @@ def _as_loss(given: object) -> object:
 
 
 def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None = None) -> LossSpec:
-    r"""Parse `NAME[:OUTPUT[:LABEL[:WEIGHT]]]`. `\:` is an escaped colon.
+    r"""Parse `[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]`. `\:` is an escaped colon.
 
     Args:
         text: NAME may be a file that ends in .onnx, or a function in a Python file, FILE.py:FUNCTION.
@@ -110,10 +130,13 @@ def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None 
     Raises:
         UsageError: the loss doesn't exist, the text has too many parts, or the weight is not a finite number.
     """
+    data, text = split_set(text, lambda rest: re.sub(r"(\.py|\.onnx)(:.*)?$", r"\1", rest))
     code, file = CODE.match(text), re.match(r".*?\.onnx(?=:|$)", text)
     named = code or file
     name, rest = (named[0], text[named.end() + 1 :]) if named else (text.partition(":")[0], text.partition(":")[2])
     parts = [part.replace("\\:", ":") or None for part in re.split(r"(?<!\\):", rest)]
+    if len(parts) > 2 and "@" in (parts[2] or ""):  # a schedule has colons of its own
+        parts[2:] = [":".join(part or "" for part in parts[2:])]
     if len(parts) > 3:
         raise UsageError(f"`losses` '{text}' has too many parts", f"write {FORM}, and \\: for a colon")
     function = None
@@ -129,13 +152,35 @@ def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None 
     elif not file:
         LOSSES.lookup(name)
     output, label, weight = [*parts, None, None][:3]
+    weight, _, schedule = (weight or "").partition("@")
     try:
         share = float(weight or 1.0)
     except ValueError:
         share = math.nan
     if not math.isfinite(share):
         raise UsageError(f"`losses` '{text}': the weight '{weight}' is not a number", FORM)
-    return LossSpec(name, output, label, share, function)
+    return LossSpec(name, output, label, share, function, data, schedule)
+
+
+def split_set(text: str, file: Callable[[str], str] = str) -> tuple[str, str]:
+    """Split SET=VALUE into the name of the data set and the value. The name is "" if there is none.
+
+    Args:
+        text: the text. If it names an existing file, it is a value without a name.
+        file: returns the part of a text that may be the name of a file.
+    """
+    found = OF_SET.fullmatch(text)
+    return ("", text) if found is None or Path(file(text)).exists() else (found["set"], found["rest"])
+
+
+def check_set(argument: str, name: str) -> None:
+    """Check the name of a data set. It is a word, because the names of inputs begin with it.
+
+    Raises:
+        UsageError: it has other characters than letters, digits, _ and -, or begins with a digit or -.
+    """
+    if not OF_SET.fullmatch(f"{name}=value"):
+        raise UsageError(f"`{argument}`: '{name}' is not a name for a data set", "use letters, digits and _")
 
 
 def settings_of(given: Mapping[str, object], *owners: str | None) -> dict[str, object]:

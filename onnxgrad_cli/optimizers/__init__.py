@@ -4,6 +4,7 @@ An optimizer turns a weight and its gradient into the next weight, and keeps sta
 pass declares, stores and names these slots. Importing this package registers all optimizers.
 """
 
+from onnxgrad_cli.optimizers.lbfgs import LBFGS
 from onnxgrad_cli.optimizers.registry import OPTIMIZERS, Optimizer, State, optimizer
 
-__all__ = ["OPTIMIZERS", "Optimizer", "State", "optimizer"]
+__all__ = ["LBFGS", "OPTIMIZERS", "Optimizer", "State", "optimizer"]

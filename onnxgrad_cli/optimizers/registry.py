@@ -61,9 +61,12 @@ class Optimizer(Documented):
 
 
 OPTIMIZERS: Catalogue[Optimizer] = Catalogue(
-    "optimizer", "optimizers", ["onnxgrad_cli.optimizers.descent", "onnxgrad_cli.optimizers.adaptive"]
+    "optimizer",
+    "optimizers",
+    ["onnxgrad_cli.optimizers.descent", "onnxgrad_cli.optimizers.adaptive"],
+    otherwise="`onnxgrad train` also has 'lbfgs'",
 )
-"""All optimizers, the simple ones first."""
+"""All optimizers whose step can be part of a training model, the simple ones first."""
 
 
 def optimizer(

@@ -23,7 +23,6 @@ from onnxgrad_cli.common.choices import (
     TargetName,
     Yield,
 )
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.options.declare import check, document, option
 from onnxgrad_cli.options.specs import Group, LoraSpec, LossScale, RecomputeSpec, check_loss_scale
@@ -53,7 +52,7 @@ def part(cls: type[Part]) -> type[Part]:
 
 
 @part
-class _Part(KnownKeywords):
+class _Part(checks.KnownKeywords):
     """Base class of the parts.
 
     `__post_init__` of a part does the checks that the declarations of fields can't express.
@@ -75,12 +74,13 @@ class LossOptions(_Part):
 
     losses: tuple[LossSpec, ...] = option(
         default_factory=_mse,
-        help="Loss to minimize; several losses are summed. See `onnxgrad list losses`.",
+        help="Loss to minimize; several losses are summed. SET= computes it on a data set of that name. "
+        "WEIGHT may follow a schedule, such as 10@cosine. See `onnxgrad list losses`.",
         details="`LossSpec`, names as they are typed on the command line, or functions, written as `loss` describes.",
         section=LOSS,
         common=True,
         flags=("--loss",),
-        metavar="NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
+        metavar="[SET=]NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
         shown="mse",
         example="(LossSpec('mse'),)",
         parse="losses.spec:parse_loss",
@@ -350,9 +350,10 @@ class OptimizerOptions(_Part):
 
     def __post_init__(self) -> None:
         if self.optimizer:
-            from onnxgrad_cli.optimizers import OPTIMIZERS
+            from onnxgrad_cli.optimizers import LBFGS, OPTIMIZERS
 
-            OPTIMIZERS.lookup(self.optimizer)
+            if self.optimizer != LBFGS.name:
+                OPTIMIZERS.lookup(self.optimizer)
         if self.clip_norm is not None and self.clip_value is not None:
             raise UsageError("`clip_norm` can't be combined with `clip_value`", "leave one of them out")
         if self.loss_scale is not None:

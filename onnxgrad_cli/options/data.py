@@ -8,7 +8,6 @@ from typing import Any
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Augmentation, Resize
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.options.declare import check, option, options_class
 
@@ -23,7 +22,7 @@ If it has a second parameter, it gets a numpy.random.Generator in training, and 
 
 
 @options_class
-class SequenceOptions(KnownKeywords):
+class SequenceOptions(checks.KnownKeywords):
     """The conversion of text and lists of tokens to samples.
 
     Raises:
@@ -61,7 +60,7 @@ class SequenceOptions(KnownKeywords):
 
 
 @options_class
-class SampleOptions(KnownKeywords):
+class SampleOptions(checks.KnownKeywords):
     """The conversion of other data to samples.
 
     These options override the preprocessing that a trained model stores (see `Preprocessing`).

@@ -6,7 +6,6 @@ from dataclasses import field
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Init
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.options.build import MEMORY, OPTIMIZER, OUTPUT, TRAINED
 from onnxgrad_cli.options.data import DATA, SampleOptions, SequenceOptions
@@ -29,7 +28,7 @@ EVALUATION, RUNTIME = "Evaluation", "Runtime"
 
 
 @options_class
-class Course(KnownKeywords):
+class Course(checks.KnownKeywords):
     """Options of a training run. The defaults are the same as on the command line.
 
     `init` and `seed` have the same meaning as in `Options`. If `init` is 'keep', weights that match `reset` are drawn
@@ -160,7 +159,7 @@ class Course(KnownKeywords):
         section=MEMORY,
         metavar="SIZE",
         least=1,
-        parse="common.byte_sizes:memory_size",
+        parse="common.checks:bytes_of",
     )
 
     def __post_init__(self) -> None:

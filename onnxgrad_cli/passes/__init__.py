@@ -1,6 +1,6 @@
 """The passes, in the order in which they turn an inference model into a training model."""
 
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.adapters import ADAPTERS, adapters_asked
 from onnxgrad_cli.passes.backward import BACKWARD
@@ -47,13 +47,9 @@ def pipeline_for(options: Options) -> tuple[Pass, ...]:
         UsageError: a target conflicts with an option that allows only standard operators, or an option of adapters is
             set without `lora`.
     """
-    for option in ("as_gradient_op", "training_info"):
-        if getattr(options, option) and options.target != STANDARD:
-            raise UsageError(
-                f"`target={options.target!r}` can't be combined with `{option}`",
-                "leave out one of them",
-                code="conflict",
-            )
+    if options.target != STANDARD:
+        others = {"`as_gradient_op`": options.as_gradient_op, "`training_info`": options.training_info}
+        conflicts(f"`target={options.target!r}`", others, "leave out one of them")
     asked = {
         ADAPTERS: adapters_asked(options),
         LOSS_SCALE: options.loss_scale is not None,

@@ -8,7 +8,7 @@ from onnxgrad_cli.autodiff.reverse import as_declared, differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import depending_on
 from onnxgrad_cli.options import BackwardOptions
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.lsq import balanced
@@ -64,10 +64,7 @@ def _cotangents_last(nodes: Sequence[Node], cotangents: Collection[str]) -> list
     needs, and would stay in memory during that time. In a deep network, all masks would then be in memory, in addition
     to the values that they are computed from. With this order, ResNet-50 takes 0.87 of the memory and U-Net 0.86.
     """
-    late = set(cotangents)
-    for node in nodes:
-        if not late.isdisjoint(reads(node)):
-            late.update(filter(None, node.output))
+    late = depending_on(nodes, cotangents)
     return sorted(nodes, key=lambda node: not late.isdisjoint(node.output))
 
 

@@ -20,7 +20,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.nodes import attributes_of, behind, read_by
 from onnxgrad_cli.ir.types import dtype_of, is_external
 from onnxgrad_cli.metadata import Adapter
 
@@ -36,15 +36,9 @@ def squared_norms(graph: Graph, value: str, inputs_first: bool) -> np.ndarray | 
         value: the name of the matrix as a product reads it. It must be computed from stored values only.
         inputs_first: True if its first axis is the axis of the inputs, as for x W.
     """
-    makers, nodes, names, todo = graph.producers(), dict[int, Node](), set[str](), [value]
-    while todo:
-        node = makers.get(name := todo.pop())
-        if node is None:
-            names.add(name)
-        elif id(node) not in nodes:
-            nodes[id(node)] = node
-            todo += [each for each in node.input if each]
-    stored = {name: graph.initializers.get(name) for name in names}
+    nodes = behind(graph.nodes, [value])
+    made = {name for node in nodes for name in node.output}
+    stored = {name: graph.initializers.get(name) for name in {value, *read_by(nodes)} - made}
     if any(tensor is None or (is_external(tensor) and graph.path is None) for tensor in stored.values()):
         return None
     folder = str(graph.path.parent) if graph.path else ""
@@ -53,7 +47,7 @@ def squared_norms(graph: Graph, value: str, inputs_first: bool) -> np.ndarray | 
         return _squares(numpy_helper.to_array(tensors[0]), inputs_first)
     model = ModelProto(ir_version=max(graph.proto.ir_version, 4), opset_import=graph.proto.opset_import)
     model.graph.name = "matrix"
-    model.graph.node.extend(messages(node for node in graph.nodes if id(node) in nodes))
+    model.graph.node.extend(messages(nodes))
     model.graph.initializer.extend(tensors)
     model.graph.output.append(helper.make_tensor_value_info(value, dtype_of(graph.types[value]), None))
     return _squares(Executor(model)({})[value], inputs_first)

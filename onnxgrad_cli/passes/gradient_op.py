@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
+from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.common.escape import decoded
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
@@ -74,31 +75,14 @@ def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bo
 
 def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
     itself = "a Gradient node replaces the backward nodes"
-    conflicts = {
-        f"yield_={options.yield_!r}": (
-            options.yield_ != "ones",
-            "leave out one of them: a Gradient node always starts from ones",
-        ),
-        "loss_scale": (
-            options.loss_scale is not None,
-            "leave out one of them: a Gradient node always starts from ones",
-        ),
-        "recompute": (
-            options.recompute is not None,
-            "leave out one of them: the runtime decides which values a Gradient node stores",
-        ),
-        "lora_dora": (
-            options.lora_dora,
-            f"leave out one of them: {itself}, which DoRA needs for the norms of the weights",
-        ),
-        f"quantization={options.quantization!r}": (
-            options.quantization != "refuse",
-            f"leave out one of them: {itself}",
-        ),
-    }
-    for option, (is_set, hint) in conflicts.items():
-        if is_set:
-            raise UsageError(f"`as_gradient_op` can't be combined with `{option}`", hint, code="conflict")
+    for option, is_set, why in (
+        (f"yield_={options.yield_!r}", options.yield_ != "ones", "a Gradient node always starts from ones"),
+        ("loss_scale", options.loss_scale is not None, "a Gradient node always starts from ones"),
+        ("recompute", options.recompute is not None, "the runtime decides which values a Gradient node stores"),
+        ("lora_dora", options.lora_dora, f"{itself}, which DoRA needs for the norms of the weights"),
+        (f"quantization={options.quantization!r}", options.quantization != "refuse", itself),
+    ):
+        conflicts("`as_gradient_op`", {f"`{option}`": is_set}, f"leave out one of them: {why}")
 
 
 def _refuse_bfloat16(graph: Graph, names: Iterable[str]) -> None:

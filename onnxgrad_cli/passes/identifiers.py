@@ -75,7 +75,8 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
 
     Return True if a name changed.
     """
-    names = make_identifiers(graph, [*training.labels, training.sample_weight or ""])
+    asked = [] if training.sets else training.labels  # the labels of data sets have names that onnxgrad made
+    names = make_identifiers(graph, [*asked, training.sample_weight or ""])
 
     def own(name: str) -> str:
         return names.get(name, name)
@@ -86,6 +87,12 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
             if key in names:
                 del renamed[key]
     training.loss = own(training.loss)
+    for listed in (training.labels, training.judged, training.predictions):
+        listed[:] = map(own, listed)
+    training.sets = {data: {name: own(each) for name, each in arrays.items()} for data, arrays in training.sets.items()}
+    training.factors = {position: own(name) for position, name in training.factors.items()}
+    training.more = {position: list(map(own, names)) for position, names in training.more.items()}
+    training.masks = {position: own(name) for position, name in training.masks.items()}
     training.divisors = {position: own(name) for position, name in training.divisors.items()}
     training.trained = list(map(own, training.trained))
     training.slots = {own(name): replace(slot, of=own(slot.of)) for name, slot in training.slots.items()}
@@ -95,6 +102,11 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     training.adapters = [
         replace(each, a=own(each.a), b=own(each.b), magnitude=own(each.magnitude)) for each in training.adapters
     ]
+    training.inner = [
+        replace(each, of=own(each.of), seed=own(each.seed), wrt=tuple(map(own, each.wrt)),
+                results=tuple(map(own, each.results)))
+        for each in training.inner
+    ]  # fmt: skip
     graph.held = set(map(own, graph.held))
     training.integer_weights = [replace(w, weight=own(w.weight)) for w in training.integer_weights]
     if training.chunks is not None:

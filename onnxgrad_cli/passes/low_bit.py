@@ -214,10 +214,7 @@ def _run(graph: Graph, options: BackwardOptions, training: Training) -> bool:
     writer = _LowBitWriter(graph)
     if training.forward_stays or not writer.matrices:
         return False
-    nodes = [each for node in graph.nodes for each in writer.replaced(node)]
-    changed = len(nodes) != len(graph.nodes) or any(a is not b for a, b in zip(nodes, graph.nodes, strict=True))
-    graph.set_nodes(nodes)
-    return changed
+    return graph.rewrite(writer.replaced)
 
 
 class _LowBitWriter:
@@ -244,10 +241,10 @@ class _LowBitWriter:
         fed = FED.get(node.op_type)
         return all(name in self._stored for at, name in enumerate(node.input[:4]) if name and at != fed)
 
-    def replaced(self, node: Node) -> list[Node]:
-        """Return the nodes to write instead of `node`, or just `node`."""
+    def replaced(self, node: Node) -> list[Node] | None:
+        """Return the nodes to write instead of `node`, or None if it stays."""
         if not is_standard(node.domain) or not node.output:
-            return [node]
+            return None
         kernel = self.matrices.get(node.output[0])
         if kernel is not None and kernel.op_type == "GatherBlockQuantized":
             return [self._kernel(node, kernel, list(kernel.input))]
@@ -255,7 +252,7 @@ class _LowBitWriter:
             value, turned = self._before_views(name)
             if value in self.matrices:
                 return self._product(node, position, self.matrices[value], turned)
-        return [node]
+        return None
 
     def _before_views(self, name: str) -> tuple[str, bool]:
         """Return (matrix, is transposed) if a value is a low-bit matrix or a view of one, otherwise ("", False)."""
@@ -268,20 +265,20 @@ class _LowBitWriter:
             name = node.input[0]
         return name, turned
 
-    def _product(self, node: Node, position: int, source: Node, turned: bool) -> list[Node]:
+    def _product(self, node: Node, position: int, source: Node, turned: bool) -> list[Node] | None:
         """Return the nodes of a product with a low-bit matrix (transposed if `turned`). `source` is its node."""
         other = node.input[1 - position]
         if source.op_type == "DequantizeLinear":
             return self._with_floats(node, position, source, turned)
         if (node.op_type, position) != ("MatMul", 1) or len(shape_of(self.graph.types.get(other)) or ()) < 2:
-            return [node]
+            return None
         if not turned:
             return [self._kernel(node, source, [other, *source.input[1:4]])]
         op = self._begun(node)
         op.rename(late_product(op, op.val(other), Packed.of(op, source)), node.output[0])
         return op.nodes
 
-    def _with_floats(self, node: Node, position: int, source: Node, turned: bool) -> list[Node]:
+    def _with_floats(self, node: Node, position: int, source: Node, turned: bool) -> list[Node] | None:
         """Return the nodes of a product with the output of a DequantizeLinear.
 
         If a DequantizeLinear computes the other factor too, the product is not changed, because runtimes have integer
@@ -290,7 +287,7 @@ class _LowBitWriter:
         other = node.input[1 - position]
         maker = self._makers.get(other)
         if maker is not None and maker.op_type == "DequantizeLinear":
-            return [node]
+            return None
         op = self._begun(node)
         x = op.val(other)
         floats = late_floats(op, source, x)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float, shape_of
-from onnxgrad_cli.losses.spec import settings_of
 from onnxgrad_cli.metadata import Quantized, Role, Roles, Term, write
 from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.record import StepRecord
@@ -23,11 +22,12 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         training.learning_rate: "learning rate",
         training.sample_weight: "sample weight",
         **dict.fromkeys(training.labels, "label"),
+        **dict.fromkeys(training.factors.values(), "loss weight"),
     }
     outputs = {successor: Role("next state", name) for name, successor in training.state.items()}
     outputs |= {gradient: Role("gradient", name) for name, gradient in training.gradients.items()}
     outputs[training.loss] = Role("loss")
-    stored = graph.initializers
+    stored, there = graph.initializers, set(graph.input_names)
     return Roles(
         tool_version(),
         tuple(_terms(graph, options, training)),
@@ -48,26 +48,25 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         tuple(sorted(graph.held.intersection(graph.producers()))) if graph.held else (),
         training.step,
         tuple(training.inner),
+        {data: {name: own for name, own in arrays.items() if own in there} for data, arrays in training.sets.items()},
     )
 
 
 def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator[Term]:
-    judged = zip(options.losses, training.predictions, training.judged, strict=False)
-    for position, (spec, output, label) in enumerate(judged):
+    each = zip(options.losses, training.predictions, training.judged, training.settings, strict=False)
+    for position, (spec, output, label, given) in enumerate(each):
         from_file = spec.name.endswith(".onnx")
         name = Path(spec.name).name if from_file else spec.name
         loss = spec.loss
-        given = settings_of(options.loss_options, spec.output, output, label)
         ignored = None if loss is None else loss.ignored(given)
         numbered = label and not is_float(graph.types[label])
         shape = shape_of(graph.types[output]) or ()
         axis = (None if loss is None else loss.class_axis(given)) or 1
         classes = shape[axis] if numbered and len(shape) > 1 else 0
         chunks = training.chunks.values if training.chunks is not None and training.chunks.of == output else ()
-        yield Term(
-            name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored, axis, chunks,
-            more=tuple(training.more.get(position, ())), mask=training.masks.get(position, ""),
-        )  # fmt: skip
+        classes, factor = classes if isinstance(classes, int) else 0, training.factors.get(position, "")
+        more, mask = tuple(training.more.get(position, ())), training.masks.get(position, "")
+        yield Term(name, output, label, spec.weight, classes, ignored, axis, chunks, spec.data, factor, more, mask)
 
 
 def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:

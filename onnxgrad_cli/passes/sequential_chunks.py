@@ -17,7 +17,7 @@ import numpy as np
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import depending_on, reads
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.passes.control_dependencies import zero_after
 from onnxgrad_cli.passes.pipeline import Pass
@@ -33,7 +33,7 @@ def _run(graph: Graph, options: object, training: Training) -> bool:
     changed = False
     for at in range(1, len(chunks.starts)):
         later = {name for starts in chunks.starts[at:] for name in starts}
-        ends = _ends(graph, chunks.nodes[at - 1], _reached(graph.nodes, later))
+        ends = _ends(graph, chunks.nodes[at - 1], depending_on(graph.nodes, later))
         if ends:
             _hold_back(graph, chunks.starts[at], ends)
             changed = True
@@ -48,15 +48,6 @@ def _let_the_seed_come_first(graph: Graph, training: Training) -> None:
     for node in graph.nodes:
         if node.op_type == "ConstantOfShape" and node.input[0] in shapes and node.output[0] in seeds:
             node.input[0] = graph.add_constant(np.zeros(0, np.int64))
-
-
-def _reached(nodes: Sequence[Node], starts: Collection[str]) -> set[str]:
-    """Return the given values and all values that depend on them."""
-    found = set(starts)
-    for node in nodes:
-        if not found.isdisjoint(reads(node)):
-            found.update(filter(None, node.output))
-    return found
 
 
 def _ends(graph: Graph, forward: Collection[str], later: Set[str]) -> list[str]:

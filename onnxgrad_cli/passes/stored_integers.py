@@ -5,7 +5,7 @@ Before DequantizeLinear existed, quantization tools wrote Cast, Sub and Mul inst
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -143,3 +143,19 @@ def _stored_array(graph: Graph, name: str) -> np.ndarray | None:
     if tensor is None or name in graph.input_names or (is_external(tensor) and graph.path is None):
         return None
     return numpy_helper.to_array(tensor, str(graph.path.parent) if graph.path else "").astype(np.float32)
+
+
+def spread(values: np.ndarray, shape: Sequence[int], axis: int = 1, block_size: int = 0) -> np.ndarray:
+    """Reshape or repeat scales or zero points so that they broadcast with the quantized tensor.
+
+    Args:
+        values: the scales or zero points.
+        shape: the shape of the quantized tensor.
+        axis: the axis along which the values vary.
+        block_size: the number of consecutive indices that share a value; 0 if each index has its own.
+    """
+    if values.size == 1:
+        return values.reshape(())
+    if block_size:
+        return np.repeat(values, block_size, axis).take(range(shape[axis]), axis)
+    return values.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])

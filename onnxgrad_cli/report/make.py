@@ -19,14 +19,14 @@ from onnx import TensorProto
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.escape import escaped
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.common.wording import as_cli_flags, flag_of
 from onnxgrad_cli.cost.training_cost import cost
-from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
+from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, UnsupportedError
 from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.randomness import RANDOM, is_random
+from onnxgrad_cli.ir.modes import RANDOM, is_random
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Role
@@ -82,11 +82,7 @@ def make_report(
             optimizer=_optimizer(options),
             options=dict(_changed(options)),
         ),
-        error=as_cli_flags(_message(error)),
-        hint=as_cli_flags(getattr(error, "hint", None) or ""),
-        code=error.code if isinstance(error, OnnxgradError) else "internal" if error else None,
-        argument=flag_of(error.argument) if isinstance(error, OnnxgradError) and error.argument else "",
-        refusals=_refusals(error),
+        **_of_error(error),
         proof=proof,
         files=list(files),
         versions=_versions(),
@@ -100,11 +96,12 @@ def _built(built: TrainingModel, sizes: Mapping[str, int], more: Iterable[Cautio
     """Return the fields of the report that are computed from the graph, as keyword arguments of `Report`."""
     graph, training = built.graph, built.training
     declared, variants = roles(graph, built.options, training), training.kernel_variants
+    sets = {name: data for data, arrays in declared.sets.items() for name in arrays.values()}
     return {
         "weights": _weights(graph, training),
         "adapters": list(training.adapters),
         "not_trained": _untrained(graph, training),
-        "inputs": [_value(graph, name, Role(role)) for name, role in declared.inputs.items()],
+        "inputs": [_value(graph, name, Role(role, sets.get(name, ""))) for name, role in declared.inputs.items()],
         "outputs": [_value(graph, name, role) for name, role in declared.outputs.items()] if training.loss else [],
         "passes": _passes(built),
         "operators": _operators(graph, training),
@@ -152,19 +149,25 @@ def _success(proof: Proof | None) -> str:
     return f"Built, not proved: {proof.why}."
 
 
-def _message(error: Exception | None) -> str:
+def _of_error(error: Exception | None) -> dict[str, Any]:
+    """Return the fields of the report that describe an error, as keyword arguments of `Report`."""
     if error is None:
-        return ""
+        return {}
     if not isinstance(error, OnnxgradError):
-        return escaped(f"{type(error).__name__}: {error}")
-    # If there are refusals, the details repeat them.
-    details = () if isinstance(error, UnsupportedError) and error.refusals else error.details
-    return "\n".join(map(escaped, [error.message, *(f"  {detail}" for detail in details)]))
-
-
-def _refusals(error: Exception | None) -> list[Refusal]:
-    found = error.refusals if isinstance(error, UnsupportedError) else ()
-    return [dataclasses.replace(each, reason=as_cli_flags(each.reason), hint=as_cli_flags(each.hint)) for each in found]
+        return {"error": as_cli_flags(escaped(f"{type(error).__name__}: {error}")), "code": "internal"}
+    refusals = error.refusals if isinstance(error, UnsupportedError) else ()
+    details = () if refusals else error.details  # the details repeat the refusals
+    message = "\n".join(map(escaped, [error.message, *(f"  {detail}" for detail in details)]))
+    return {
+        "error": as_cli_flags(message),
+        "hint": as_cli_flags(error.hint or ""),
+        "code": error.code,
+        "argument": flag_of(error.argument) if error.argument else "",
+        "refusals": [
+            dataclasses.replace(each, reason=as_cli_flags(each.reason), hint=as_cli_flags(each.hint))
+            for each in refusals
+        ],
+    }
 
 
 # -- the request --------------------------------------------------------------------------------------------------
@@ -174,14 +177,17 @@ def _losses(options: Options, judged: Sequence[str]) -> Iterator[str]:
     """Yield each loss as a text, with its label input or, if that input doesn't exist yet, the label of the options."""
     for spec, label in zip_longest(options.losses, judged):
         asked = "" if spec.loss and spec.loss.label == "none" else spec.label or options.label
+        asked = f"{spec.data}.{asked}" if spec.data and asked else asked
         yield _loss(spec, options, asked if label is None else label)
 
 
 def _loss(spec: LossSpec, options: Options, label: str) -> str:
     text = spec.name if spec.weight == 1.0 else f"{spec.weight:g} times {spec.name}"
+    text = f"{spec.weight:g} (following {spec.schedule}) times {spec.name}" if spec.schedule else text
     output = spec.output or options.output
     text += f" of '{output}'" if output else ""
-    return f"{text} against '{label}'" if label else text
+    text = f"{text} against '{label}'" if label else text
+    return f"{text} on the data set '{spec.data}'" if spec.data else text
 
 
 def _optimizer(options: Options) -> str:
@@ -249,17 +255,12 @@ def _dtype(dtype: int) -> str:
 def _weights(graph: Graph, training: Training) -> list[Weight]:
     shapes = {name: tuple(graph.initializers[name].dims) for name in training.trained}
     total = sum(map(math.prod, shapes.values()))
-    return [
-        Weight(
-            name,
-            _dtype(graph.initializers[name].data_type),
-            shape,
-            math.prod(shape),
-            math.prod(shape) / total if total else 0.0,
-            training.gradients.get(name, ""),
-        )
-        for name, shape in shapes.items()
-    ]
+    found = []
+    for name, shape in shapes.items():
+        dtype, count = _dtype(graph.initializers[name].data_type), math.prod(shape)
+        share = count / total if total else 0.0
+        found.append(Weight(name, dtype, shape, count, share, training.gradients.get(name, "")))
+    return found
 
 
 def _untrained(graph: Graph, training: Training) -> list[Untrained]:
@@ -308,20 +309,10 @@ def _operators(graph: Graph, training: Training) -> list[Operator]:
 
     rows = []
     for (domain, op_type), where in nodes.items():
-        full = full_name(op_type, domain)
-        own = where["model"] + where["loss"]
-        rows.append(
-            Operator(
-                f"{domain}::{op_type}" if domain else op_type,
-                where["model"],
-                where["loss"],
-                where["backward"],
-                uses[full],
-                sorted(sources[full]),
-                derivative(domain, op_type, full) if own else "",
-                where["optimizer"],
-            )
-        )
+        name, full = f"{domain}::{op_type}" if domain else op_type, full_name(op_type, domain)
+        counts = where["model"], where["loss"], where["backward"], uses[full]
+        own = derivative(domain, op_type, full) if where["model"] + where["loss"] else ""
+        rows.append(Operator(name, *counts, sorted(sources[full]), own, where["optimizer"]))
     return sorted(rows, key=lambda row: (-(row.model + row.loss), -row.backward, -row.optimizer, row.op))
 
 

@@ -7,6 +7,7 @@ in base units (elements, bytes, seconds, floating-point operations). The rendere
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class Value:
 
     Attributes:
         role: the role in the training model, such as 'label' or 'gradient'.
-        of: the value to which the role refers: for a gradient, the weight.
+        of: the value to which the role refers: for a gradient, the weight; for an input of a named data set, the set.
         shape: the sizes as ints and the symbols as strings, '?' for an unnamed symbol; None if the rank is unknown.
     """
 
@@ -311,6 +312,14 @@ class Report:
         if self.status == "differentiable" or (self.status == "built" and self.proof and self.proof.verdict == PROVED):
             return "good"
         return "warn" if self.status in ("built", "stopped") else "bad"
+
+    @property
+    def untrained_by_reason(self) -> dict[str, list[Untrained]]:
+        """Reason -> the tensors that get no gradient for this reason."""
+        found: dict[str, list[Untrained]] = defaultdict(list)
+        for tensor in self.not_trained:
+            found[tensor.reason].append(tensor)
+        return found
 
     @property
     def compact(self) -> bool:

@@ -34,7 +34,8 @@ def next_steps(report: Report, training: Sequence[str]) -> Iterator[Next]:
         return
     if report.asked.model and not report.compact:
         command = shlex.join(["onnxgrad", "train", report.asked.model, *training])
-        yield Next("Train the model on your data", "sh", f"{command} --data DATA")
+        sets = [f"--data {name}=DATA" for name in dict.fromkeys(value.of for value in report.inputs if value.of)]
+        yield Next("Train the model on your data", "sh", " ".join([command, *(sets or ["--data DATA"])]))
     words = shlex.split(report.asked.command) if report.asked.command else []
     if "--test-data" in words[:-1]:
         data = shlex.quote(words[words.index("--test-data") + 1])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from onnxgrad_cli.cost.training_cost import Cost
@@ -31,7 +30,7 @@ from onnxgrad_cli.report.glance import (
     recomputed_in_words,
     sizes_in_words,
 )
-from onnxgrad_cli.report.model import KINDS, Operator, Report
+from onnxgrad_cli.report.model import KINDS, Operator, Report, Value
 from onnxgrad_cli.report.words import names, number, percent, pieces, quoted, scaled, several, shape
 from onnxgrad_cli.verification.verdict import FAILED, NOT_PROVED, PROVED
 
@@ -131,13 +130,9 @@ def _not_trained(report: Report) -> Iterator[Block]:
     """Yield a table of the float tensors without gradient, grouped by reason."""
     if not report.not_trained:
         return
-    reasons: dict[str, list[str]] = defaultdict(list)
-    counts: dict[str, int] = defaultdict(int)
-    for tensor in report.not_trained:
-        reasons[tensor.reason].append(tensor.name)
-        counts[tensor.reason] += tensor.count
     rows: list[Row] = [
-        (reason, number(len(tensors)), number(counts[reason]), names(tensors)) for reason, tensors in reasons.items()
+        (reason, number(len(tensors)), number(sum(t.count for t in tensors)), names([t.name for t in tensors]))
+        for reason, tensors in report.untrained_by_reason.items()
     ]
     options = (Name("--train GLOB"), " and ", Name("--freeze GLOB"))
     yield Paragraph(("These float tensors get no gradient. ", *options, " change the selection."))
@@ -148,6 +143,7 @@ _MEANING = {
     "model input": "feed a batch of samples",
     "label": "feed the labels of the batch",
     "sample weight": "feed one weight per sample",
+    "loss weight": "feed the weight of the loss in the step",
     "learning rate": "feed the learning rate of the step",
     "weight": "trainable; the stored value is used unless you feed one",
     "state": "optimizer state; the stored value is used unless you feed one",
@@ -160,7 +156,7 @@ def _ports(report: Report) -> Iterator[Block]:
     """Yield the tables of inputs and outputs. One row stands for all trained weights, another for their gradients."""
     weights = {weight.name for weight in report.weights}
     rows: list[Row] = [
-        (Name(v.name), v.role, v.dtype, shape(v.shape), _MEANING.get(v.role, ""))
+        (Name(v.name), _role(v), v.dtype, shape(v.shape), _MEANING.get(v.role, ""))
         for v in report.inputs
         if v.role != "weight"
     ]
@@ -169,7 +165,7 @@ def _ports(report: Report) -> Iterator[Block]:
     if rows:
         yield Table(("input", "role", "type", "shape", "meaning"), _short(rows, 5))
     rows = [
-        (Name(v.name), (f"{v.role} of ", Name(v.of)) if v.of else v.role, v.dtype, shape(v.shape))
+        (Name(v.name), _role(v), v.dtype, shape(v.shape))
         for v in report.outputs
         if v.role != "gradient" or v.of not in weights
     ]
@@ -177,6 +173,10 @@ def _ports(report: Report) -> Iterator[Block]:
         rows.append((f"the {several(len(weights), 'gradient')} of the trained weights", "gradient", "", "see above"))
     if rows:
         yield Table(("output", "role", "type", "shape"), _short(rows, 4))
+
+
+def _role(value: Value) -> Inline:
+    return (f"{value.role} of ", Name(value.of)) if value.of else value.role
 
 
 def _passes(report: Report) -> Iterator[Block]:
@@ -251,7 +251,14 @@ def _cost(report: Report) -> Iterator[Block]:
 def _cost_details(report: Report) -> Iterator[Block]:
     """Yield the cost of each operator and module, and the values that take the most memory."""
     if report.cost and has_backward(report):
-        yield from (*_operations(report.cost), *_modules(report.cost), *_memory_details(report, report.cost))
+        cost = report.cost
+        if cost.uncounted:
+            listed = ", ".join(f"{op} ({n:,})" for op, n in cost.uncounted.items())
+            yield Paragraph(f"Not counted, because their sizes or the number of their runs are unknown: {listed}.")
+        yield from _shares(cost, "operator", [(Name(c.op), c.forward, c.backward) for c in cost.operators[:8]])
+        modules = [(ModelName(m.module) if m.module else "in no module", m.forward, m.backward) for m in cost.modules]
+        yield from _shares(cost, "module", modules)
+        yield from _memory_details(report, cost)
 
 
 def _how_counted(report: Report, cost: Cost) -> str:
@@ -272,29 +279,12 @@ def _how_counted(report: Report, cost: Cost) -> str:
     return text
 
 
-def _operations(cost: Cost) -> Iterator[Block]:
-    """Yield the operators whose operations are unknown, and a table of the operators with the most operations."""
-    if cost.uncounted:
-        listed = ", ".join(f"{op} ({n:,})" for op, n in cost.uncounted.items())
-        yield Paragraph(f"Not counted, because their sizes or the number of their runs are unknown: {listed}.")
+def _shares(cost: Cost, what: str, parts: Sequence[tuple[str, int, int]]) -> Iterator[Block]:
+    """Yield a table of the operations of each operator or module: (name, forward part, backward part)."""
     total = cost.flops_forward + cost.flops_backward
-    rows: list[Row] = [
-        (Name(c.op), number(c.forward), number(c.backward), percent((c.forward + c.backward) / total))
-        for c in cost.operators[:8]
-    ]
+    rows: list[Row] = [(name, number(a), number(b), percent((a + b) / total)) for name, a, b in parts]
     if rows:
-        yield Table(("operations by operator", "forward", "backward", "share"), rows, frozenset({1, 2, 3}))
-
-
-def _modules(cost: Cost) -> Iterator[Block]:
-    """Yield a table of the operations of each module, in its forward and its backward part."""
-    total = cost.flops_forward + cost.flops_backward
-    rows: list[Row] = [
-        (ModelName(m.module) if m.module else "in no module", number(m.forward), number(m.backward),
-         percent((m.forward + m.backward) / total)) for m in cost.modules
-    ]  # fmt: skip
-    if rows:
-        yield Table(("operations by module", "forward", "backward", "share"), rows, frozenset({1, 2, 3}))
+        yield Table((f"operations by {what}", "forward", "backward", "share"), rows, frozenset({1, 2, 3}))
 
 
 def _memory(report: Report, cost: Cost) -> Iterator[Block]:
@@ -381,17 +371,10 @@ def _versions(report: Report) -> Iterator[Block]:
         yield Paragraph(f"{', '.join(versions)}.")
 
 
-def _next(report: Report) -> Iterator[Block]:
-    """Yield the suggested commands."""
+def _next(report: Report, programs: bool = False) -> Iterator[Block]:
+    """Yield the suggested commands or, with `programs`, the example programs that run the training model."""
     for step in report.next:
-        if step.language == "sh":
-            yield from (Paragraph(f"{step.why}:"), CodeBlock(step.language, step.text))
-
-
-def _programs(report: Report) -> Iterator[Block]:
-    """Yield example programs that run the training model."""
-    for step in report.next:
-        if step.language != "sh":
+        if (step.language != "sh") == programs:
             yield from (Paragraph(f"{step.why}:"), CodeBlock(step.language, step.text))
 
 
@@ -415,6 +398,6 @@ APPENDIX: Mapping[str, Callable[[Report], Iterator[Block]]] = {
     "Passes": _passes,
     "Operators": _operators,
     "Cost in detail": _cost_details,
-    "Programs": _programs,
+    "Programs": partial(_next, programs=True),
 }
 """The same for the sections at the end, which HTML shows collapsed and Markdown omits."""

@@ -33,17 +33,14 @@ def summary(report: Report) -> RenderableType:
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    for label, words in _summary(report):
+    lines = _inspection(report, report.diagnosis) if report.diagnosis else _summary(report)
+    for label, words in lines:
         grid.add_row(label, Text(plain(words)))
     return Group(Text(plain(report.verdict), style=f"bold {style}"), grid)
 
 
 def _summary(report: Report) -> Iterator[tuple[str, Inline]]:
-    """Yield the lines of the summary as (label, text)."""
-    if report.diagnosis:
-        yield from _inspection(report, report.diagnosis)
-        yield from (("next", todo.text) for todo in report.next)
-        return
+    """Yield the lines of the summary of a build as (label, text)."""
     if report.error:
         yield "error", report.error.partition("\n")[0]
     for refusal in report.refusals[:MOST_REFUSALS]:
@@ -53,15 +50,12 @@ def _summary(report: Report) -> Iterator[tuple[str, Inline]]:
     if report.hint:
         yield "hint", report.hint
     yield from glance(report)
-    for step in report.proof.steps if report.proof else ():
-        if step.status == "failed":
-            yield "failed", f"{step.name}: {step.detail}"
+    steps = report.proof.steps if report.proof else ()
+    yield from (("failed", f"{step.name}: {step.detail}") for step in steps if step.status == "failed")
     written = [file.path for file in report.files if file.role != "source model"]
     if written:
         yield "wrote", names(written)
-    for todo in report.next:
-        if todo.language == "sh":
-            yield "next", todo.text
+    yield from (("next", todo.text) for todo in report.next if todo.language == "sh")
 
 
 # -- inspection -------------------------------------------------------------------------------------------------------
@@ -71,6 +65,7 @@ def _inspection(report: Report, found: Diagnosis) -> Iterator[tuple[str, Inline]
     """Yield the lines of an inspection as (label, text). If several lines share a label, only the first has it."""
     for label, texts in _inspection_parts(report, found):
         yield from ((label if i == 0 else "", text) for i, text in enumerate(texts))
+    yield from (("next", todo.text) for todo in report.next)
 
 
 def _inspection_parts(report: Report, found: Diagnosis) -> Iterator[tuple[str, list[Inline]]]:
@@ -110,14 +105,9 @@ def _file(origin: Origin) -> Iterator[tuple[str, list[Inline]]]:
 
 def _not_trained(report: Report) -> Iterator[str]:
     """Yield a line for each reason why float tensors are not trained, with the tensors."""
-    tensors: dict[str, list[str]] = defaultdict(list)
-    counts: dict[str, int] = defaultdict(int)
-    for tensor in report.not_trained:
-        tensors[tensor.reason].append(tensor.name)
-        counts[tensor.reason] += tensor.count
-    yield from (
-        f"{plain(names(tensors[reason], MOST_NAMES))} ({number(counts[reason])}): {reason}" for reason in tensors
-    )
+    for reason, tensors in report.untrained_by_reason.items():
+        count = number(sum(tensor.count for tensor in tensors))
+        yield f"{plain(names([tensor.name for tensor in tensors], MOST_NAMES))} ({count}): {reason}"
 
 
 def _unnamed(report: Report, found: Diagnosis) -> str:

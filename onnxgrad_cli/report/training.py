@@ -19,6 +19,8 @@ ENDS = {
     "done": "All epochs were run",
     "max steps": "The run ended after the requested number of steps",
     "no better": "The run ended early, because the validation did not improve",
+    "converged": "The run ended early, because the optimizer converged",
+    "no lower loss": "The run ended early, because the optimizer found no lower loss",
 }
 """Reason why a run ended -> the sentence that reports it."""
 

@@ -22,8 +22,9 @@ from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node, copied, make_node, messages
-from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
+from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
+from onnxgrad_cli.ir.nodes import all_nodes, depending_on, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
 from onnxgrad_cli.passes.cleanup.cleanup import tidy
@@ -31,7 +32,6 @@ from onnxgrad_cli.passes.declare_outputs import forget_domain
 from onnxgrad_cli.passes.gradient_op import is_gradient, xs_zs_y
 from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_lower
 from onnxgrad_cli.passes.prepare.normalise import normalise
-from onnxgrad_cli.passes.prepare.validate_input import FIRST_WITH_CONSTANTS
 from onnxgrad_cli.record import Training
 
 
@@ -61,7 +61,7 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
     if not has_gradients(model):
         return model
     graph, training = Graph(model, path), training or Training()
-    graph.proto.ir_version = max(graph.proto.ir_version, FIRST_WITH_CONSTANTS)
+    graph.proto.ir_version = max(graph.proto.ir_version, INITIALIZERS_ALONE)
     read_what_is_named(graph)
     normalise(graph)
     _sort(graph)
@@ -84,8 +84,7 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
 
 def has_gradients(model: ModelProto) -> bool:
     """Return True if a model has a Gradient node, including those in bodies of nodes and in functions."""
-    every = [model.graph.node, *(function.node for function in model.functions)]
-    return any(is_gradient(node) for nodes in every for node in with_bodies(nodes))
+    return any(map(is_gradient, all_nodes(model)))
 
 
 def _sort(graph: Graph) -> None:
@@ -114,11 +113,8 @@ def _copied(graph: Graph, request: GradientRequest) -> list[Node]:
         for name, value in zip(own, request.fed, strict=True)
     ]
     needed = graph.ancestors([request.y], request.named)
-    dependent, between = set(request.named), []
-    for node in graph.nodes:
-        if needed.intersection(node.output) and dependent.intersection(reads(node)):
-            between.append(node)
-            dependent.update(node.output)
+    dependent = depending_on(graph.nodes, request.named)
+    between = [n for n in graph.nodes if needed.intersection(n.output) and dependent.intersection(reads(n))]
     copies = renamed(graph, GraphProto(node=messages(between)), names).node
     made = {a: b for old, new in zip(between, copies, strict=True) for a, b in zip(old.output, new.output, strict=True)}
     again = copied(request.node)
@@ -344,6 +340,4 @@ def _own_inputs(function: FunctionProto) -> None:
     }
     copies = [make_node("Identity", [old], [new], name=f"{new}/Identity") for old, new in names.items()]
     rename(function.node, names)
-    nodes = GraphProto(node=messages([*copies, *function.node])).node
-    del function.node[:]
-    function.node.extend(nodes)
+    write([*copies, *function.node], function.node)

@@ -21,8 +21,8 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import attributes_of
-from onnxgrad_cli.ir.types import HALVES, shape_of, tensor_type
-from onnxgrad_cli.passes.parameters.presets import VIEWS
+from onnxgrad_cli.ir.types import HALVES, known_sizes, shape_of, tensor_type
+from onnxgrad_cli.passes.parameters.presets import NORMALIZATIONS, VIEWS
 from onnxgrad_cli.record import Training, parts
 
 KEEP = "keep"
@@ -182,9 +182,8 @@ class _Readers:
 
     def _at(self, node: Node, position: int, dims: Sequence[int]) -> Part | None:
         if node.op_type in VIEWS:
-            seen = shape_of(self.graph.types.get(node.output[0])) or ()
-            sizes = [size for size in seen if isinstance(size, int)]
-            return self._of(node.output[0], sizes) if position == 0 and len(sizes) == len(seen) else None
+            sizes = known_sizes(shape_of(self.graph.types.get(node.output[0])) or ())
+            return self._of(node.output[0], sizes) if position == 0 and sizes is not None else None
         if (node.op_type, position) in CONSTANTS:
             return CONSTANTS[node.op_type, position]
         find = FANS.get(node.op_type)
@@ -192,7 +191,7 @@ class _Readers:
 
 
 CONSTANTS: dict[tuple[str, int], float] = {
-    **{(f"{kind}Normalization", 1): SCALE for kind in ("Batch", "Group", "Instance", "Layer", "RMS")},
+    **{(op, 1): SCALE for op in NORMALIZATIONS},
     **{(f"{kind}Normalization", 2): BIAS for kind in ("Batch", "Group", "Instance", "Layer")},
     **{(op, at): SCALE for op in ("Mul", "Div") for at in (0, 1)},
     **{(op, 2): BIAS for op in ("Conv", "ConvTranspose", "Gemm")},

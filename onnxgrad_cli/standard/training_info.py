@@ -17,10 +17,12 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringString
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import node_names, reads
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
@@ -59,28 +61,16 @@ def check_request(options: Options) -> None:
                 "`init` and `seed` require `training_info`, because they set its initialization", "add that option"
             )
         return
-    if options.lora:
-        raise UsageError(
-            "`lora` can't be combined with `training_info`, which does not change the inference graph",
-            "leave out one of them",
-            code="conflict",
-        )
+    one = "leave out one of them"
+    conflicts("`lora`", {"`training_info`, which does not change the inference graph": bool(options.lora)}, one)
     if not options.optimizer:
         raise UsageError(
             "`training_info` requires an optimizer, because it contains complete steps", "add `optimizer=NAME`"
         )
-    if not options.embed_state:
-        raise UsageError(
-            "`embed_state=False` can't be combined with `training_info`, which always stores the state in initializers",
-            "leave out one of them",
-            code="conflict",
-        )
-    if options.yield_ == "keep":
-        raise UsageError(
-            "`training_info` can't be combined with `yield_='keep'`, because its steps must run",
-            "leave out `yield_`",
-            code="conflict",
-        )
+    stored = "`training_info`, which always stores the state in initializers"
+    conflicts("`embed_state=False`", {stored: not options.embed_state}, one)
+    runs = "`yield_='keep'`, because its steps must run"
+    conflicts("`training_info`", {runs: options.yield_ == "keep"}, "leave out `yield_`")
     if options.dims or options.shapes:
         raise UsageError(
             "`dims` and `shapes` can't be combined with `training_info`, which does not change the inference graph",
@@ -136,9 +126,7 @@ def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
 
 def _correct(inference: GraphProto, built: Graph) -> None:
     """Remove declared types of inner values that the build found wrong. Declare outputs with their inferred types."""
-    stored = [value for value in inference.value_info if value.name in built.hints]
-    del inference.value_info[:]
-    inference.value_info.extend(stored)
+    refill(inference.value_info, [value for value in inference.value_info if value.name in built.hints])
     for value in inference.output:
         if shape_of(value.type) is not None and value.name not in built.hints and value.name in built.types:
             value.type.CopyFrom(built.types[value.name])
@@ -439,9 +427,8 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
 def _join_outputs(graph: GraphProto, algorithm: GraphProto, needed: Set[str]) -> None:
     """Set the outputs of a step: all outputs of the algorithm, then the other needed outputs of the inference graph."""
     known = {value.name for value in algorithm.output}
-    own = [value for value in graph.output if value.name in needed and value.name not in known]
-    del graph.output[:]
-    graph.output.extend([*algorithm.output, *own])
+    own = (value for value in graph.output if value.name in needed and value.name not in known)
+    refill(graph.output, [*algorithm.output, *own])
 
 
 def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:

@@ -101,7 +101,7 @@ def make_eval_model(
     keep_mode: bool = False,
     counted: bool = False,
 ) -> EvalModel:
-    """Make the eval model: an inference model with its loss.
+    """Make the eval model: an inference model with its loss. The weights of losses follow no schedule.
 
     Args:
         model: the inference model; not changed.
@@ -116,7 +116,10 @@ def make_eval_model(
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
     mode: Mode = "keep" if keep_mode or has_derivatives(model) else "eval"
-    whole = replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1)
+    losses = tuple(replace(spec, schedule="") for spec in options.losses)
+    whole = replace(
+        options, mode=mode, losses=losses, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1
+    )
     built = TrainingModel(Graph(copy, path), whole)
     built.training.may_be_none = True
     graph, training = built.graph, built.training
@@ -213,6 +216,8 @@ class Evaluator:
         metrics: the metrics to compute, each from the output and the label of its term.
         ema: weight -> the name of the state with the moving average of the weight. The average is evaluated instead.
         communicator: connects the processes that train together. Rank 0 evaluates, and all get the results.
+        terms: the losses.
+        inputs: array of the data -> the input of the eval model that takes it, where the names differ.
     """
 
     session: EvalSession
@@ -221,6 +226,8 @@ class Evaluator:
     metrics: Sequence[RequestedMetric]
     ema: Mapping[str, str] = field(default_factory=dict)
     communicator: Communicator = Alone()  # noqa: RUF009
+    terms: Sequence[Term] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -233,10 +240,13 @@ class Evaluator:
         Raises:
             UsageError: a metric does not fit.
         """
-        first = self.data.batch(np.arange(min(self.batches.size, len(self.data))))
+        first = self._batch(np.arange(min(self.batches.size, len(self.data))))
         result = self.session(first, weights)
         for named in self.metrics:
             _update(named.begin(), named.term, result, first)
+
+    def _batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {self.inputs.get(name, name): array for name, array in self.data.batch(indices).items()}
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
         """Return the loss, as 'loss', and each metric by its name.
@@ -263,7 +273,7 @@ class Evaluator:
         weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
         total = _Total(self.session.sums, self.session.weights)
         for part in self.batches:
-            feeds = self.data.batch(part.indices)
+            feeds = self._batch(part.indices)
             result = self.session(feeds, weights)
             total.add(result, len(part.indices))
             for named, found in begun:

@@ -11,7 +11,6 @@ import numpy as np
 from onnx import ModelProto, TensorProto, TypeProto, helper
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data import (
     Batches,
@@ -19,7 +18,6 @@ from onnxgrad_cli.data import (
     SampleOptions,
     SequenceOptions,
     as_trained,
-    input_types_of,
     names_in,
     open_data,
     ranges_of,
@@ -67,7 +65,7 @@ MOST_CLASSES = 1000
 
 
 @dataclass(frozen=True)
-class Setting(KnownKeywords):
+class Setting(checks.KnownKeywords):
     """Settings for running a model on data. The defaults are the same as on the command line.
 
     Attributes:
@@ -184,17 +182,25 @@ def evaluate(
     for caution in dict.fromkeys(map(str, found.cautions)):
         tell(f"warning: {caution}", 0)
     roles = describe(found.model)
-    terms, labels = roles.losses, {n for n, role in roles.inputs.items() if role in ("label", "sample weight")}
+    if len(roles.sets) > 1:
+        raise UsageError(
+            f"`losses`: an evaluation has one data set, but the losses name {' and '.join(roles.sets)}",
+            "pass the losses of one data set",
+        )
+    terms, arrays = roles.losses, next(iter(roles.sets.values()), {name: name for name in roles.sampled})
+    labels = {name for name, own in arrays.items() if roles.inputs[own] in ("label", "sample weight")}
     asked = metrics_of(metrics, terms)
-    inputs = {name: found.types[name] for name in input_types_of(found.model)}
+    inputs = {name: found.types[own] for name, own in arrays.items()}
     known = Preprocessing.of_model(model)
     ranges, recurrent = ranges_of(found.model), recurrent_values(model.graph.node)
-    data = setting.open(source, inputs, ranges, terms, tell, known, labels=labels, recurrent=recurrent)
+    ranges = {name: ranges[own] for name, own in arrays.items() if own in ranges}
+    of_data = roles.on_set(next(iter(roles.sets), "")).losses
+    data = setting.open(source, inputs, ranges, of_data, tell, known, labels=labels, recurrent=recurrent)
     session = EvalSession(found, path, find_provider(setting.provider), setting.threads)
     batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
-    evaluator = Evaluator(session, data, batches, asked)
+    evaluator = Evaluator(session, data, batches, asked, inputs=arrays)
     if setting.batch_size > 1 and not keep_mode:
-        check_padding(session, data, {})
+        check_padding(session, data, arrays, {})
     evaluator.check({})
     taken = confusions(terms, MOST_CLASSES)
     results = evaluator.measure({}, taken)

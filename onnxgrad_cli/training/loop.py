@@ -10,19 +10,19 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW
+from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW, Ended
 from onnxgrad_cli.common.choices import LogForm
-from onnxgrad_cli.data import Batches, BatchShard, Data
+from onnxgrad_cli.data import Batches, BatchShard, Data, DataSets
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import CHECKPOINT, Log, RunFolder
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule
-from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
+from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase, numpy_type
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.finiteness import INPUT, WEIGHT
 
@@ -44,6 +44,7 @@ class Progress:
             batches.
         seen: the number of samples in `total`.
         uncounted: the number of batches so far in which the loss ignored all labels.
+        ended: the reason why the optimizer ended the run before its last epoch; "" if it did not.
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Progress:
     total: float = 0.0
     seen: int = 0
     uncounted: int = 0
+    ended: Ended = ""
 
 
 @dataclass
@@ -59,7 +61,7 @@ class TrainingLoop:
 
     Attributes:
         trainer: takes the steps.
-        data: the training data.
+        data: the training data, in one or several sets.
         batches: the order of the samples, in batches.
         schedule: the learning rate of each step.
         evaluator: evaluates the weights after an epoch; None without validation data.
@@ -78,20 +80,22 @@ class TrainingLoop:
         rates: a description of the learning rate and the schedule. A resumed run may change these; then the log
             contains the old and the new description.
         settings: argument -> its value as text. If a run can't be resumed, the error lists the changed settings.
-        digests: 'training' -> the digest of the training data, and 'validation' -> the digest of the validation data,
-            if any.
+        digests: 'training' -> the digest of the training data, "'SET' training" -> the digest of each further data set,
+            and 'validation' -> the digest of the validation data, if any.
         rates_before: the value of `rates` in the checkpoint if it differs, otherwise "".
         watch: called after each step and each evaluation.
         max_steps: the run ends after this number of steps, even within an epoch; None for no limit.
         eval_every: the number of steps between evaluations within an epoch; 0 for no such evaluations. Their results
             are reported and logged, but don't affect the run.
         logs: the formats of the log in addition to train.jsonl.
+        weights: input with the weight of a loss -> the schedule of the weight.
         origin_of: returns, for a batch with a loss that is not finite, the first value that is not finite and the
             operator that computed it; see `verification.checks.finiteness`.
+        SHORTER: the advice if a loss is not finite after the first step.
     """
 
     trainer: TrainerBase
-    data: Data
+    data: Data | DataSets
     batches: Batches
     schedule: Schedule
     evaluator: Evaluator | None
@@ -113,8 +117,10 @@ class TrainingLoop:
     rates: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, Schedule] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     rates_before: str = ""
+    SHORTER: ClassVar[str] = "try a smaller learning rate"
     _pace: Pace = field(default_factory=Pace)
     _rate: float = math.nan
     _cut: bool = False
@@ -122,13 +128,22 @@ class TrainingLoop:
     @property
     def steps(self) -> int:
         """The total number of steps of the run."""
-        whole = self.epochs * len(self.batches)
+        whole = self.epochs * self._steps_per_epoch
         return whole if self.max_steps is None else min(whole, self.max_steps)
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return len(self.batches)
+
+    @property
+    def _dealt(self) -> int:
+        """The number of steps of the epochs and batches so far."""
+        return self.batches.dealt
 
     @property
     def _reached(self) -> int:
         """The number of epochs that the run begins. `max_steps` may end the last one early."""
-        return math.ceil(self.steps / len(self.batches))
+        return math.ceil(self.steps / self._steps_per_epoch)
 
     @property
     def _results(self) -> list[str]:
@@ -154,10 +169,8 @@ class TrainingLoop:
         except UsageError as error:
             hint = error.hint if ANEW in (error.hint or "") else f"{error.hint}, or {ANEW}"
             raise UsageError(error.message, hint, self._changed(said.get("settings", {}))) from None
-        if self.batches.dealt != said["steps"]:
-            message = (
-                f"the checkpoint has {said['steps']} steps, but its position is after {self.batches.dealt} batches"
-            )
+        if self._dealt != said["steps"]:
+            message = f"the checkpoint has {said['steps']} steps, but its position is after {self._dealt} batches"
             raise OnnxgradError(message, f"it is damaged: use another copy, or {ANEW}")
         self.trainer.load(values, said["steps"])
         self.schedule.restore(said["schedule"])
@@ -236,10 +249,10 @@ class TrainingLoop:
             UsageError: the contents have changed.
         """
         for use, digest in self.digests.items():
-            if digests.get(use) == digest or (new_data and use == "training"):
+            if digests.get(use) == digest or (new_data and use.endswith("training")):
                 continue
             hint = f"continue with the same data, or {ANEW}"
-            if use == "training":
+            if use.endswith("training"):
                 hint += "; to continue with other data of the same size, add `new_data`"
             raise UsageError(f"the run was started with other {use} data: their contents have changed", hint)
 
@@ -247,7 +260,8 @@ class TrainingLoop:
         """Take all remaining steps.
 
         Returns:
-            The reason for the end: 'done', 'no better' (early stopping), 'max steps' or 'stopped'.
+            The reason for the end: 'done', 'no better' (early stopping), 'max steps', 'stopped', or the reason of an
+            optimizer that ends runs; see `Progress.ended`.
 
         Raises:
             OnnxgradError: the loss or a weight was not finite, or a file could not be written.
@@ -260,16 +274,23 @@ class TrainingLoop:
                 return "stopped"
             if self.rates_before:
                 log.note({"step": self.trainer.steps, "rates": self.rates, "before": self.rates_before})
-            while not self.finished:
-                if not self._epoch(log):
-                    self._save(log)
-                    return "stopped"
+            if not self._train(log):
+                self._save(log)
+                return "stopped"
             return self._end(log)
+
+    def _train(self, log: Log) -> bool:
+        """Take the remaining steps. Return False if `stop` requested an end."""
+        while not self.finished:
+            if not self._epoch(log):
+                return False
+        return True
 
     @property
     def finished(self) -> bool:
         """True if no step remains."""
-        return len(self.progress.epochs) >= self.epochs or self._out_of_patience() or self._spent()
+        ended = bool(self.progress.ended)
+        return ended or len(self.progress.epochs) >= self.epochs or self._out_of_patience() or self._spent()
 
     def _end(self, log: Log | None) -> str:
         """Return the reason why no step remains, and evaluate an epoch that `max_steps` ended early.
@@ -281,6 +302,8 @@ class TrainingLoop:
             return "done"
         if self._out_of_patience():
             return "no better"
+        if self.progress.ended:
+            return self.progress.ended
         self._cut_epoch(log)
         return "max steps"
 
@@ -303,26 +326,38 @@ class TrainingLoop:
                 break
             self._between(log)
         if self.batches.position == 0:
-            better = self._judge(log)
-            self.progress.total, self.progress.seen = 0.0, 0
-            self._save(log, best=better)
+            self._end_epoch(log)
         return not self.stop()
+
+    def _end_epoch(self, log: Log, save: bool = True) -> None:
+        """Evaluate the weights at the end of an epoch. Write a checkpoint if they are the best so far, or if `save`."""
+        better = self._judge(log)
+        self.progress.total, self.progress.seen = 0.0, 0
+        if save or better:
+            self._save(log, best=better)
 
     def _take(self, part: BatchShard, log: Log) -> None:
         """Take a step on a batch, log it and report it to `watch`."""
         start = time.perf_counter()
         self._rate = self.schedule.rate(self.trainer.steps)
         loss = self._step(part)
-        seconds = time.perf_counter() - start
-        if math.isnan(loss):
-            self.progress.uncounted += 1
-        else:
-            self.progress.total += loss if self.trainer.roles.reduction == "sum" else loss * part.whole
-            self.progress.seen += part.whole
-        self._pace.add(part.whole, seconds)
+        self._record(loss, part.whole, time.perf_counter() - start, log)
+
+    def _record(self, loss: float, samples: int, seconds: float, log: Log) -> None:
+        """Add a step to the results of the epoch, log it and report it to `watch`."""
+        self._count(loss, samples)
+        self._pace.add(samples, seconds)
         step, epoch = self.trainer.steps, len(self.progress.epochs) + 1
         log.add({"step": step, "epoch": epoch, "loss": loss, "rate": self._rate, "seconds": round(seconds, 6)})
         self.watch(Stepped(step, self.steps, epoch, self._reached, loss, self._rate))
+
+    def _count(self, loss: float, samples: int) -> None:
+        """Add a loss to the results of the epoch."""
+        if math.isnan(loss):
+            self.progress.uncounted += 1
+        else:
+            self.progress.total += loss if self.trainer.roles.reduction == "sum" else loss * samples
+            self.progress.seen += samples
 
     def _between(self, log: Log) -> None:
         """Evaluate the weights and write a checkpoint between two steps, as `eval_every` and `save_every` request."""
@@ -338,6 +373,8 @@ class TrainingLoop:
     def _step(self, part: BatchShard) -> float:
         """Take a step, and return the loss that was computed before the update; nan if the loss ignores all labels."""
         batch = self.data.batch(part.indices, part)
+        for name, weight in self.weights.items():
+            batch[name] = np.asarray(weight.rate(self.trainer.steps), numpy_type(self.trainer.inputs[name]))
         try:
             if isinstance(self.trainer, Trainer) and self._uncounted(batch):
                 loss = self.trainer.step(batch, self.schedule, uncounted=True)
@@ -364,6 +401,9 @@ class TrainingLoop:
         which = f"the samples {shown}"
         if len(indices) < part.whole:
             which = f"a batch of {part.whole} samples, of which this process has {shown}"
+        if isinstance(self.data, DataSets):
+            others = "".join(f" and a batch of '{other.name}'" for other in self.data.others)
+            which += f" of '{self.data.first.name}'{others}"
         message, advice = f"step {self.trainer.steps + 1}: {error.message}, on {which}", ""
         name, maker = self.origin_of(batch, math.nan if "nan" in error.message else math.inf)
         if label := self._uncounted(batch):
@@ -375,9 +415,9 @@ class TrainingLoop:
             message += f": the first value that is not finite is '{name}', {article} {source}"
         if maker in WITH_DOMAIN and not advice:
             advice = f"keep the input of {maker} in its domain, for example by adding a small number, or "
-            advice += "look at these samples" if not self.trainer.steps else "try a smaller learning rate"
+            advice += "look at these samples" if not self.trainer.steps else self.SHORTER
         elif not advice:
-            rate = "" if not self.trainer.steps else "try a smaller learning rate, or "
+            rate = "" if not self.trainer.steps else f"{self.SHORTER}, or "
             advice = f"{rate}look at these samples"
         return OnnxgradError(message, f"{advice}; {self._where()}", code="not_finite")
 
@@ -470,7 +510,7 @@ class TrainingLoop:
         weights = self.trainer.weights()
         for name, array in weights.items():
             if not np.isfinite(array).all():
-                hint = f"try a smaller learning rate; {self._where()}"
+                hint = f"{self.SHORTER}; {self._where()}"
                 raise OnnxgradError(f"step {self.trainer.steps}: '{name}' is no longer finite", hint, code="not_finite")
         return weights
 

@@ -23,7 +23,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.files import load_external_data, load_model
 from onnxgrad_cli.ir.types import dtype_of, is_float
 from onnxgrad_cli.metadata import Term
-from onnxgrad_cli.passes.loss.file import in_order
+from onnxgrad_cli.passes.loss.model_file import in_order
 
 
 class Metric(Protocol):

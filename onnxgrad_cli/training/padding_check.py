@@ -17,7 +17,7 @@ TOLERANCE, TOLERANCE_16_BIT = 1e-3, 2e-2
 """The largest relative difference of two losses: for outputs of 32 bits or more, and for outputs of 16 bits."""
 
 
-def check_padding(session: EvalSession, data: Data, weights: Mapping[str, Buffer]) -> None:
+def check_padding(session: EvalSession, data: Data, inputs: Mapping[str, str], weights: Mapping[str, Buffer]) -> None:
     """Compare the loss of the smallest sample with its loss when it is padded to the size of the largest sample.
 
     Data whose samples are not padded need no check. A model with a fixed batch size is not checked, because it can't
@@ -26,6 +26,7 @@ def check_padding(session: EvalSession, data: Data, weights: Mapping[str, Buffer
     Args:
         session: runs the model with its loss.
         data: the data.
+        inputs: array of the data -> the input of the model that takes it, where the names differ.
         weights: the weights and state of a trainer.
 
     Raises:
@@ -42,7 +43,10 @@ def check_padding(session: EvalSession, data: Data, weights: Mapping[str, Buffer
         name: array if name in data.same or not array.ndim else array.take([0], axis=data.axes.get(name, 0))
         for name, array in pair.items()
     }
-    alone, same = session(data.batch(np.array([small])), weights), session(padded, weights)
+    alone, same = (
+        session({inputs.get(name, name): array for name, array in feeds.items()}, weights)
+        for feeds in (data.batch(np.array([small])), padded)
+    )
     short = any(array.dtype.itemsize < 4 for array in alone.outputs.values())
     first, second = _loss(session, alone), _loss(session, same)
     if not math.isclose(first, second, rel_tol=TOLERANCE_16_BIT if short else TOLERANCE, abs_tol=1e-6):

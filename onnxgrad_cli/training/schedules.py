@@ -10,12 +10,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
 from onnxgrad_cli.common.settings import Length, Lengths, Option, chosen, declared, exactly, require, spelled
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+
+if TYPE_CHECKING:
+    from onnxgrad_cli.losses.spec import LossSpec
 
 LENGTH = "steps, a fraction of all steps (below 1), or epochs such as 3e"
 CYCLED = {
@@ -175,6 +178,22 @@ def parse_schedule(text: str, base: float, steps: int, epoch: int | None = None)
     checks.text("schedule", text)
     name, options = spelled(text)
     return Schedule(SCHEDULES.lookup(name), base, steps, options, epoch)
+
+
+def weight_schedule(spec: LossSpec, steps: int, epoch: int | None = None) -> Schedule:
+    """Return the schedule of the weight of a loss. The arguments `steps` and `epoch` are those of `parse_schedule`.
+
+    Raises:
+        UsageError: the schedule doesn't exist, an option does not fit, or it depends on the validation loss.
+    """
+    found = parse_schedule(spec.schedule, spec.weight, steps, epoch)
+    if found.watches:
+        raise UsageError(
+            f"`losses`: the weight of '{spec.name}' can't follow '{found.kind.name}', which depends on the validation "
+            "loss",
+            "choose another schedule",
+        )
+    return found
 
 
 def cycles_momentum(text: str) -> bool:

@@ -3,7 +3,7 @@
 Every kind of derivative is reduced to the gradient of one number: a weighted sum of the outputs. In a vector-Jacobian
 or Hessian-vector product the weights are the cotangents or vectors that the model takes as inputs. Otherwise they are
 random. A second derivative is checked as the first derivative of a gradient. Before that, the gradient itself is
-checked against differences of the outputs.
+checked against differences of the outputs. Kinds that are composed of others are checked in composed.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnxgrad_cli.common.choices import Derivative, Mode
+from onnxgrad_cli.common.choices import SECOND_DERIVATIVES, Derivative, Mode
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError
@@ -42,6 +42,7 @@ from onnxgrad_cli.verification.checks.agreement import (
     varies,
     wide,
 )
+from onnxgrad_cli.verification.composed import PARTS, agrees_with_parts
 from onnxgrad_cli.verification.feeds import Range, finite, part, run_on_drawn, run_on_own
 from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.gradients.claims import Claims
@@ -58,8 +59,6 @@ AGREES = "derivatives against differences"
 
 WHOLE = "every derivative"
 """Name of the check that every float output that may be a derivative is described as one, and so checked."""
-
-SECOND = ("hvp", "hessian")
 
 MAX_RELATIVE_DIFFERENCE = 1e-4
 """Largest accepted difference between two computations of a derivative in float32, relative to the largest entry."""
@@ -90,12 +89,14 @@ class Function:
         moves: inner value with respect to which the function is differentiated -> the input of `model` that is added to
             it.
         before: computes these inner values from the inputs of `model`; None if there are none.
+        cotangents: input of `model` that is a cotangent -> the input of the model of derivatives that has its value.
     """
 
     model: ModelProto
     outputs: Mapping[str, str]
     moves: Mapping[str, str] = field(default_factory=dict)
     before: ModelProto | None = None
+    cotangents: Mapping[str, str] = field(default_factory=dict)
 
 
 def prove_derived(
@@ -122,8 +123,8 @@ def prove_derived(
     roles = roles_of(model, derived)
     case = ProofCase(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
     case.differentiated = derived.of
-    if derived.kind == "vjp":
-        case.cotangents = dict(zip(derived.inputs, derived.of, strict=False))
+    fed = derived.inputs if derived.kind == "vjp" else derived.weights
+    case.cotangents = dict(zip(fed, derived.of, strict=False))
     outputs = [value.name for value in before.model.graph.output] if before is not None else []
     compared = derived.mode == "keep" and any(has_values(model, [name]) for name in outputs)
     checks = (*OPENING, ORIGINAL) if compared else OPENING
@@ -141,7 +142,7 @@ def roles_of(model: ModelProto, derived: Derived) -> Roles:
     moved = {name: "weight" if name in derived.wrt else "constant" for name in stored}
     inputs = {value.name: moved.get(value.name, "model input") for value in model.graph.input}
     outputs = {name: Role("derivative") for name in derived.outputs}
-    if derived.kind in ("vjp", "hvp"):
+    if derived.kind in ("vjp", "hvp", "gnvp", "hessian-diagonal"):
         outputs = {name: Role("gradient", x) for x, name in zip(derived.wrt, derived.outputs, strict=True)}
     first = next(iter(outputs), "")
     return Roles("", (), "", inputs, {**outputs, first: Role("loss")}, derived.estimated, derived.partial)
@@ -158,6 +159,8 @@ def _agrees(derived: Derived, case: ProofCase) -> CheckOutcome:
         return skipped("a training session must provide the cotangents at a YieldOp")
     if varies(case):
         return skipped("the model draws random numbers, so the derivatives of two runs differ")
+    if derived.kind in PARTS:
+        return agrees_with_parts(derived, case, prove_derived)
     function = _function(derived, case)
     if isinstance(function, CheckOutcome):
         return function
@@ -234,8 +237,8 @@ def _as_added(derived: Derived, case: ProofCase, found: CheckOutcome) -> CheckOu
     again = derive(
         model, cast(Derivative, derived.kind), of=[glob.escape(name) for name in derived.of],
         wrt=[glob.escape(moves.get(name, name)) for name in derived.wrt], class_=derived.pick or None,
-        class_axis=derived.class_axis, per_sample=derived.per_sample is not None, path=case.path,
-        cotangents="input" if derived.inputs or derived.kind != "vjp" else "ones",
+        class_axis=derived.class_axis, per_sample=derived.per_sample is not None, weighted=bool(derived.weights),
+        path=case.path, cotangents="input" if derived.inputs or derived.kind != "vjp" else "ones",
         options=Options(mode=cast(Mode, derived.mode)),
     )  # fmt: skip
     said = read_derived(again)
@@ -247,6 +250,7 @@ def _as_added(derived: Derived, case: ProofCase, found: CheckOutcome) -> CheckOu
         return found
     feeds = dict(case.feeds)
     feeds |= {theirs: case.feeds[ours] for theirs, ours in _paired(said.added(names), derived.added())}
+    feeds |= {theirs: case.feeds[ours] for theirs, ours in zip(said.weights, derived.weights, strict=True)}
     feeds |= {said.label: case.feeds[derived.label]} if derived.label else {}
     try:
         feeds |= {moves[name]: np.zeros_like(x) for name, x in run_on_own(part(base, derived.inner), feeds).items()}
@@ -296,8 +300,8 @@ def _written_as_zero(derived: Derived, model: ModelProto) -> bool:
 def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
     """Return the function whose first derivatives are checked, or an outcome that says why there is none."""
     base = case.original.model if case.original is not None else case.described.model
-    known = [*derived.inner, *(derived.of if derived.kind not in SECOND else ())]
-    if case.original is None and derived.kind in SECOND:
+    known = [*derived.inner, *(derived.of if derived.kind not in SECOND_DERIVATIVES else ())]
+    if case.original is None and derived.kind in SECOND_DERIVATIVES:
         return skipped("a second derivative is measured with the original model: pass it with --original")
     if not has_values(base, derived.inner if case.original is not None else known):
         return skipped(
@@ -308,7 +312,7 @@ def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
     except OnnxgradError as error:
         return skipped(f"offsets can't be added to inner values: {error.message}")
     before = part(base, derived.inner) if moves else None
-    if derived.kind in SECOND:
+    if derived.kind in SECOND_DERIVATIVES:
         return _gradient(derived, case, model, moves, before)
     if case.original is not None and derived.mode != "keep":
         model = _derive(model, derived, moves, case.path)
@@ -331,17 +335,21 @@ def _gradient(
         return CheckOutcome("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
     names = {added: name for name, added in moves.items()}
     outputs = {names.get(x, x): output for x, output in zip(said.wrt, said.outputs, strict=True)}
-    return Function(gradient, outputs, moves, before)
+    cotangents = {said.added()[(y,)]: name for y, name in zip(derived.of, derived.weights, strict=False)}
+    return Function(gradient, outputs, moves, before, cotangents)
 
 
 def _derive(original: ModelProto, derived: Derived, moves: Mapping[str, str], path: Path | None) -> ModelProto:
-    """Return a model of the gradient of the sum of the outputs, which also computes the outputs."""
+    """Return a model of the gradient of the sum of the outputs, which also computes the outputs.
+
+    If the outputs have weights, these are the cotangents that the model takes as inputs.
+    """
     by = [moves.get(name, name) for name in derived.wrt]
     of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, by))
-    pick = derived.pick if derived.kind in SECOND and derived.pick else None
+    pick = derived.pick if derived.kind in SECOND_DERIVATIVES and derived.pick else None
     return derive(
-        original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, class_=pick,
-        class_axis=derived.class_axis, options=Options(mode=cast(Mode, derived.mode)),
+        original, of=of, wrt=wrt, cotangents="input" if derived.weights else "ones", keep_outputs=True, path=path,
+        class_=pick, class_axis=derived.class_axis, options=Options(mode=cast(Mode, derived.mode)),
     )  # fmt: skip
 
 
@@ -400,7 +408,7 @@ class _Measure:
         Args:
             found: the outcome on the current data.
         """
-        second, points = self._derived.kind in SECOND, 1
+        second, points = self._derived.kind in SECOND_DERIVATIVES, 1
         while points < POINTS and self._case.drawn is not None:
             found, points = self.elsewhere((WIDE_RANGE,) if points == 1 and not second else ()), points + 1
             if not self.still:
@@ -577,11 +585,12 @@ class _Measure:
             moved = {name: np.where(self._finite[name], x, start[name]) for name, x in moved.items()}
         named = {self._function.moves.get(name, name): x for name, x in {**self._still(), **moved}.items()}
         weights = {name: widened(weights_there[name]) for name in self._case.described.weights}
-        feeds = {**self._run.widened(weights_there), **weights, **named}
+        given = {theirs: self._case.feeds[ours] for theirs, ours in self._function.cotangents.items()}
+        feeds = {**self._run.widened({**weights_there, **given}), **weights, **named}
         try:
             outputs = self._run(feeds)
             found = {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
-            if self._derived.kind in SECOND:
+            if self._derived.kind in SECOND_DERIVATIVES:
                 return found
             return {name: _score(self._derived, self._case.feeds, x) for name, x in found.items()}
         except Exception as error:  # the executors' exceptions share no base class

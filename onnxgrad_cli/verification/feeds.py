@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.execution.executor import Executor
@@ -46,6 +46,22 @@ class DescribedModel:
     original: Callable[[Arrays], Arrays] | None = None
     differentiated: Collection[str] = ()
     stored: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def types(self) -> dict[str, TypeProto]:
+        """The declared types of the inputs."""
+        return {value.name: value.type for value in self.model.graph.input}
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """The declared shapes of the inputs that must be fed."""
+        return {name: shape_of(self.types[name]) or () for name in self.roles.fed}
+
+    @cached_property
+    def own(self) -> list[str]:
+        """The inputs of the model itself that must be fed, without labels and cotangents."""
+        inputs = (name for name in self.roles.fed if self.roles.inputs[name] == "model input")
+        return [name for name in inputs if name not in self.cotangents]
 
     @cached_property
     def weights(self) -> Arrays:
@@ -130,7 +146,7 @@ def run_on_drawn(
             if unmet:
                 guess = {**guess, **unmet, **fixed}
                 again = random_feeds(described, rng, guess, masked, ranges)
-                feeds = {**again, **_inputs(described, feeds), **given}
+                feeds = {**again, **{name: feeds[name] for name in described.own}, **given}
             outputs = run(feeds)
         except Exception:
             if not runs:
@@ -150,7 +166,7 @@ def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tu
     """
     for masked in (True, False) if _switches(described) else (True,):
         start, tried = time.process_time(), list[dict[str, int]]()
-        for found in sizes_to_try(_shapes(described), described.model):
+        for found in sizes_to_try(described.shapes, described.model):
             if len(tried) >= TRIES and time.process_time() - start > SEARCH:
                 break
             guess = {**found, **sizes}
@@ -166,9 +182,7 @@ def _ranges(
     described: DescribedModel, rng: np.random.Generator, first: Sequence[Range]
 ) -> Iterator[Mapping[str, Range | None]]:
     """Yield maps from float input to range: first the same range for all inputs, then a random one for each."""
-    types = {value.name: value.type for value in described.model.graph.input}
-    own = (name for name in described.roles.fed if described.roles.inputs[name] == "model input")
-    names = [name for name in own if is_float(types[name]) and name not in described.cotangents]
+    names = [name for name in described.own if is_float(described.types[name])]
     yield from (dict.fromkeys(names, each) for each in (*first, *RANGES))
     if len(names) > 1 and described.differentiated:
         for _ in range(MIXED):
@@ -185,22 +199,10 @@ def _is_defined(described: DescribedModel, feeds: Arrays, outputs: Arrays) -> bo
     return all(finite(np.asarray(values[name])) for name in names if name in values)
 
 
-def _shapes(described: DescribedModel) -> dict[str, Shape]:
-    """Return the declared shapes of the inputs that must be fed."""
-    types = {value.name: value.type for value in described.model.graph.input}
-    return {name: shape_of(types[name]) or () for name in described.roles.fed}
-
-
 def _switches(described: DescribedModel) -> dict[str, int]:
     """Return model input -> the integer that the model compares it with; labels are left out. See `switch_values`."""
     inputs = described.roles.inputs
     return {name: at for name, at in switch_values(described.model).items() if inputs.get(name) == "model input"}
-
-
-def _inputs(described: DescribedModel, feeds: Arrays) -> Arrays:
-    """Return the feeds of the model's own inputs, without labels and cotangents."""
-    own = (name for name in feeds if described.roles.inputs[name] == "model input")
-    return {name: feeds[name] for name in own if name not in described.cotangents}
 
 
 def _sizes_of_cotangents(described: DescribedModel) -> Callable[[Arrays, Mapping[str, int]], dict[str, int]]:
@@ -209,8 +211,8 @@ def _sizes_of_cotangents(described: DescribedModel) -> Callable[[Arrays, Mapping
     The function takes feeds and sizes. It runs the original, whose outputs have the shapes of the cotangents, and
     returns those sizes that differ from the given ones.
     """
-    shapes = {name: shape for name, shape in _shapes(described).items() if name in described.cotangents}
-    own = {dim for name, shape in _shapes(described).items() if name not in shapes for dim in shape}
+    shapes = {name: shape for name, shape in described.shapes.items() if name in described.cotangents}
+    own = {dim for name, shape in described.shapes.items() if name not in shapes for dim in shape}
     open_ = {name: shape for name, shape in shapes.items() if any(isinstance(d, str) and d not in own for d in shape)}
     original = described.original
     if not open_ or original is None:
@@ -239,7 +241,7 @@ def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str
     The function takes feeds and sizes. It runs the forward part, because a label has the sizes of the output that it is
     compared with. It returns those sizes that differ from the given ones.
     """
-    roles, shapes = described.roles, _shapes(described)
+    roles, shapes = described.roles, described.shapes
     own = {
         dim for name in shapes if roles.inputs[name] == "model input" for dim in shapes[name] if isinstance(dim, str)
     }
@@ -325,8 +327,7 @@ def random_feeds(
         OverLimit: drawing them exceeds the limit of time or memory for runs.
         MemoryError: they would not fit into the free memory.
     """
-    types = {value.name: value.type for value in described.model.graph.input}
-    shapes = sized(_shapes(described), sizes)
+    shapes = sized(described.shapes, sizes)
     if DRAWN * sum(map(math.prod, shapes.values())) > free_memory():  # or the system ends processes
         raise MemoryError("random data do not fit into the free memory")
     classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
@@ -334,9 +335,9 @@ def random_feeds(
     switches, full = _switches(described), lengths_in(described) if lengths else set()
     feeds = {}
     for name, shape in shapes.items():
-        dtype = dtype_of(types[name])
+        dtype = dtype_of(described.types[name])
         between = (ranges or {}).get(name) or (None if described.roles.inputs[name] == "model input" else RANGES[1])
-        if is_float(types[name]) and between is not None:  # every loss is defined between 0 and 1
+        if is_float(described.types[name]) and between is not None:  # every loss is defined between 0 and 1
             uniform = np.asarray(rng.uniform(*between, shape))
             feeds[name] = uniform.astype(helper.tensor_dtype_to_np_dtype(dtype))
         else:
@@ -346,24 +347,25 @@ def random_feeds(
                 feeds[name] = np.full_like(feeds[name], switches[name])
             if name in full:
                 feeds[name] = np.full_like(feeds[name], max(sizes.values(), default=1))
-    for term in described.roles.losses:
+    _ignore_some(described.roles, feeds)
+    return feeds
+
+
+def _ignore_some(roles: Roles, feeds: Arrays) -> None:
+    """Give every fifth sample the ignored label of its loss, and the first two samples another one, in place."""
+    for term in roles.losses:
         if term.ignore_index is not None and term.label in feeds:
             labels = feeds[term.label].reshape(-1)
             first = labels[:2]
             first[first == term.ignore_index] = (term.ignore_index + 1) % (term.classes or 2)
             labels[4::5] = term.ignore_index
-    return feeds
 
 
 def lengths_in(described: DescribedModel) -> set[str]:
     """Return the model inputs that may hold signal lengths: one integer per sample, not used as an index."""
-    types = {value.name: value.type for value in described.model.graph.input}
-    shapes = {
-        name: shape for name, shape in _shapes(described).items() if described.roles.inputs[name] == "model input"
-    }
-    integers = {
-        n for n, x in shapes.items() if len(x) == 1 and dtype_of(types[n]) in (TensorProto.INT32, TensorProto.INT64)
-    }
+    shapes = {name: described.shapes[name] for name in described.own}
+    vectors = (name for name, shape in shapes.items() if len(shape) == 1)
+    integers = {n for n in vectors if dtype_of(described.types[n]) in (TensorProto.INT32, TensorProto.INT64)}
     return integers - index_limits(described.model, sized(shapes, {}), replaced=True).keys()
 
 
@@ -422,14 +424,20 @@ def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]], replace
             origin[node.output[0]] = next(origin[name] for name in node.input[1:] if name in origin)
         if node.op_type in _SAME_SHAPE and first in dims:
             dims[node.output[0]] = dims[first]
-        if node.op_type in _LOOKUPS:
-            indices, table, attribute = _LOOKUPS[node.op_type]
-            source, shape = origin.get(node.input[indices]), dims.get(node.input[table], ())
-            axis = next((a.i for a in node.attribute if a.name == attribute), 0)
-            rows = shape[axis] if -len(shape) <= axis < len(shape) else None
-            if source is not None and isinstance(rows, int):
-                limits[source] = min(limits.get(source, max(rows, 1)), max(rows, 1))
+        indices, rows = _looked_up(node, dims)
+        if indices in origin and isinstance(rows, int):
+            source = origin[indices]
+            limits[source] = min(limits.get(source, max(rows, 1)), max(rows, 1))
     return limits
+
+
+def _looked_up(node: NodeProto, dims: Mapping[str, Sequence[int | str]]) -> tuple[str, int | str | None]:
+    """Return the indices of a lookup and the number of rows of its table; "" and None for any other node."""
+    if node.op_type not in _LOOKUPS:
+        return "", None
+    indices, table, attribute = _LOOKUPS[node.op_type]
+    axis, shape = next((a.i for a in node.attribute if a.name == attribute), 0), dims.get(node.input[table], ())
+    return node.input[indices], shape[axis] if -len(shape) <= axis < len(shape) else None
 
 
 def finite(x: np.ndarray) -> bool:

@@ -18,31 +18,36 @@ from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, ski
 from onnxgrad_cli.verification.derived import has_values, prove_derived
 from onnxgrad_cli.verification.feeds import part
 from onnxgrad_cli.verification.gradients.perturbation import take_name
-from onnxgrad_cli.verification.verdict import FAILED, PROVED
+from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
 
 
 def agrees_inside(case: ProofCase) -> CheckOutcome:
     """Check that the derivatives inside the loss match finite differences."""
-    original = case.original.model if case.original is not None else None
     for each in case.roles.inner:
-        alone = original is None or has_values(case.described.model, [each.of]) or not has_values(original, [each.of])
-        model = _as_model(case, each, [each.of] if alone else [])
-        if model is None:
+        proof = _proved(case, each)
+        if proof is None:
             return skipped(f"the model does not compute the derivative of '{each.of}' as described")
-        fed = {value.name for value in model.graph.input}
-        inner = tuple(name for name in each.wrt if name not in fed)
-        seeds = (each.seed,) if each.seed else ()
-        derived = Derived(each.kind, (each.of,), each.wrt, seeds, each.results, "keep", inner=inner)
-        data = {name: array for name, array in case.data.items() if name in fed}
-        proof = prove_derived(
-            model, derived, case.path, None if alone else original, data, case.sizes, force=case.force
-        )
         if proof.verdict != PROVED:
             names = ", ".join(f"'{name}'" for name in each.wrt)
             text = f"the derivative of '{each.of}' with respect to {names}: {proof.why}"
             return CheckOutcome("failed", text) if proof.verdict == FAILED else skipped(text)
     count = len(case.roles.inner)
     return CheckOutcome("passed", f"{count} of {count}") if count else NOTHING
+
+
+def _proved(case: ProofCase, each: InnerDerivative) -> Proof | None:
+    """Prove an inner derivative as a model of its own. Return None if the case does not compute it as described."""
+    original = case.original.model if case.original is not None else None
+    alone = original is None or has_values(case.described.model, [each.of]) or not has_values(original, [each.of])
+    model = _as_model(case, each, [each.of] if alone else [])
+    if model is None:
+        return None
+    fed = {value.name for value in model.graph.input}
+    inner = tuple(name for name in each.wrt if name not in fed)
+    seeds = (each.seed,) if each.seed else ()
+    derived = Derived(each.kind, (each.of,), each.wrt, seeds, each.results, "keep", inner=inner)
+    data = {name: array for name, array in case.data.items() if name in fed}
+    return prove_derived(model, derived, case.path, None if alone else original, data, case.sizes, force=case.force)
 
 
 def _as_model(case: ProofCase, inner: InnerDerivative, of: Sequence[str]) -> ModelProto | None:

@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.types import FLOATS, Arrays, is_external, is_float
 from onnxgrad_cli.ir.weightless_copy import copied
+from onnxgrad_cli.verification.feeds import part
 from onnxgrad_cli.verification.gradients.loss_function import in_last_digits
 
 ROUNDING = frozenset({"MatMulNBits", "QMoE"})
@@ -36,10 +37,7 @@ class Original:
 
     def with_outputs(self, names: Collection[str]) -> Original:
         """Return the model with other values as its outputs."""
-        model = copied(self.model)
-        del model.graph.output[:]
-        model.graph.output.extend(ValueInfoProto(name=name) for name in names)
-        return Original(model, None)
+        return Original(part(self.model, names), None)
 
     @cached_property
     def executor(self) -> Executor:

@@ -21,7 +21,7 @@ from onnxgrad_cli.execution.sizes_to_try import leading_symbols
 from onnxgrad_cli.ir.dialects import checker_error
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import Arrays, in_words, shape_of
+from onnxgrad_cli.ir.types import Arrays, in_words
 from onnxgrad_cli.metadata import started
 from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
 from onnxgrad_cli.targets.standard import is_targeted, to_standard
@@ -41,7 +41,7 @@ MOST_OPERATIONS = 10**12
 COPIES = 4
 """The most memory that a proof takes, as a multiple of the memory of the weights."""
 
-AFTER_THE_MODEL = frozenset({"label", "sample weight", "loss gradient"})
+AFTER_THE_MODEL = frozenset({"label", "sample weight", "loss weight", "loss gradient"})
 """Roles of inputs that only the loss and the nodes after it read, not the model itself."""
 
 TARGETED = 1e-2
@@ -115,6 +115,11 @@ def runs(case: ProofCase) -> CheckOutcome:
             return CheckOutcome("failed", f"{fed}; with larger sizes {why}", ends=True)
         return CheckOutcome("passed", fed)
     assert failure is not None
+    return _does_not_run(case, original, failure)
+
+
+def _does_not_run(case: ProofCase, original: Original | None, failure: Exception) -> CheckOutcome:
+    """Return the outcome for a model that runs on no data: it is wrong, or the data don't suit it."""
     why = in_short(failure)
     drawn = [name for name in case.roles.sampled if name not in case.data]
     if not drawn or (original is not None and _takes_something(original, case)):
@@ -126,16 +131,13 @@ def runs(case: ProofCase) -> CheckOutcome:
     symbols = [symbol for symbol in case.symbols if symbol not in case.sizes]
     why += f"; set a size with --dim {symbols[0]}=SIZE, or " if symbols else "; "
     why += "pass data with --test-data"
-    types = {value.name: in_words(value.type) for value in case.described.model.graph.input}
-    needed = ", ".join(f"{name} {types[name]}" for name in drawn[:8])
+    needed = ", ".join(f"{name} {in_words(case.described.types[name])}" for name in drawn[:8])
     return CheckOutcome("skipped", f"{why}, for {needed}", ends=True, leaves_unproved=why)
 
 
 def _single_batch(case: ProofCase) -> dict[str, int]:
     """Return a map from symbol to size 1, for each symbol that is the first dimension of the model's own inputs."""
-    shapes = {value.name: shape_of(value.type) or () for value in case.described.model.graph.input}
-    own = (name for name in case.roles.fed if case.roles.inputs[name] == "model input")
-    leading = leading_symbols({name: shapes[name] for name in own if name not in case.described.cotangents})
+    leading = leading_symbols({name: case.described.shapes[name] for name in case.described.own})
     return {symbol: 1 for symbol, leads in leading.items() if leads}
 
 

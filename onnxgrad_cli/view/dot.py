@@ -28,7 +28,7 @@ def _lines(drawing: Drawing) -> Iterator[str]:
     yield from _legend(drawing.kinds)
     for part in drawing.root.parts:
         yield from _part(part, "  ")
-    places = {part.key: i for group in _groups(drawing.root) for i, part in enumerate(group.parts)}
+    places = {part.key: i for group in drawing.root.groups() for i, part in enumerate(group.parts)}
     for edge, group, source, target in drawing.meetings():
         against = group.beside or places[source.key] > places[target.key]
         attributes = {"label": drawing.label(edge), "tooltip": "\n".join(edge.tensors)}
@@ -44,13 +44,6 @@ def _legend(kinds: list[BoxKind]) -> Iterator[str]:
     for kind in kinds:
         yield f"    legend_{kind} [label={_quoted(LOOKS[kind].meaning)}, {_look(kind)}];"
     yield "  }"
-
-
-def _groups(group: Cluster) -> Iterator[Cluster]:
-    yield group
-    for part in group.parts:
-        if isinstance(part, Cluster):
-            yield from _groups(part)
 
 
 def _part(part: Box | Cluster, indent: str) -> Iterator[str]:

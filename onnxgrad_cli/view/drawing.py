@@ -6,7 +6,8 @@ with 30 % white, which color-blind readers can distinguish. Shape and border als
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -114,6 +115,13 @@ class Cluster:
     container: bool = False
     scope: tuple[str, ...] = ()
 
+    def groups(self) -> Iterator[Cluster]:
+        """Yield this group and all groups inside it, outer ones first."""
+        yield self
+        for part in self.parts:
+            if isinstance(part, Cluster):
+                yield from part.groups()
+
 
 Part = Box | Cluster
 
@@ -198,6 +206,15 @@ def boxes(part: Part) -> Iterator[Box]:
     else:
         for inner in part.parts:
             yield from boxes(inner)
+
+
+def connected(ends: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return key of a box -> the keys of all boxes connected to it, from the two ends of each edge."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for source, target in ends:
+        found[source].append(target)
+        found[target].append(source)
+    return found
 
 
 def _above(part: Part, path: tuple[Part, ...]) -> Iterator[tuple[str, tuple[Part, ...]]]:

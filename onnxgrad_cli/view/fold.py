@@ -8,11 +8,11 @@ groups of equal size. A unit is folded as a whole: a node with its bodies and th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from onnxgrad_cli.common.escape import escaped
-from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Edge, Part, boxes, is_value, short
+from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Edge, Part, boxes, connected, is_value, short
 
 SHOWN = 4
 """Largest number of operators, and of outputs, that the text of a folded box lists."""
@@ -171,21 +171,18 @@ class _Folding:
             key = other
         return key
 
-    def hosts(self, root: Cluster, ends: Mapping[tuple[str, str], object]) -> dict[str, str]:
+    def hosts(self, root: Cluster, ends: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Return key of a hidden value -> key of the first folded box to which it is connected.
 
         A value is hidden if it is connected to a single part and that part is folded. Inputs and outputs of the model
         are never hidden.
         """
-        unit = {box.key: part.key for part in _units(root) for box in boxes(part)}
+        containers = (group for group in root.groups() if group.container)
+        unit = {box.key: part.key for group in containers for part in group.parts for box in boxes(part)}
         folded = set(self.became.values())
-        touching: dict[str, list[str]] = defaultdict(list)
-        for source, target in ends:
-            touching[source].append(target)
-            touching[target].append(source)
         return {
             key: found[0]
-            for key, found in touching.items()
+            for key, found in connected(ends).items()
             if not self.old.boxes[key].nodes
             and self.old.boxes[key].kind not in STAYING
             and len({unit[other] for other in found}) == 1
@@ -230,15 +227,6 @@ def _count_alone(unit: Part) -> int:
     if isinstance(unit, Cluster) and unit.beside:
         return sum(map(_count_alone, unit.parts))
     return 1 if _is_gradient(unit) else count(unit)
-
-
-def _units(group: Cluster) -> Iterator[Part]:
-    """Yield the parts of a graph, and then the parts of the bodies inside it."""
-    if group.container:
-        yield from group.parts
-    for part in group.parts:
-        if isinstance(part, Cluster):
-            yield from _units(part)
 
 
 def _finished(

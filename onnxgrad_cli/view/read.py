@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph, is_generated
 from onnxgrad_cli.ir.modules import folders, module_finder
-from onnxgrad_cli.ir.node import FORWARD, ROLE
+from onnxgrad_cli.ir.node import FORWARD, ROLE, metadata_of
 from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
@@ -49,7 +50,7 @@ def draw(model: ModelProto, path: Path | None = None) -> Drawing:
         path: the file that it was read from.
     """
     reader = _Reader(model)
-    parts = reader.container(model.graph, _typed(model, path), _Scope({}, {}), BoxKind.FORWARD)
+    parts = reader.container(model.graph, _typed(model, path), _Scope(), BoxKind.FORWARD)
     name = model.graph.name or (path.stem if path else "model")
     edges = tuple(Edge(*ends, tuple(tensors)) for ends, tensors in reader.edges.items())
     return Drawing(escaped(name), Cluster("model", "", None, tuple(parts), container=True), edges, reader.inline)
@@ -79,6 +80,7 @@ def _in_order(graph: GraphProto, typed: GraphProto) -> Iterator[tuple[NodeProto,
     return ((makers[tuple(twin.output)], twin) for twin in typed.node)
 
 
+@dataclass
 class _Scope:
     """The values that a graph and its bodies can read.
 
@@ -88,15 +90,12 @@ class _Scope:
         types: value -> its type.
     """
 
-    def __init__(self, makers: Mapping[str, str], constants: Mapping[str, str]) -> None:
-        self.makers = dict(makers)
-        self.constants = dict(constants)
-        self.types: dict[str, TypeProto] = {}
+    makers: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+    types: dict[str, TypeProto] = field(default_factory=dict)
 
     def inner(self) -> _Scope:
-        found = _Scope(self.makers, self.constants)
-        found.types = dict(self.types)
-        return found
+        return _Scope(dict(self.makers), dict(self.constants), dict(self.types))
 
 
 class _Unit:
@@ -117,7 +116,7 @@ class _Reader:
         self.edges: dict[tuple[str, str], list[str]] = {}
         self.opsets = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
         self.roles = _roles(model)
-        self.tells_parts = any(_meta(node, ROLE) == "backward" for node in model.graph.node)
+        self.tells_parts = any(metadata_of(node, ROLE) == "backward" for node in model.graph.node)
         self.numbers = itertools.count()
         self.inline = 0
 
@@ -130,7 +129,7 @@ class _Reader:
         If a node's metadata name a forward node, the node either differentiates that node or replaces it. If the
         metadata of any node mark it as backward, only nodes with this mark differentiate.
         """
-        role = _meta(node, ROLE)
+        role = metadata_of(node, ROLE)
         if node.op_type == "YieldOp" or (not role and not self.tells_parts and _forward_of(node)):
             return BoxKind.BACKWARD
         return _NODES.get(role, default)
@@ -178,14 +177,13 @@ class _Reader:
         }
         for sparse in graph.sparse_initializer:
             stored[sparse.values.name] = (None, sparse.values.data_type, sparse.dims)
-        fed = {value.name for value in graph.input}
-        ends = {value.name for value in graph.output}
-        read = {name for node in graph.node for name in reads(node)}
+        hidden = {name for node in graph.node for name in reads(node)}
+        hidden.difference_update(value.name for value in (*graph.input, *graph.output))
         for value in graph.input:
             if value.name not in stored:
                 yield self.value(value.name, self.roles[0].get(value.name, BoxKind.INPUT), scope, value.type)
         for name, (tensor, dtype, dims) in stored.items():
-            if tensor is not None and name in read and name not in fed | ends and _is_constant(tensor):
+            if tensor is not None and name in hidden and _is_constant(tensor):
                 scope.constants[name] = _values(tensor)
                 continue
             kind = BoxKind.WEIGHT if dtype in FLOATS and not is_generated(name) else BoxKind.CONSTANT
@@ -289,14 +287,10 @@ def _label(node: NodeProto) -> str:
     return node.name or next(filter(None, node.output), node.op_type)
 
 
-def _meta(node: NodeProto, key: str) -> str:
-    return next((entry.value for entry in node.metadata_props if entry.key == key), "")
-
-
 def _forward_of(node: NodeProto) -> str:
     """Return the label of the forward node that a node differentiates or replaces; "" if the node names none."""
     older = OLDER_GRADIENT.match(node.name) if node.doc_string == "Backward pass" else None
-    return older[1] if older else _meta(node, FORWARD)
+    return older[1] if older else metadata_of(node, FORWARD)
 
 
 # -- words ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from onnxgrad_cli.common.escape import escaped
-from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Part, is_value
+from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Part, connected, is_value
 
 WIDEST = 60
 """A level with more children than this is divided into blocks."""
@@ -48,11 +48,7 @@ class Branch:
 
 def tree(drawing: Drawing) -> Branch:
     """Convert a drawing to a tree. The drawing must not be folded."""
-    touching: Touching = defaultdict(list)
-    for edge in drawing.edges:
-        touching[edge.source].append(edge.target)
-        touching[edge.target].append(edge.source)
-    return _container(drawing.root, touching, "")
+    return _container(drawing.root, connected((edge.source, edge.target) for edge in drawing.edges), "")
 
 
 def _container(group: Cluster, touching: Touching, title: str) -> Branch:

@@ -27,7 +27,7 @@ from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.randomness import RANDOM
+from onnxgrad_cli.ir.modes import RANDOM
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float, shape_of, tensor_type
 from onnxgrad_cli.options import Options, RecomputeSpec
@@ -38,7 +38,7 @@ from onnxgrad_cli.passes.rematerialization.plan import Plan
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import PORTABLE, STANDARD, blocked
 from onnxgrad_cli.targets.blocked import DENSE
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.harness import changes, fed, with_gradient
 from tools.verify_op.examples import published_cases
 from tools.verify_op.jacobian import rounded

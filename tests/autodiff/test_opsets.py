@@ -26,7 +26,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
 from onnxgrad_cli.passes.prepare.upgrade import CHANGES, upgrade
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.autodiff.rows import ROWS, by_operator, tiers
 from tests.conftest import Each
 from tests.harness import Case, Const, as_array, const, fed, forward_model, sample, wanted_inputs

@@ -33,7 +33,7 @@ from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.autodiff.rows import ROWS, by_operator, few, others
 from tests.autodiff.rules.test_attention import one_node
 from tests.cli_harness import MLP, Shell, save

@@ -129,7 +129,8 @@ def test_a_folder_that_may_not_be_searched(
     Path("shut").mkdir()
     np.savez("d.npz", x=np.zeros((4, 3), np.float32), label=np.zeros(4, np.int64))
     monkeypatch.setattr(Path, "stat", stat)
-    result = shell("train", "mlp.onnx", "--data", "d.npz", *options, "--loss", "cross-entropy", "-o", "t.onnx")
+    data = () if "--data" in options else ("--data", "d.npz")
+    result = shell("train", "mlp.onnx", *data, *options, "--loss", "cross-entropy", "-o", "t.onnx")
     assert result.code == 1, result.err
     assert re.search("'shut/.*' can't be (read|reached): Permission denied", result.err), result.err
     result = shell("build", "mlp.onnx", "--label", "t", "-O", "shut/o")

@@ -53,7 +53,43 @@ TRAIN = "train mlp.onnx --data data.npz --epochs 1 -o t.onnx"
 TRAINED = (TRAIN,)
 LORA = TRAIN + " --lora 1 --adapter a.safetensors"
 SGD = {"NAME": "sgd"}
+SETS = "train mlp.onnx --epochs 1 -o t.onnx --data one=data.npz --loss one=mse"
 CASES = [
+    # data sets with names
+    Case("name one: `losses={}={}`", TRAIN.replace("data.npz", "one=data.npz") + " --loss mae", "--loss one=mae"),
+    Case("name one: `losses={}={}`", BUILD.replace("mse", "one=mse") + " --loss mae", "--loss one=mae"),
+    Case(
+        "give each its own name, such as `data=train=DATA`",
+        SETS + " --loss train=mse --data one=others.npz",
+        "--data train=DATA",
+        {"DATA": "others.npz"},
+    ),
+    Case(
+        "name it: `data=NAME={}`", SETS + " --loss two=mse --data others.npz", "--data NAME=others.npz", {"NAME": "two"}
+    ),
+    Case("name the data: `data={}=DATA`", TRAIN + " --loss one=mse", "--data one=DATA", {"DATA": "data.npz"}),
+    Case(
+        "name the data: `data=NAME=DATA`",
+        TRAIN + " --val one=others.npz",
+        "--data NAME=DATA",
+        {"NAME=DATA": "one=data.npz --loss one=mse"},
+    ),
+    Case(
+        "add one, such as `losses={}=mse`",
+        SETS + " --data two=others.npz",
+        "--loss two=mse",
+        {"--loss two=mse": "--loss one=mse --loss two=mse"},
+    ),
+    Case(
+        "use `val={}`, or `val={}=DATA`",
+        SETS + " --data two=others.npz --loss two=mse --val two=0.2",
+        "--val 0.2",
+    ),
+    Case(
+        "use `mode='eval'`",
+        "build normal.onnx --loss one=mse --loss two=mse --mode train --no-verify -o t.onnx",
+        "--mode eval",
+    ),
     # options of a build
     Case("choose an optimizer with `optimizer=NAME`", BUILD + " --ema 0.9", "--optimizer NAME", SGD),
     Case(
@@ -61,6 +97,16 @@ CASES = [
         BUILD + " --loss-scale dynamic",
         "--optimizer NAME",
         SGD,
+    ),
+    Case(
+        "use `mode='eval'`, or another optimizer",
+        "train normal.onnx --data data.npz --freeze o --epochs 1 --optimizer lbfgs --mode train -o t.onnx",
+        "--mode eval",
+    ),
+    Case(
+        "use it in `onnxgrad train`, or choose an optimizer such as `optimizer='adam'`",
+        BUILD + " --optimizer lbfgs",
+        "--optimizer adam",
     ),
     Case("add `optimizer=NAME`", BUILD + " --training-info", "--optimizer NAME", SGD),
     Case(
@@ -364,6 +410,13 @@ CASES = [
         "cut them with `max_length={}`, or export the model with a symbolic length",
         "train fixed.onnx --data tokens.jsonl --loss causal-lm --epochs 1 -o t.onnx",
         "--max-length 4",
+    ),
+    Case(
+        "use `batch_size=1` with `accumulate=N`: no padding, and a step takes N samples; or use a model and a loss "
+        "that take a mask: an input called mask, and a Python function with a parameter annotated 'mask INPUT'",
+        "train free.onnx --data uneven.jsonl --loss mse --epochs 1 -o t.onnx",
+        "--batch-size 1 with --accumulate N",
+        {" with --accumulate N": " --accumulate 2"},
     ),
     Case(
         "continue with the same options, or {}",
@@ -685,10 +738,12 @@ EXEMPT = {
         "continue with the same `metrics` in the same order, or {}",
     ),
     "several processes, tested in tests/training/steps/test_parallel.py and tests/training/distributed": (
-        "use `reduction='mean'`, or `optimizer_options`",
+        "use `reduction='mean'`, or {}",
         "use `reduction='sum'`, or a single loss",
-        "choose a loss that has a value for each sample, or train in one process",
         "systems kill a process when memory is full; `resume` continues from the last checkpoint of the run",
+    ),
+    "losses whose numbers of labels differ, tested in tests/jobs/test_train_lbfgs.py": (
+        "use a `batch_size` of all samples, or a single loss",
     ),
     "files changed by hand or damaged, tested where they are read": (
         "write a model from the last checkpoint, '{}', with `onnxgrad export`, or {}",
@@ -848,6 +903,8 @@ def provide(words: str) -> None:
     np.savez("free.npz", x=floats(5, 3, 4), label=floats(5, 3, 4))
     Path("names.csv").write_text("x_0,x_1,x_2,x_3,label\n" + "".join(f"1,2,3,4,{name}\n" for name in "abcabc"))
     Path("tokens.jsonl").write_text('{"input_ids": [0, 1, 2, 1, 0, 1]}\n{"input_ids": [0, 1, 2]}\n' * 4)
+    points = [[[1.0, 2.0, 3.0, 4.0]] * size for size in (1, 2)]
+    Path("uneven.jsonl").write_text("".join(f'{{"x": {each}, "label": {each}}}\n' for each in points))
     Path("bad.toml").write_text("a = 1\n")
     Path("mine.onnx").write_bytes(Path("mlp.onnx").read_bytes() if Path("mlp.onnx").exists() else b"")
     Path("mine").mkdir()

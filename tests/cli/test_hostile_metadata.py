@@ -313,6 +313,11 @@ def test_integers_are_no_loss_and_no_gradient(shell: Shell, role: str) -> None:
         ("vjp", lambda said: said.update(inner=["nobody"]), "not proved"),
         ("jacobian", lambda said: said.update(per_sample=["x"]), "not proved"),
         ("jacobian", lambda said: said.update(kind="hessian"), "not proved"),
+        ("gnvp", lambda said: said.update(weights=["x"]), "not proved"),
+        ("hessian-diagonal", lambda said: said.update(kind="laplacian"), "not proved"),
+        ("laplacian", lambda said: said.update(kind="hessian-diagonal"), "not proved"),
+        ("hvp", lambda said: said.update(weights=["x", "x"]), "the numbers of inputs and outputs don't fit"),
+        ("vjp", lambda said: said.update(weights=["x"]), "the numbers of inputs and outputs don't fit"),
     ],
 )  # fmt: skip
 @pytest.mark.thinned(2)

@@ -328,7 +328,7 @@ def test_what_onnxruntime_would_refuse_is_not_written(
             del made.optimizer.graph.node[-1].input[1:]
         return made
 
-    monkeypatch.setattr("onnxgrad_cli.compat.artifact_generation.make_artifacts", broken)
+    monkeypatch.setattr("onnxgrad_cli.compat.artifacts.make_artifacts", broken)
     with pytest.raises(OnnxgradError, match=f"'optimizer_model.onnx'.*{words}|{words}.*'optimizer_model.onnx'"):
         generate_artifacts("line.onnx", loss=LossType.MSELoss, optimizer="sgd", artifact_directory="art")
     assert not list(Path("art").iterdir())

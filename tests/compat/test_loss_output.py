@@ -16,7 +16,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.compat import DerivativeOptions, add_loss_output, get_train_initializer, onnx_derivative
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import shape_of
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 
 Array = np.ndarray
 Arrays = dict[str, Array]

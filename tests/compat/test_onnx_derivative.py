@@ -24,7 +24,7 @@ from onnxgrad_cli.compat import DerivativeOptions, onnx_derivative
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.harness import fed
 
 Zero = DerivativeOptions.Zero

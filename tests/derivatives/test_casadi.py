@@ -26,7 +26,7 @@ NAMES: dict[Derivative, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_names(kind: Derivative) -> None:
     model = derive(NET, kind, wrt="x", names="casadi", keep_outputs=True)
     inputs, output = NAMES[kind]
@@ -34,6 +34,17 @@ def test_names(kind: Derivative) -> None:
     assert [value.name for value in model.graph.output] == [output, "y"]
     said = read_derived(model)
     assert said is not None and prove_derived(model, said, original=NET).verdict == "proved"
+
+
+def test_weights_are_the_multipliers_of_a_lagrangian() -> None:
+    model = derive(NET, "hvp", wrt="x", weighted=True, names="casadi")
+    assert [value.name for value in model.graph.input] == ["x", "lam_y", "fwd_x"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NAMES])
+def test_kinds_without_a_name_are_refused(kind: Derivative) -> None:
+    with pytest.raises(UsageError, match=f"CasADi has no names for the kind {kind}"):
+        derive(NET, kind, wrt="x", names="casadi")
 
 
 def test_a_name_that_is_taken_is_not_given_twice() -> None:

@@ -58,18 +58,28 @@ def wanted(kind: str, given: Arrays) -> Arrays:
     elif kind == "jacobian":
         rows = torch.func.jacrev(net, (0, 1))(*at)
         found = {f"{y}_jacobian_{x}": rows[i][j] for i, y in enumerate("ky") for j, x in enumerate("xh")}
+    elif kind == "gnvp":
+        products = torch.func.vjp(net, *at)[1](torch.func.jvp(net, at, vectors)[1])
+        found = dict(zip(("x_gnvp", "h_gnvp"), products, strict=True))
     else:
         rows = torch.func.jacrev(gradient, (0, 1))(*at)
         found = {f"{x}_hessian_{z}": rows[i][j] for i, x in enumerate("xh") for j, z in enumerate("xh")}
+    if kind in ("hessian-diagonal", "laplacian"):
+        diagonals = {x: torch.einsum("abab->ab", found[f"{x}_hessian_{x}"]) for x in "xh"}
+        found = {f"{x}_hessian_diagonal": diagonals[x] for x in "xh"}
+        if kind == "laplacian":
+            found = {f"{x}_laplacian": diagonals[x].sum() for x in "xh"}
     return {name: value.detach().numpy() for name, value in found.items()}
 
 
 def vectors(kind: str) -> Arrays:
     rng = np.random.default_rng(0)
+    vectors = {"x_vector": (2, 3), "h_vector": (2, 2)}
     shapes = {
         "vjp": {"k_grad_external": (2, 2), "y_grad": (2, 2)},
         "jvp": {"x_tangent": (2, 3), "h_tangent": (2, 2)},
-        "hvp": {"x_vector": (2, 3), "h_vector": (2, 2)},
+        "hvp": vectors,
+        "gnvp": vectors,
     }
     return {name: rng.standard_normal(shape) for name, shape in shapes.get(kind, {}).items()}
 
@@ -192,7 +202,7 @@ def test_where_zeros_of_relu_are_pooled_what_is_added_proves_it(kind: Derivative
     model = derive(original, kind, wrt=["h"], keep_outputs=True)
     x = np.ones((2, 2, 4, 4), np.float32)
     assert verdict(model, original, x=x) == "proved"
-    if kind not in ("hvp", "hessian"):
+    if kind in ("vjp", "jvp", "jacobian"):
         assert verdict(model, None, x=x) == "proved"
     doubled = onnx.ModelProto()
     doubled.CopyFrom(model)

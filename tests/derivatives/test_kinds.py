@@ -1,6 +1,6 @@
 """`derive`: every kind of derivative against torch.func, on five nets that PyTorch has exported, and on small models.
 
-Jacobians and Hessians are computed in both forms, for all rows at once and row by row."""
+Jacobians and Hessians are computed in all forms: all rows at once, in blocks of rows and row by row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from tests.autodiff.rows import ROWS as OPERATORS
 from tests.harness import Case, fed, forward_model, sample
 
 ROWS = ("jacobian", "hessian")
-FORMS = {"at once": jacobian.MAX_VECTORIZED_ELEMENTS, "row by row": -1}
+DIAGONALS = ("hessian-diagonal", "laplacian")
+FORMS = {"at once": jacobian.MAX_VECTORIZED_ELEMENTS, "in blocks": 200, "row by row": -1}
 
 Arrays = dict[str, np.ndarray]
 
@@ -204,7 +205,7 @@ def added(kind: str, net: Net, wrt: Sequence[str], of: Sequence[str]) -> Arrays:
         outputs = net.function([], net.outputs)()
         like = {f"{n}_grad": y for n, y in zip(net.outputs, outputs, strict=True) if n in of}
     else:
-        suffix = {"jvp": "tangent", "hvp": "vector"}.get(kind)
+        suffix = {"jvp": "tangent", "hvp": "vector", "gnvp": "vector"}.get(kind)
         like = {f"{name}_{suffix}": net.values[name] for name in wrt} if suffix else {}
     return {name: rng.standard_normal(x.shape).astype(x.detach().numpy().dtype) for name, x in like.items()}
 
@@ -230,9 +231,18 @@ def expected(kind: str, net: Net, wrt: Sequence[str], of: Sequence[str], given: 
     elif kind == "jacobian":
         jacobian = torch.func.jacrev(function, argnums=every)(*at)
         found = {f"{y}_jacobian_{x}": jacobian[i][j] for i, y in enumerate(of) for j, x in enumerate(wrt)}
+    elif kind == "gnvp":
+        products = torch.func.vjp(function, *at)[1](torch.func.jvp(function, at, vectors)[1])
+        found = dict(zip([f"{x}_gnvp" for x in wrt], products, strict=True))
     else:
         hessian = torch.func.hessian(total, argnums=every)(*at)
         found = {f"{x}_hessian_{z}": hessian[i][j] for i, x in enumerate(wrt) for j, z in enumerate(wrt)}
+    if kind in DIAGONALS:
+        whole = {x: found[f"{x}_hessian_{x}"] for x in wrt}
+        diagonals = {x: torch.diagonal(h.reshape(2 * [net.values[x].numel()])) for x, h in whole.items()}
+        found = {f"{x}_hessian_diagonal": diagonals[x].reshape(net.values[x].shape) for x in wrt}
+        if kind == "laplacian":
+            found = {f"{x}_laplacian": diagonals[x].sum() for x in wrt}
     return {name: value.detach().numpy() for name, value in found.items()}
 
 
@@ -286,7 +296,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.parametrize("sizes", ["fixed", "any"])
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ROWS])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ROWS + DIAGONALS])
 @pytest.mark.thinned(8, 3)
 def test_products_agree_with_torch(kind: str, name: str, sizes: str) -> None:
     against_torch(kind, name, sizes)
@@ -294,14 +304,14 @@ def test_products_agree_with_torch(kind: str, name: str, sizes: str) -> None:
 
 @pytest.mark.parametrize("sizes", ["fixed", "any"])
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("kind", ROWS + DIAGONALS)
 @pytest.mark.thinned(12, 4)
 def test_rows_agree_with_torch(kind: str, name: str, sizes: str, form: str) -> None:
     model = against_torch(kind, name, sizes)
     if form == "row by row":
         assert scans(model)
-    elif name != "recurrent":  # whose steps are a Scan themselves
-        assert not scans(model)
+    elif form == "at once" and name != "recurrent":  # whose steps are a Scan themselves
+        assert scans(model) == (len(net(name).inputs) if kind in DIAGONALS and sizes == "any" else 0)
 
 
 @pytest.mark.parametrize("sizes", ["fixed", "any"])
@@ -577,7 +587,7 @@ def test_empty_batch(kind: str, name: str, form: str) -> None:
     matrix without rows, the second derivative with respect to a weight, is what stood in memory.
     """
     subject = net(name)
-    weights = {} if kind == "hessian" else dict(list(subject.weights.items())[:1])
+    weights = {} if kind in ("hessian", *DIAGONALS) else dict(list(subject.weights.items())[:1])
     model = derive(subject.model["any"], kind, wrt=[*subject.inputs, *weights])
 
     def emptied(value: Tensor) -> np.ndarray:
@@ -587,19 +597,21 @@ def test_empty_batch(kind: str, name: str, form: str) -> None:
         key: emptied(torch.from_numpy(value))
         for key, value in added(kind, subject, list(subject.inputs), subject.outputs).items()
     }
-    given |= added(kind, subject, list(weights), []) if kind in ("jvp", "hvp") else {}
+    given |= added(kind, subject, list(weights), []) if kind in ("jvp", "hvp", "gnvp") else {}
     inputs = {key: emptied(value) for key, value in subject.inputs.items()}
     found = run(model, {**inputs, **given})
     outputs = dict(zip(subject.outputs, subject.function([], subject.outputs)(), strict=True))
     shapes = {key: value.shape for key, value in {**inputs, **weights}.items()}
     shapes |= {key: (0, *value.shape[1:]) for key, value in outputs.items()}
     patterns = {"vjp": "{x}_grad", "jvp": "{y}_tangent", "hvp": "{x}_hvp", "jacobian": "{y}_jacobian_{x}"}
+    patterns |= {"gnvp": "{x}_gnvp", "hessian-diagonal": "{x}_hessian_diagonal", "laplacian": "{x}_laplacian"}
     pattern, ends = patterns.get(kind, "{y}_hessian_{x}"), subject.inputs if kind == "hessian" else outputs
     wanted = {
         pattern.format(x=x, y=y): (*(shapes[y] if kind in ROWS else ()), *shapes[y if kind == "jvp" else x])
         for y in ends
         for x in [*inputs, *weights]
     }
+    wanted = dict.fromkeys(wanted, ()) if kind == "laplacian" else wanted
     assert {key: value.shape for key, value in found.items()} == wanted
     assert not any(value.any() for value in found.values())
 

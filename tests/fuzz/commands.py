@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import get_args
 
+from onnxgrad_cli.common.choices import Derivative
 from tests.fuzz.corpus import Seed
 
 LOSSES = ("mse", "mse", "mae", "cross-entropy", "bce-logits", "huber", "nll", "identity")
@@ -77,19 +79,20 @@ def _train(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
 
 
 def _derive(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
-    words = [*rng.choice((["--kind", "jvp"], ["--kind", "hvp"], ["--kind", "jacobian"], ["--kind", "hessian"], [], []))]
+    words = ["--kind", rng.choice(get_args(Derivative))] if rng.random() < 0.7 else []
     values = [name for node in seed.model.graph.node for name in node.output]
     # Second derivatives and Jacobians by dozens of tensors together are tens of thousands of nodes, and rightly take as
     # many seconds; and onnxruntime opens a loop over thousands, which read as many from outside, in a time that grows
     # with their square.
-    in_loops = bool({"jacobian", "hessian"}.intersection(words))
+    in_loops = bool({"jacobian", "hessian", "hessian-diagonal", "laplacian"}.intersection(words))
     paths = len(seed.model.graph.initializer) + len(seed.model.graph.input)
     every = ["--wrt", "*"] if not in_loops or paths < 20 else []
     if len(seed.model.graph.node) > 1000 and in_loops:
         words = []
     for choice in (every, ["--of", rng.choice(values or ["*"])], ["--wrt", rng.choice(values or ["*"])]):
         words += choice * (rng.random() < 0.15)
-    for choice in (["--per-sample"], ["--class", rng.choice(("0", "argmax", "label"))], ["--names", "casadi"]):
+    of_classes = ["--class", rng.choice(("0", "argmax", "label"))]
+    for choice in (["--per-sample"], of_classes, ["--names", "casadi"], ["--weighted"]):
         words += choice * (rng.random() < 0.15)
     return [*words, "-o", "out.onnx"], ["out.onnx"]
 

@@ -92,6 +92,9 @@ def test_loss(shell: Shell) -> None:
         ("hvp", {"x_vector": X + 1}, {"x_hvp": 2 * SCALE * (X + 1)}),
         ("jacobian", {}, {"y_jacobian_x": np.diag((2 * X * SCALE).ravel()).reshape(3, 2, 3, 2)}),
         ("hessian", {}, {"x_hessian_x": np.diag(np.tile(2 * SCALE, 3)).reshape(3, 2, 3, 2)}),
+        ("gnvp", {"x_vector": X + 1}, {"x_gnvp": (2 * X * SCALE) ** 2 * (X + 1)}),
+        ("hessian-diagonal", {}, {"x_hessian_diagonal": np.tile(2 * SCALE, (3, 1))}),
+        ("laplacian", {}, {"x_laplacian": np.float32(6 * SCALE.sum())}),
     ],
 )
 def test_kinds(shell: Shell, kind: str, feeds: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:

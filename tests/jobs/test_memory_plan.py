@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnxgrad_cli.common.byte_sizes import bytes_of
+from onnxgrad_cli.common.checks import bytes_of
 from onnxgrad_cli.errors import UsageError
 from tests.cli_harness import Shell
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, numpy_helper
 from onnxgrad_cli.data import open_data
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
-from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.metadata import Term, describe
 from tests.cli_harness import Result, Shell
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -39,6 +39,15 @@ def masked(op, energy, label, force: "label positions", real: "mask positions", 
 
 def per_atom(op, energy, label, real: "mask positions", positions: "input"):
     return op.mean(positions * positions, [2], keepdims=False) * energy * label * real
+
+
+def points(op, y, label, real: "mask positions"):
+    each = op.mean((y - label) * (y - label), [2], keepdims=False)
+    return op.sum(each * real, [1]) / op.sum(real, [1])
+
+
+def plain(op, energy, label):
+    return (energy - label) * (energy - label)
 """
 
 
@@ -175,6 +184,84 @@ def test_a_resumed_run_takes_the_same_steps(shell: Shell) -> None:
     assert done.code == 0, done.err
     whole, parts = weights_of("whole.onnx"), weights_of("parts.onnx")
     assert all((whole[name] == parts[name]).all() for name in whole)
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_lbfgs_takes_the_mean_over_samples(shell: Shell, molecules: list[dict[str, Any]], size: int) -> None:
+    """The label has one vector per atom, so that padding changes its number of elements in a batch."""
+    pytest.importorskip("scipy.optimize", reason="the solver is scipy's")
+    from tests.jobs.test_train_lbfgs import solved
+
+    torch.manual_seed(0)
+    net, x = torch.nn.Linear(3, 3), torch.zeros(2, 3, 3)
+    axes = {0: "molecules", 1: "atoms"}
+    torch.onnx.export(
+        net, (x,), "points.onnx", dynamo=False, opset_version=17, input_names=["positions"], output_names=["y"],
+        dynamic_axes={"positions": axes, "y": axes},
+    )  # fmt: skip
+    more = ("--optimizer", "lbfgs", "--batch-size", size, "--epochs", 4, "--threads", "1", "-o", "t.onnx")
+    done = train(shell, "points.onnx", "points:y:force", *more)
+    assert done.code == 0, done.err
+    pairs = [(torch.tensor(each["positions"]), torch.tensor(each["force"])) for each in molecules]
+    solved(net, lambda: torch.stack([((net(a) - b) ** 2).mean() for a, b in pairs]).mean(), 4)
+    wanted = [net.weight.detach().numpy().T, net.bias.detach().numpy()]
+    for found, want in zip(in_onnx("t.onnx", [(3, 3), (3,)]), wanted, strict=True):
+        np.testing.assert_allclose(found, want, atol=1e-4)
+
+
+def test_labels_of_different_sizes_without_a_mask_have_no_parts(shell: Shell) -> None:
+    text = """<ir_version: 10, opset_import: ["": 18]>
+        g (float[molecules, atoms, 3] positions) => (float[molecules, atoms, 3] y) <float[3, 3] w = {1,2,3,4,5,6,7,8,9}>
+        { y = MatMul(positions, w) }"""
+    onnx.save(onnx.parser.parse_model(text), "points.onnx")
+    to_train = ("train", "points.onnx", "--loss", "mse:y:force", "--data", "molecules.jsonl", "--batch-size", 1)
+    assert shell(*to_train, "--epochs", 1, "-o", "t.onnx").code == 0
+    done = shell(*to_train, "--optimizer", "lbfgs", "-o", "u.onnx")
+    assert done.code == 2 and "the label 'force' has different sizes" in done.err and not Path("u.onnx").exists()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lbfgs"])
+def test_one_named_set_takes_the_same_steps(shell: Shell, optimizer: str) -> None:
+    more = ("--optimizer", optimizer, "--batch-size", 8, "--epochs", 2, "--threads", "1", "--val", "0.2")
+    assert train(shell, "masked.onnx", "masked", *more, "-o", "plain.onnx").code == 0
+    named = ("train", "masked.onnx", "--data", "a=molecules.jsonl", "--loss", "a=losses.py:masked")
+    done = shell(*named, *more, "-o", "named.onnx")
+    assert done.code == 0, done.err
+    plain, of_set = weights_of("plain.onnx"), weights_of("named.onnx")
+    assert all((plain[name] == of_set[name]).all() for name in plain)
+    losses = [
+        shell("evaluate", "named.onnx", "--loss", loss, "--data", "molecules.jsonl", "--json").json["results"]["loss"]
+        for loss in ("losses.py:masked", "a=losses.py:masked")
+    ]
+    assert losses[0] == losses[1]
+    done = shell("train", "net.onnx", "--data", "a=molecules.jsonl", "--loss", "a=losses.py:masked", "-o", "u.onnx")
+    assert done.code == 2 and "padding changes the loss of sample" in done.err
+
+
+def test_a_named_set_has_its_own_labels_and_mask(shell: Shell) -> None:
+    assert shell("build", "masked.onnx", "--loss", "a=losses.py:masked", "-o", "b.onnx").code == 0
+    roles = describe(onnx.load("b.onnx"))
+    (term,), (own,) = roles.losses, roles.on_set("a").losses
+    assert (own.label, own.more, own.mask) == ("label", ("force",), "real")
+    assert {term.label, *term.more, term.mask} == {name for name, role in roles.inputs.items() if role == "label"}
+
+
+def test_several_named_sets_have_samples_of_one_size(shell: Shell) -> None:
+    samples = [{"positions": np.ones((2, 3)), "label": [1.0]}] * 4
+    write_lines(samples, Path("even.jsonl"))
+    for first, second in (("molecules", "even"), ("even", "molecules")):
+        both = ("--data", f"a={first}.jsonl", "--data", f"b={second}.jsonl")
+        losses = ("--loss", "a=losses.py:plain", "--loss", "b=losses.py:plain")
+        done = shell("train", "masked.onnx", *both, *losses, "-o", "t.onnx")
+        assert done.code == 2 and "'molecules.jsonl' has samples of different sizes" in done.err, done.err
+        assert "train on one data set" in done.err
+    both = ("--data", "a=even.jsonl", "--data", "b=even.jsonl")
+    losses = ("--loss", "a=losses.py:plain", "--loss", "b=losses.py:masked")
+    done = shell("train", "masked.onnx", *both, *losses, "-o", "t.onnx")
+    assert done.code == 2 and "masked takes the mask 'real'" in done.err and "one data set" in done.err, done.err
+    assert not Path("t.onnx").exists()
+    done = shell("train", "masked.onnx", *both, *losses[:3], "b=losses.py:plain", "--epochs", 1, "-o", "t.onnx")
+    assert done.code == 0, done.err
 
 
 def test_padding_needs_masks(shell: Shell) -> None:

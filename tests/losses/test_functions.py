@@ -118,7 +118,7 @@ def test_a_function_that_is_wrong_is_told_so(name: str, said: str) -> None:
 
 def test_options_of_nobody_are_refused() -> None:
     focal = functions()["focal"]
-    with pytest.raises(UsageError, match="no loss uses an output or a label 'q'"):
+    with pytest.raises(UsageError, match="no loss uses an output, a label or a data set 'q'"):
         built((2, 3), Options(losses=focal, loss_options={"q:gamma": 1.0}, grad_of_input=("x",)))
     with pytest.raises(UsageError, match="focal has no option 'gama'"):
         built((2, 3), Options(losses=focal, loss_options={"p:gama": 1.0}, grad_of_input=("x",)))

@@ -201,7 +201,7 @@ def test_a_checkpoint_says_all_that_it_takes_to_go_on():
     run.loop.run()
     ((values, said, best),) = run.checkpoints
     assert not best and sorted(values) == ["m", "w"] and values["w"].tolist() == [2, 2]
-    progress = {"epochs": [{"loss": 1.25}], "best": 0, "total": 0.0, "seen": 0, "uncounted": 0}
+    progress = {"epochs": [{"loss": 1.25}], "best": 0, "total": 0.0, "seen": 0, "uncounted": 0, "ended": ""}
     assert said == {
         "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
         "adapters": [], "model": "a model", "base": "a base", "rates": "", "watched": "loss", "settings": {},
@@ -222,6 +222,7 @@ def test_checkpoints_within_an_epoch():
         "total": 3.0,
         "seen": 3,
         "uncounted": 0,
+        "ended": "",
     }
 
 
@@ -307,7 +308,7 @@ def test_a_run_goes_on_where_its_checkpoint_was():
     run.trainer.load.assert_called_once_with(values, 6)
     run.loop.batches.restore.assert_called_once_with("place")
     run.loop.schedule.restore.assert_called_once_with("rates")
-    assert vars(run.loop.progress) == {**said["run"], "uncounted": 0}
+    assert vars(run.loop.progress) == {**said["run"], "uncounted": 0, "ended": ""}
 
 
 @pytest.mark.parametrize(
@@ -414,7 +415,8 @@ def test_a_run_of_so_many_steps_ends_within_an_epoch_which_no_checkpoint_counts(
     assert run.loop.progress.best == 2
     assert [(said["steps"], best) for _, said, best in run.checkpoints] == [(2, True), (3, False)]
     said = run.checkpoints[-1][1]["run"]
-    assert said == {"epochs": [{"loss": 1.25, "val_loss": 5.0}], "best": 1, "total": 9.0, "seen": 3, "uncounted": 0}
+    judged = [{"loss": 1.25, "val_loss": 5.0}]
+    assert said == {"epochs": judged, "best": 1, "total": 9.0, "seen": 3, "uncounted": 0, "ended": ""}
     run.loop.take_best()  # the weights of now, which stand in no file as the best
     run.trainer.load.assert_not_called()
 

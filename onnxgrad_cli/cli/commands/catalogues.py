@@ -84,9 +84,9 @@ def losses(pattern: str) -> Listing:
 
 def optimizers(pattern: str) -> Listing:
     """List the optimizers, the state they keep for each weight, and their settings."""
-    from onnxgrad_cli.optimizers import OPTIMIZERS
+    from onnxgrad_cli.optimizers import LBFGS, OPTIMIZERS
 
-    found = matching(OPTIMIZERS, pattern, "optimizers")
+    found = matching([*OPTIMIZERS, LBFGS], pattern, "optimizers")
     rows = []
     for each in found:
         rows += rows_of(each)

@@ -10,7 +10,7 @@ from onnxgrad_cli.cli.parsing.option import option
 from onnxgrad_cli.cli.parsing.options import MODEL, declared_options, how_to_read, options, output_option, proof_data
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
-from onnxgrad_cli.common.choices import Derivative, DerivativeNames
+from onnxgrad_cli.common.choices import SECOND_DERIVATIVES, Derivative, DerivativeNames
 from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.common.wording import status_text
 from onnxgrad_cli.options import Options
@@ -27,9 +27,9 @@ UNASKED = "no proof was requested"
     "--kind",
     type=click.Choice(get_args(Derivative)),
     default="vjp",
-    help="Kind of derivative. vjp, jvp: product of the Jacobian with a cotangent or a tangent. hvp: product of the "
-    "Hessian with a vector. jacobian, hessian: the whole matrix. A Hessian refers to the sum of all differentiated "
-    "outputs.",
+    help="Kind of derivative. vjp, jvp: product of the Jacobian with a cotangent or a tangent. hvp, gnvp: product of "
+    "the Hessian or of the Gauss-Newton matrix with a vector. jacobian, hessian: the whole matrix. hessian-diagonal, "
+    "laplacian: the diagonal of the Hessian, or its sum. A Hessian refers to the sum of all differentiated outputs.",
 )
 @option(
     "--of",
@@ -57,6 +57,12 @@ UNASKED = "no proof was requested"
     "--per-sample",
     is_flag=True,
     help="Compute the derivatives of each sample; samples that are not proven independent are refused.",
+)
+@option(
+    "--weighted",
+    is_flag=True,
+    help="Add an input with a weight for each element of the differentiated outputs. A Hessian then refers to the "
+    "weighted sum.",
 )
 @option(
     "--names",
@@ -137,7 +143,8 @@ def _of_what(model: Any, most: int | None) -> str:
     of = ", ".join(said.of)
     classes = {"argmax": "the predicted class", "label": "the labelled class"}
     score = f"the score of {classes.get(said.pick, f'class {said.pick}')} in " if said.pick else ""
-    total = "the sum of " if said.kind in ("hvp", "hessian") else ""
+    weighted = "weighted " if said.weights else ""
+    total = f"the {weighted}sum of " if said.kind in SECOND_DERIVATIVES or weighted else ""
     each = ", of each sample" if said.per_sample is not None else ""
     more = f" and {len(said.wrt) - most} more" if most is not None and len(said.wrt) > most else ""
     return f"{said.kind} of {total}{score}{of} with respect to {', '.join(said.wrt[:most])}{more}{each}"

@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     type=TEXT,
     shell_complete=complete_files,
     required=True,
-    metavar="DATA",
+    multiple=True,
+    metavar="[SET=]DATA",
     help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
     "files, or ONNX test_data_set_N. Samples may differ in size. Also a folder of pictures, FOLDER/CLASS/1.png, or a "
-    "Hugging Face dataset.",
+    "Hugging Face dataset. Several data sets have names, and each loss names its set; an epoch is one pass over the "
+    "first set.",
     common=True,
 )
 @declared_options(Course, only=("epochs", "batch_size", "learning_rate"))
@@ -63,9 +65,9 @@ if TYPE_CHECKING:
     "--val",
     type=TEXT,
     shell_complete=complete_files,
-    metavar="DATA|FRACTION",
+    metavar="[SET=]DATA|FRACTION",
     help="Validation data, or the fraction of --data to hold out, such as 0.2. The weights of the best epoch are "
-    "written.",
+    "written. With several data sets, the losses of SET are evaluated, by default those of the first set.",
     common=True,
 )
 @output_option("The trained model.  [default: MODEL.trained.onnx]")
@@ -124,10 +126,14 @@ if TYPE_CHECKING:
 )
 @speaks
 @click.pass_obj
-def train(console: Console, /, model: str, data: str, out: str | None, seed: int | None, **values: Any) -> int:
+def train(
+    console: Console, /, model: str, data: Sequence[str], out: str | None, seed: int | None, **values: Any
+) -> int:
     """Train MODEL on data with onnxruntime only, and write the trained model with the same graph, opset and names."""
     console.done = "trained"
     from onnxgrad_cli.jobs.train import run_train
+    from onnxgrad_cli.jobs.train.data_sets import typed_sets
+    from onnxgrad_cli.losses.spec import split_set
 
     sequences = SequenceOptions(**values_of(SequenceOptions, values))
     samples = SampleOptions(**values_of(SampleOptions, values))
@@ -138,11 +144,13 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
         name: values[name]
         for name in ("val", "adapter", "adapter_from", "run", "resume", "new_data", "log", "picture", "force")
     }
+    data_set, val = split_set(where["val"] or "")
+    where["val"] = {data_set: val} if data_set else val or None
     with _together(console) as link:
         built = options({**values, "seed": seed})
         with training(console) as watch:
             found = run_train(
-                model, data, out, built, course, tell=console.say, watch=watch, communicator=link, **where
+                model, typed_sets(data), out, built, course, tell=console.say, watch=watch, communicator=link, **where
             )
     if link.rank:
         return 0 if found.reason != "stopped" else 130

@@ -71,12 +71,17 @@ def judged_words(event: Judged) -> list[str]:
     from onnxgrad_cli.report.words import figure
 
     place = f"epoch {event.epoch}/{event.epochs}" if event.ends else f"step {event.step}/{event.steps}"
-    words = [place, *(f"{name} {figure(value)}" for name, value in event.results.items()), f"rate {event.rate:.3g}"]
+    words = [place, *(f"{name} {figure(value)}" for name, value in event.results.items()), *_rate(event)]
     if math.isfinite(event.speed):
         words.append(f"{figure(event.speed)} samples/s")
     if event.step < event.steps and math.isfinite(event.left):
         words.append(f"{clock(event.left)} left")
     return [*words, "best"] if event.best and "val_loss" in event.results else words
+
+
+def _rate(event: Stepped | Judged) -> list[str]:
+    """Return the learning rate in words, as a list. It is empty for an optimizer without a learning rate."""
+    return [f"rate {event.rate:.3g}"] if math.isfinite(event.rate) else []
 
 
 def clock(seconds: float) -> str:
@@ -125,7 +130,7 @@ class Bar:
             self._task = self._progress.add_task("", total=event.steps, completed=event.step - 1, epoch="", words="")
         self._progress.update(
             self._task, completed=event.step, epoch=f"epoch {event.epoch}/{event.epochs}",
-            words=f"step {event.step}/{event.steps}  loss {figure(event.loss)}  rate {event.rate:.3g}",
+            words="  ".join([f"step {event.step}/{event.steps}", f"loss {figure(event.loss)}", *_rate(event)]),
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import glob
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data import (
     Batches,
     Data,
+    DataSets,
+    NamedSet,
     Preprocessing,
     balance,
     fraction_of,
@@ -28,9 +31,12 @@ from onnxgrad_cli.data import (
     names_in,
     open_data,
     prepared,
+    prepared_alike,
     ranges_of,
+    seed_of,
 )
 from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.data.ragged import Ragged
 from onnxgrad_cli.data.states import Recurrent, has_batch_behind, recurrent_values
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.nontermination import check_ends
@@ -43,8 +49,11 @@ from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.ir.weightless_copy import skeleton
 from onnxgrad_cli.jobs.memory_plan import StepPlan, planned
+from onnxgrad_cli.jobs.train.data_sets import Source, losses_by_set, val_of
+from onnxgrad_cli.jobs.train.lbfgs import check_lbfgs
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
-from onnxgrad_cli.metadata import Adapter, check_is_original
+from onnxgrad_cli.metadata import Adapter, Roles, Term, check_is_original, describe
+from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course
 from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_batch, fixed_batch
@@ -57,23 +66,35 @@ from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.padding_check import check_padding
 from onnxgrad_cli.training.schedules import cycles_momentum
 from onnxgrad_cli.training.steps.base import TrainerBase
+from onnxgrad_cli.training.steps.batch_parts import divisors_of
+from onnxgrad_cli.training.steps.full_batch import WHO, FullBatchTrainer
 from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from, init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.freed_batch import FreedModel, freed
 
+SEVERAL_SETS = "each data set has batches of its own"
+"""The reason why a step on several data sets is not split into several runs."""
+
 
 def prepare(
-    model: ModelSource, data: str | Path, val: str | Path | float | None, target: Path, options: Options,
+    model: ModelSource, data: Mapping[str, Path], val: Source | float | None, target: Path, options: Options,
     course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
     tell: Tell, resumed: Path | None,
 ) -> PreparedRun:  # fmt: skip
     """Build the training model and open the data.
 
     Args:
+        data: name of a data set -> its file or folder. The name is "" for data without a name.
         target: the file of the trained model.
         resumed: the folder of the run to continue; None for a new run.
     """
+    options, (val_set, held) = losses_by_set(options, data), val_of(val, data)
+    if len(data) > 1:
+        _check_sets(course, link)
+    solves = options.optimizer == LBFGS.name
+    if solves:
+        check_lbfgs(options, course, link)
     options = replace(
         options,
         optimizer=options.optimizer or DEFAULT_OPTIMIZER,
@@ -105,7 +126,13 @@ def prepare(
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
     known = _known(original, course, resumed)
     recurrent = recurrent_values(original.graph.node)
-    samples, validation = _data(data, val, built, trainer, course, known, recurrent, tell)
+    opened, validation = _data(data, val_set, held, built, trainer, course, known, recurrent, tell)
+    samples = next(iter(opened.values()))
+    if solves and samples.transform is not None and samples.transform.draws:
+        raise UsageError(
+            f"`transform` can't take random numbers with {WHO}: each run would have another loss",
+            "use a function with one parameter, or another optimizer",
+        )
     if free is not None:
         feeds = samples.batch(np.arange(free.samples) % (samples.batch_size or len(samples)))
         caution = free.compare(feeds)
@@ -113,34 +140,87 @@ def prepare(
         built.training.cautions.append(caution)
     if samples.padding is not None and course.batch_size > 1:
         run = original if free is None else free.model
-        check_padding(_session(run, path, options, course, trainer), samples, trainer.buffers)
+        session, described = _session(run, path, options, course, trainer)
+        check_padding(session, samples, next(iter(described.sets.values()), {}), trainer.buffers)
     evaluator = None
     if validation is not None:
         run = original if free is None else free.model
-        evaluator = _evaluator(run, path, options, course, trainer, validation, link, ema, tell)
+        losses = tuple(spec for spec in options.losses if spec.data == val_set)
+        asked_of_set = replace(options, losses=losses)
+        evaluator = _evaluator(run, path, asked_of_set, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
-    term = trainer.roles.losses[0]
+    roles = trainer.roles
+    term = roles.on_set(next(iter(data))).losses[0]
     weights = balance(samples, term.label, term.ignore_index, tell) if course.samples.balance else None
     batches = Batches(
-        samples, course.batch_size, course.seed, shuffle=course.shuffle, rank=link.rank, world=link.world,
-        weights=weights, tell=tell,
+        samples, course.batch_size, course.seed, shuffle=course.shuffle and not solves, rank=link.rank,
+        world=link.world, weights=weights, tell=tell,
         drop_last=_drops_single(original, options, len(samples), course.batch_size, link, tell),
     )  # fmt: skip
     if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
         tell(f"the last {rest} samples of an epoch share a step with the first samples of the next epoch", 0)
+    if solves and len(batches) > 1:
+        divisors_of(built, "batch", f"use `batch_size={len(samples)}`")
+    if link.world > 1 or (solves and len(batches) > 1):
+        terms = roles.on_set(next(iter(data))).losses
+        _check_uneven_labels(samples, terms, built, "use another optimizer" if solves else "train in one process")
     if options.accumulate > len(batches):
         raise UsageError(
             f"`accumulate={options.accumulate}`: an epoch has only {len(batches)} batches, so no step would be taken",
             "choose a smaller number, or a smaller `batch_size`",
         )
+    sets = None if not roles.sets else DataSets(
+        NamedSet(next(iter(data)), samples, batches, roles.sets[next(iter(data))]),
+        [_other_set(opened, name, roles, course, tell) for name in list(data)[1:]],
+    )  # fmt: skip
     runs = course.epochs * len(batches)
     runs = runs if course.max_steps is None else min(runs, course.max_steps)
     if left := runs % options.accumulate:
         tell(f"the last {left} of {runs} batches have no effect, because a step takes {options.accumulate} batches", 0)
-    ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema)
+    ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema, sets)
     if adapter is not None:  # compute its content once now, so that an unsupported adapter format is reported early
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
     return ready
+
+
+def _check_sets(course: Course, link: Communicator) -> None:
+    """Refuse what is not available with several data sets.
+
+    Raises:
+        UsageError: several processes train, or classes are to be balanced.
+    """
+    if link.world > 1:
+        raise UsageError(
+            "several processes can't train on several data sets, because the parts of their batches have different "
+            "sizes",
+            "train in one process, or on one data set",
+        )
+    if course.samples.balance:
+        raise UsageError("`balance` can't be combined with several data sets", "leave it out", code="conflict")
+
+
+def _check_uneven_labels(samples: Data, terms: Sequence[Term], built: TrainingModel, alternative: str) -> None:
+    """Refuse labels of different sizes whose mean over a part of the samples has no share in the mean over all.
+
+    Raises:
+        UsageError: there is such a label, and its loss takes no mask and has no divisor.
+    """
+    for position, term in enumerate(terms):
+        uneven = isinstance(samples.arrays.get(term.label), Ragged) and not term.mask
+        if uneven and position not in built.training.divisors and built.options.reduction == "mean":
+            raise UsageError(
+                f"the label '{term.label}' has different sizes, so the loss '{term.name}' can't be computed from parts "
+                "of the samples",
+                alternative,
+            )
+
+
+def _other_set(opened: Mapping[str, Data], name: str, roles: Roles, course: Course, tell: Tell) -> NamedSet:
+    """Return a data set other than the first. If it has fewer samples than a batch, each batch has all of them."""
+    data, seed = opened[name], seed_of(course.seed, list(opened).index(name))
+    size = course.batch_size if data.batch_size is not None else min(course.batch_size, len(data))
+    batches = Batches(data, size, seed, shuffle=course.shuffle, tell=tell)
+    return NamedSet(name, data, batches, roles.sets[name])
 
 
 def _known(original: ModelProto, course: Course, resumed: Path | None) -> Preprocessing:
@@ -153,7 +233,7 @@ def _known(original: ModelProto, course: Course, resumed: Path | None) -> Prepro
 
 
 def _built(
-    original: ModelProto, path: Path | None, options: Options, course: Course, data: str | Path,
+    original: ModelProto, path: Path | None, options: Options, course: Course, data: Mapping[str, Path],
     begun: tuple[Sequence[Adapter], Arrays] | None, link: Communicator, tell: Tell,
 ) -> tuple[TrainingModel, Options, Course, FreedModel | None]:  # fmt: skip
     """Build the training model, and complete the options and the course.
@@ -169,12 +249,15 @@ def _built(
     if course.classes is not None:
         fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
         options = _also_trained(options, fresh)
-    options = with_empty_pasts(original, options, lambda: names_in(data), tell)
+    options = with_empty_pasts(original, options, lambda: names_in(next(iter(data.values()))), tell)
     free, runs = _free_batch(original, path, options, course, link, tell)
     if runs > 1:
         options, course = replace(options, accumulate=options.accumulate * runs), _in_runs(course, runs)
     model = original if free is None else free.model
-    if course.memory is None:
+    if options.optimizer == LBFGS.name:
+        built = build(model, replace(options, optimizer="", optimizer_options={}, embed_state=True), path=path)
+        built.options = options  # which the report describes
+    elif course.memory is None:
         built = build(model, options, path=path)
     else:
         plan = _within(course.memory, model, path, options, course, link, tell)
@@ -227,7 +310,8 @@ def _free_batch(
     hint = HINT
     if not _takes_statistics(original, options):
         alone = f"`batch_size={fixed.size * link.world}`"
-        alone += f" and `accumulate={runs // link.world}`" if runs > link.world else ""
+        several = runs > link.world and options.optimizer != LBFGS.name
+        alone += f" and `accumulate={runs // link.world}`" if several else ""
         hint += f"; or run batches of {fixed.size} with {alone}"
     raise UsageError(f"{text}. A step can't take several runs either: {apart}", hint)
 
@@ -238,9 +322,23 @@ def _not_in_runs(original: ModelProto, options: Options, course: Course, link: C
         return "BatchNormalization in training mode requires the statistics of the whole batch"
     if course.batch_size % size:
         return f"the batch size {course.batch_size} is not a multiple of {size}"
-    if course.schedule != "constant":
-        return f"the schedule '{course.schedule}' counts each run as a step"
+    if schedule := _schedule(course, options):
+        return f"the schedule '{schedule}' counts each run as a step"
+    if _has_several_sets(options):
+        return SEVERAL_SETS
+    if options.optimizer == LBFGS.name:
+        return "L-BFGS takes all samples in a step"
     return "several processes share a batch" if link.world > 1 else ""
+
+
+def _schedule(course: Course, options: Options) -> str:
+    """Return a schedule of the run, of the learning rate or of the weight of a loss; "" if all are constant."""
+    texts = (course.schedule, *(spec.schedule for spec in options.losses))
+    return next((text for text in texts if text not in ("", "constant")), "")
+
+
+def _has_several_sets(options: Options) -> bool:
+    return len({spec.data for spec in options.losses}) > 1
 
 
 def _takes_statistics(original: ModelProto, options: Options) -> bool:
@@ -286,7 +384,8 @@ def _within(
     """Return the fastest plan for a step that stays within a memory limit."""
     if link.world > 1 or find_provider(course.provider) != CPU:
         raise UsageError("`memory` is only available for a single process on the CPU", "leave it out")
-    whole = "" if course.schedule == "constant" else "the schedule counts each run as a step"
+    whole = "the schedule counts each run as a step" if _schedule(course, options) else ""
+    whole = SEVERAL_SETS if _has_several_sets(options) else whole
     return planned(
         lambda asked: build(original, asked, path=path),
         options, limit, course.batch_size, course.threads, whole, tell,
@@ -315,19 +414,23 @@ def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
     """Return the tensors of the original model that training changes: weights, adapted weights, running statistics."""
     roles, adapters = trainer.roles, trainer.roles.adapters
     factors = {name for adapter in adapters for name in adapter.names}
-    kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
+    changed = [name for name, role in roles.inputs.items() if role == "weight" or name in roles.successors]
+    kept = [name for name in changed if name not in factors and name not in roles.slots]
     return [*stored_as(original, roles.quantized, kept), *(adapter.weight for adapter in adapters)]
 
 
 def _trainer(built: TrainingModel, course: Course, link: Communicator) -> TrainerBase:
     provider = find_provider(course.provider)
+    if built.options.optimizer == LBFGS.name:
+        return FullBatchTrainer(built, provider=provider, threads=course.threads)
     if link.world == 1:
         return Trainer(built, provider=provider, threads=course.threads, seed=course.seed)
     return ParallelTrainer(built, link, provider=provider, threads=course.threads, seed=course.seed)
 
 
 def _data(
-    data: str | Path,
+    data: Mapping[str, Path],
+    val_set: str,
     val: str | Path | float | None,
     built: TrainingModel,
     trainer: TrainerBase,
@@ -335,33 +438,59 @@ def _data(
     known: Preprocessing,
     recurrent: Recurrent,
     tell: Tell,
-) -> tuple[Data, Data | None]:
-    """Open the training data and the validation data."""
-    inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
+) -> tuple[dict[str, Data], Data | None]:
+    """Open the training data of each set, and the validation data, whose losses are those on the set `val_set`."""
+    roles, first = trainer.roles, next(iter(data))
+    inputs = {name: kind for name, kind in trainer.inputs.items() if roles.inputs[name] != "loss weight"}
+    inputs, ranges = with_sizes_of_pasts(inputs, built.graph), ranges_of(built.model)
+    arrays = roles.sets or {first: {name: name for name in inputs}}
+    fed = {each: {name: inputs[own] for name, own in names.items()} for each, names in arrays.items()}
 
     def opened(
-        source: str | Path, prefix: str, known: Preprocessing, elsewhere: Collection[str], trains: bool = False
+        source: str | Path, of: str, prefix: str, known: Preprocessing, elsewhere: Collection[str], trains: bool = False
     ) -> Data:
-        terms, options, how = trainer.roles.losses, course.sequences, course.samples
-        return open_data(
-            source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known,
-            elsewhere=elsewhere, recurrent=recurrent, trains=trains, tell=tell,
+        terms, options, how = roles.on_set(of).losses, course.sequences, course.samples
+        columns = {column: name for column, name in how.columns.items() if name in fed[of] or name not in known_names}
+        own = {name: ranges[each] for name, each in arrays[of].items() if each in ranges}
+        found = open_data(
+            source, fed[of], own, prefix=prefix, terms=terms, options=options, samples=replace(how, columns=columns),
+            known=known, elsewhere=elsewhere, recurrent=recurrent, trains=trains, tell=tell,
         )  # fmt: skip
+        if len(data) > 1 and found.padding is not None and found.ragged:
+            text = f"'{source}' has samples of different sizes, which can't be combined with several data sets"
+            raise UsageError(text, "train on one data set", code="conflict")
+        return found
 
     share = None if val is None else fraction_of(val)
-    twice = val is not None and share is None and _is_same(Path(data), Path(str(val)))
+    known_names = {name for names in fed.values() for name in names}
+    twice = val is not None and share is None and _is_same(data[val_set], Path(str(val)))
     read_for_val = [course.val_prefix] if twice and course.val_prefix else []
-    samples, validation = opened(data, course.prefix, known, read_for_val, trains=True), None
-    samples.tell_padding(tell)
+    found, validation, more = dict[str, Data](), None, known
+    for name, path in data.items():
+        found[name] = opened(path, name, course.prefix, more, read_for_val if name == val_set else [], trains=True)
+        found[name].tell_padding(tell)
+        more = more.with_more(found[name].preprocessing(roles.on_set(name).losses))
+    samples = found[first]
     if val is not None and share is None:
-        known = known.with_more(samples.preprocessing(trainer.roles.losses))
-        validation = opened(str(val), course.val_prefix, known, [""] if twice else [])
+        known = more
+        validation = opened(str(val), val_set, course.val_prefix, known, [""] if twice else [])
     elif share is not None:
         if course.val_prefix:
             raise UsageError("`val_prefix` requires `val=DATA`, not a fraction of `data`", "leave it out")
+        if val_set != first:
+            raise UsageError(
+                f"`val`: a fraction can be held out of the first data set '{first}', not of '{val_set}'",
+                f"use `val={share:g}`, or `val={val_set}=DATA`",
+            )
         samples, validation = held_out(samples, share, course.seed)
         tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
-    return prepared(samples, validation, inputs, trainer.roles, course.samples, known, course.seed, tell)
+    samples, validation = prepared(
+        samples, validation, fed[first], roles.on_set(first), course.samples, known, course.seed, tell
+    )
+    for position, (name, other) in enumerate(found.items()):
+        alike = partial(prepared_alike, other, samples.normal, fed[name], roles.on_set(name), course.samples)
+        found[name] = alike(seed_of(course.seed, position)) if name != first else samples
+    return found, validation
 
 
 def _is_same(first: Path, second: Path) -> bool:
@@ -372,10 +501,10 @@ def _evaluator(
     model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, data: Data,
     link: Communicator, ema: Mapping[str, str], tell: Tell,
 ) -> Evaluator:  # fmt: skip
-    session = _session(model, path, options, course, trainer)
-    metrics = metrics_of(course.metrics, trainer.roles.losses)
+    session, roles = _session(model, path, options, course, trainer)
+    metrics = metrics_of(course.metrics, roles.losses)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
-    evaluator = Evaluator(session, data, batches, metrics, ema, link)
+    evaluator = Evaluator(session, data, batches, metrics, ema, link, roles.losses, next(iter(roles.sets.values()), {}))
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator
@@ -383,6 +512,6 @@ def _evaluator(
 
 def _session(
     model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase
-) -> EvalSession:
+) -> tuple[EvalSession, Roles]:
     found = make_eval_model(model, options, trainer.buffers, path, keep_mode=course.keep_mode, counted=True)
-    return EvalSession(found, path, find_provider(course.provider), course.threads)
+    return EvalSession(found, path, find_provider(course.provider), course.threads), describe(found.model)

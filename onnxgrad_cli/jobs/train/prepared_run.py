@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +18,27 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.checkpoints.base_model_digest import untrained_digest
 from onnxgrad_cli.checkpoints.model_values import untrained_digests
 from onnxgrad_cli.common.choices import LogForm
-from onnxgrad_cli.common.version import tool_version
-from onnxgrad_cli.data import Batches, Data, Preprocessing
+from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.common.packages import tool_version
+from onnxgrad_cli.data import Batches, Data, DataSets, NamedSet, Preprocessing
 from onnxgrad_cli.data.classes import names_for
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import AtomicWriteGroup, check_target, stage_model
 from onnxgrad_cli.files.external_data import data_checksum
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_external
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.inference import matrix_of
+from onnxgrad_cli.training.lbfgs import LbfgsLoop
 from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.watch import Watch
-from onnxgrad_cli.training.schedules import parse_schedule
+from onnxgrad_cli.training.schedules import parse_schedule, weight_schedule
 from onnxgrad_cli.training.steps.base import TrainerBase
+from onnxgrad_cli.training.steps.full_batch import FullBatchTrainer
 from onnxgrad_cli.verification.checks.finiteness import origin_of
 from onnxgrad_cli.verification.feeds import DescribedModel
 from onnxgrad_cli.verification.written import check_opens
@@ -47,6 +54,7 @@ class PreparedRun:
     Attributes:
         original, path: the inference model and the file it was read from.
         ema: weight -> the name of the state with its moving average. The average is evaluated and written instead.
+        sets: the data sets with names, of which `samples` are the first; None for data without a name.
     """
 
     original: ModelProto
@@ -58,23 +66,37 @@ class PreparedRun:
     evaluator: Evaluator | None
     batches: Batches
     ema: Mapping[str, str]
+    sets: DataSets | None = None
+
+    @property
+    def others(self) -> Sequence[NamedSet]:
+        """The data sets other than the first."""
+        return self.sets.others if self.sets else ()
 
     @property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of the data, which the trained model stores."""
-        return self.samples.preprocessing(self.trainer.roles.losses)
+        roles = self.trainer.roles
+        found = self.samples.preprocessing(roles.on_set(self.sets.first.name if self.sets else "").losses)
+        for other in self.others:
+            found = found.with_more(other.data.preprocessing(roles.on_set(other.name).losses))
+        return found
 
     def loop(
         self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm],
-        settings: Mapping[str, str],
+        settings: Mapping[str, str], tell: Tell,
     ) -> TrainingLoop:  # fmt: skip
         """Return the training loop."""
         course, evaluator = self.course, self.evaluator
         whole = course.epochs * len(self.batches)
         steps = whole if course.max_steps is None else min(whole, course.max_steps)
-        data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
+        data = {"training": self.samples, **{f"'{each.name}' training": each.data for each in self.others}}
+        data |= {"validation": evaluator.data} if evaluator else {}
+        prepared = "".join(each.prepared_by(course.samples) for use, each in data.items() if use != "validation")
         trained = {*self.trainer.weights(), *self.trainer.state()}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
+        scheduled = [(term.factor, spec) for term, spec in self._losses if term.factor]
+        weights = {name: weight_schedule(spec, steps, len(self.batches)) for name, spec in scheduled}
         if evaluator is None and (
             course.patience is not None or schedule.watches or course.metrics or course.eval_every
         ):
@@ -85,20 +107,31 @@ class PreparedRun:
             name = next(name for name, is_set in asked.items() if is_set)
             raise UsageError(f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data")
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
-        return TrainingLoop(
-            self.trainer, self.samples, self.batches, schedule, evaluator,
+        rates = f"a learning rate of {course.learning_rate:g}, {course.schedule}"
+        rates += f" over {steps} steps" if course.schedule != "constant" else ""
+        rates += "".join(f"; weight of {spec.name} {spec.schedule} over {steps} steps" for _, spec in scheduled)
+        loop: Callable[..., TrainingLoop] = TrainingLoop
+        if isinstance(self.trainer, FullBatchTrainer):
+            solver = LBFGS.function(**LBFGS.settings(self.built.options.optimizer_options))
+            loop, rates = partial(LbfgsLoop, solver=solver, tell=tell), ""
+        return loop(
+            self.trainer, self.sets or self.samples, self.batches, schedule, evaluator,
             watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
             eval_every=course.eval_every, logs=logs, settings=settings, origin_of=self._origin_of,
-            model=_fingerprint(self.built, self.trainer, self.samples.prepared_by(course.samples)),
-            rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
-            + (f" over {steps} steps" if course.schedule != "constant" else ""),
+            model=_fingerprint(self.built, self.trainer, prepared),
+            rates=rates,
+            weights=weights,
             base=untrained_digest(self.original, trained),
             untrained=untrained_digests(self.original, trained),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
+
+    @property
+    def _losses(self) -> Iterator[tuple[Term, LossSpec]]:
+        return zip(self.trainer.roles.losses, self.built.options.losses, strict=True)
 
     def _origin_of(self, batch: Mapping[str, np.ndarray], loss: float) -> tuple[str, str]:
         """Return the first value that is not finite with the current weights, and the operator that computes it."""
@@ -120,7 +153,7 @@ class PreparedRun:
         """
         if self.evaluator is None:
             return {}
-        taken = confusions(self.trainer.roles.losses, MOST_CLASSES)
+        taken = confusions(self.evaluator.terms, MOST_CLASSES)
         if taken:
             self.evaluator.measure(self.trainer.buffers, taken, metrics=False)
         matrices, names = (

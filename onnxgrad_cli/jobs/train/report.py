@@ -13,7 +13,9 @@ from urllib.parse import quote
 
 from onnxgrad_cli.common.wording import flag_of
 from onnxgrad_cli.files import AtomicWriteGroup
+from onnxgrad_cli.jobs.train.lbfgs import UNUSED
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun, Trained
+from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
@@ -52,8 +54,11 @@ def stage_report(
     """
     told = asdict(ready.course)
     told |= told.pop("sequences") | _shown(told.pop("samples"))
-    asked = {flag_of(name): value for name, value in told.items() if value}
-    sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
+    unused = {*UNUSED, "shuffle"} if ready.built.options.optimizer == LBFGS.name else ()
+    asked = {flag_of(name): value for name, value in told.items() if value and name not in unused}
+    sets = {"training": ready.samples} if ready.sets is None else {f"training ({ready.sets.first.name})": ready.samples}
+    sets |= {f"training ({each.name})": each.data for each in ready.others}
+    sets |= {"validation": ready.evaluator.data} if ready.evaluator else {}
     log = folder.history()
     run = RunSummary(
         ready.path.name if ready.path else "",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from onnxgrad_cli.common.version import tool_version
+from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course
@@ -57,8 +57,10 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={as_text(each)}" for key, each in value.items())
     if isinstance(value, LossSpec):
-        words = (value.name, value.output or "", value.label or "", "" if value.weight == 1 else f"{value.weight:g}")
-        return ":".join(words).rstrip(":")
+        share = "" if value.weight == 1 and not value.schedule else f"{value.weight:g}"
+        share += f"@{value.schedule}" * bool(value.schedule)
+        words = (value.name, value.output or "", value.label or "", share)
+        return f"{value.data}=" * bool(value.data) + ":".join(words).rstrip(":")
     if isinstance(value, (tuple, list)):
         return ", ".join(map(as_text, value))
     return str(getattr(value, "__name__", value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apart, check_exists, check_target
 from onnxgrad_cli.jobs.output_plan import page_for, target_of
+from onnxgrad_cli.jobs.train.data_sets import Source, sets_of
 from onnxgrad_cli.jobs.train.prepare import prepare
 from onnxgrad_cli.jobs.train.prepared_run import Trained
 from onnxgrad_cli.jobs.train.report import REPORTS, files_in, files_of_runs, stage_report
@@ -31,6 +32,7 @@ from onnxgrad_cli.jobs.train.settings import settings_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
+from onnxgrad_cli.training.lbfgs import LbfgsLoop
 from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import check_replaceable, holds_checkpoint, run_folder
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
@@ -43,12 +45,12 @@ from onnxgrad_cli.training.steps.parallel import agree
 @job
 def run_train(
     model: ModelSource,
-    data: str | Path,
+    data: Source,
     out: str | Path | None = None,
     options: Options | None = None,
     course: Course | None = None,
     *,
-    val: str | Path | float | None = None,
+    val: Source | float | None = None,
     adapter: str | Path | None = None,
     adapter_from: str | Path | None = None,
     run: str | Path | None = None,
@@ -67,8 +69,11 @@ def run_train(
 
     Args:
         model: the inference model.
-        data: the training data; see `open_data`.
-        val: the validation data; or a number below 1, the fraction of `data` to hold out for validation.
+        data: the training data; see `open_data`. Or a map: name of a data set -> its data. Each step then takes a batch
+            of each set, and each loss names its set. An epoch is one pass over the first set; the others are cycled.
+        val: the validation data; or a number below 1, the fraction of `data` to hold out for validation. With several
+            data sets, the losses of the first one are evaluated, and the fraction is held out of it. A map with one
+            entry, name of a data set -> validation data, evaluates the losses of that set.
         out: the file for the trained model, which has the same graph, opset and names; by default
             `<model>.trained.onnx`.
         options: the options of the training model. The default optimizer is adam.
@@ -97,10 +102,11 @@ def run_train(
         UnsupportedError: the model can't be differentiated, or has a loop that never ends.
         OnnxgradError: a file can't be read or written, or the loss became infinite or NaN.
     """
-    checks.path("data", data)
+    sets = sets_of(data)
     adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
     options, course = options or Options(), course or Course()
-    protect_inputs(data, val, course.sequences.tokenizer, *(spec.name for spec in options.losses), *course.metrics)
+    protect_inputs(*sets.values(), *(val.values() if isinstance(val, Mapping) else [val]))
+    protect_inputs(course.sequences.tokenizer, *(spec.name for spec in options.losses), *course.metrics)
     protect_inputs(*([] if adapter_from is None else files_of(adapter_from)))
     checks.one_of("resume", resume, Resume)
     if new_data and resume == "never":
@@ -113,10 +119,10 @@ def run_train(
     start, link = time.perf_counter(), communicator or _alone()
     check_exists(model)  # before a run is found that belongs to the correct name
     target, place = _places(model, out, run)
-    resumed = link.broadcast(_is_resumed(place, resume, force, data) if link.rank == 0 else None)
+    resumed = link.broadcast(_is_resumed(place, resume, force, sets.values()) if link.rank == 0 else None)
     written = None if adapter is None else AdapterTarget(adapter)
     ready = prepare(
-        model, data, val, target, options, course, written, adapter_from, force, link, tell, place if resumed else None
+        model, sets, val, target, options, course, written, adapter_from, force, link, tell, place if resumed else None
     )
     if picture is not None:
         picture = page_for(checks.path("picture", picture), target)
@@ -125,7 +131,7 @@ def run_train(
     check_apart([*files_in(place, ready), *named])
     with run_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         settings = settings_of(options, course, data=data, val=val, adapter_from=adapter_from)
-        loop = ready.loop(folder, stop, watch, log, settings)
+        loop = ready.loop(folder, stop, watch, log, settings, tell)
         if link.broadcast(folder.begun) and not resumed and not force:
             raise _holds_a_run(place)  # another process has begun it since the first check
         agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
@@ -167,9 +173,10 @@ def run_train(
         files = ready.stage(switch, target, written, force)
         others = [place / REPORTS[0], *([picture] if picture else ())]
         if begun_at == ready.trainer.steps and all(map(Path.exists, others)) and _is_written(switch, files):
-            more = "a larger `max_steps`" if reason == "max steps" else "more `epochs`"
+            more = "`resume` and " + ("a larger `max_steps`" if reason == "max steps" else "more `epochs`")
+            more = f"'{target}' as the model" if loop.progress.ended else more
             ignored = f", and {loop.rates} has no effect" if loop.rates_before else ""
-            again = f"to continue it, use `resume` and {more}; to replace it, use `force` without `resume`"
+            again = f"to continue it, use {more}; to replace it, use `force` without `resume`"
             tell(f"'{place}' contains a finished run, so nothing was done{ignored}; {again}", 0)
             return found
         found = replace(found, files=[*files, *([picture] if picture else []), folder.path])
@@ -208,7 +215,7 @@ def _places(model: ModelSource, out: str | Path | None, run: Path | None) -> tup
     return target, folder
 
 
-def _is_resumed(folder: Path, resume: Resume, force: bool, data: str | Path) -> bool:
+def _is_resumed(folder: Path, resume: Resume, force: bool, data: Iterable[Path]) -> bool:
     """Return True if an earlier run is to be continued. Called first, so that errors are reported before slow work.
 
     Raises:
@@ -225,7 +232,8 @@ def _is_resumed(folder: Path, resume: Resume, force: bool, data: str | Path) -> 
     if not resumed:
         check_replaceable(folder, files_of_runs(folder))
     if begun and not resumed and not force:
-        check_there(Path(data))
+        for path in data:
+            check_there(path)
         raise _holds_a_run(folder)
     return resumed
 
@@ -249,6 +257,8 @@ def _resume(loop: TrainingLoop, new_data: bool, drawn: Sequence[str], tell: Tell
     tell(f"continuing after step {loop.trainer.steps}", 0)
     if loop.rates_before:
         tell(f"the learning rate changes from here on: now {loop.rates}, before {loop.rates_before}", 0)
+    if isinstance(loop, LbfgsLoop):
+        tell("L-BFGS starts with an empty history, so its steps differ from those of an uninterrupted run", 0)
     if drawn:
         tell(f"{', '.join(drawn)} will draw other random numbers than in an uninterrupted run", 0)
 

@@ -18,7 +18,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
 from onnxgrad_cli.ir.nodes import read_by
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Shape, dtype_of, shape_of
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Shape, dtype_of, known_sizes, shape_of
 
 MIN_NODES_TO_FOLD_SEED = 1000
 """Smallest number of nodes of a graph for which the seed of the backward part is folded too.
@@ -116,7 +116,7 @@ def _value(graph: Graph, node: Node, found: dict[str, np.ndarray]) -> np.ndarray
         if value is None:
             return None
         operands.append(value)
-    shape = _sizes(shape_of(value_type))
+    shape = known_sizes(shape_of(value_type))
     if shape is None or dtype_of(value_type) not in EXACT or math.prod(shape) * 8 > MAX_SHAPE_BYTES:
         return None
     value = _computed(graph, node, operands, shape)
@@ -128,7 +128,7 @@ def _computed(graph: Graph, node: Node, operands: list[np.ndarray], shape: tuple
     """Compute a node from constant operands. `shape` is the shape of the result. Return None if that is impossible."""
     kind = node.op_type
     if kind in SIZES:
-        sizes = _sizes(shape_of(graph.types.get(node.input[0])))
+        sizes = known_sizes(shape_of(graph.types.get(node.input[0])))
         if sizes is None or node.attribute:
             return None
         return np.array(sizes if kind == "Shape" else math.prod(sizes), np.int64)
@@ -143,9 +143,3 @@ def _computed(graph: Graph, node: Node, operands: list[np.ndarray], shape: tuple
         if kind == "Div":  # runtimes and numpy round quotients of integers differently
             return operands[0] / operands[1] if operands[0].dtype.kind == "f" else None
         return np.asarray(ARITHMETIC[kind](*operands))
-
-
-def _sizes(shape: Shape | None) -> tuple[int, ...] | None:
-    """Return a shape if all its sizes are numbers, otherwise None."""
-    sizes = tuple(size for size in shape or () if isinstance(size, int))
-    return None if shape is None or len(sizes) < len(shape) else sizes

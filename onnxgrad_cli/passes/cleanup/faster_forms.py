@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
 from onnxgrad_cli.ir.nodes import read_by
-from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.ir.types import Shape, dtype_of, known_sizes, shape_of, tensor_type
 from onnxgrad_cli.passes.stored_integers import is_transpose
 
 MAX_ROWS_PER_COLUMN = 2
@@ -46,14 +46,14 @@ def turn_products(graph: Graph) -> bool:
     turned = {node.output[0] for node in last.values()}
     factors = {name: node for name, node in transposes.items() if name not in turned}
     dropped = {node.name for node in last.values()}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.op_type == "MatMul" and node.output[0] in last:
-            nodes += _turn(graph, node, last[node.output[0]].output[0], factors)
-        if node.name not in dropped:
-            nodes.append(node)
-    graph.nodes = nodes
-    return True
+
+    def turn(node: Node) -> list[Node] | None:
+        if node.name in dropped:
+            return []
+        product = node.op_type == "MatMul" and node.output[0] in last
+        return [*_turn(graph, node, last[node.output[0]].output[0], factors), node] if product else None
+
+    return graph.rewrite(turn, {"MatMul", "Transpose"})
 
 
 def _last_transposes(graph: Graph, transposes: Mapping[str, Node]) -> dict[str, Node]:
@@ -127,17 +127,17 @@ def convolve_channels(graph: Graph) -> bool:
         return False
     readers = Counter(name for name in read_by(graph.nodes) if name in products)
     private = {name for name, count in readers.items() if count == 1}.difference(graph.output_names)
-    writer = _ConvWriter(graph)
-    nodes: list[Node] = []
-    gone: set[str] = set()
-    for node in graph.nodes:
-        product, shift = _sum(graph, node, private) if node.op_type == "Add" and not node.domain else ("", "")
-        if product:
-            nodes += writer.convolution(node, *products[product], shift)
-            gone.add(product)
-        else:
-            nodes.append(node)
-    graph.nodes = [node for node in nodes if node.op_type != "Mul" or node.output[0] not in gone]
+    writer, gone = _ConvWriter(graph), set[str]()
+
+    def convolution(node: Node) -> list[Node] | None:
+        product, shift = ("", "") if node.domain else _sum(graph, node, private)
+        if not product:
+            return None
+        gone.add(product)
+        return writer.convolution(node, *products[product], shift)
+
+    graph.rewrite(convolution, {"Add"})
+    graph.nodes = [node for node in graph.nodes if node.op_type != "Mul" or node.output[0] not in gone]
     return bool(gone)
 
 
@@ -170,8 +170,8 @@ def _sum(graph: Graph, node: Node, products: Collection[str]) -> tuple[str, str]
 
 def _are_images(shape: Shape) -> bool:
     """Return True if a shape is that of images, not too small, with a known number of channels above 1."""
-    sizes = [size for size in shape[2:] if isinstance(size, int)]
-    small = len(sizes) == len(shape) - 2 and math.prod(sizes) <= MAX_SMALL_IMAGE
+    sizes = known_sizes(shape[2:])
+    small = sizes is not None and math.prod(sizes) <= MAX_SMALL_IMAGE
     return 3 <= len(shape) <= 5 and isinstance(shape[1], int) and shape[1] > 1 and not small
 
 

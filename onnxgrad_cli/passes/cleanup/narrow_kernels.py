@@ -22,15 +22,7 @@ CASTS = frozenset({"Cast", "CastLike"})
 def compute_in_float32(graph: Graph) -> bool:
     """Put casts to float32 around nodes that have no kernel for bfloat16. Return True if there were any."""
     wide: dict[str, str] = {}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if _lacks_kernel(graph, node):
-            nodes += _widened(graph, node, wide)
-        else:
-            nodes.append(node)
-    changed = len(nodes) > len(graph.nodes)
-    graph.nodes = nodes
-    return changed
+    return graph.rewrite(lambda node: _widened(graph, node, wide) if _lacks_kernel(graph, node) else None)
 
 
 def _lacks_kernel(graph: Graph, node: Node) -> bool:

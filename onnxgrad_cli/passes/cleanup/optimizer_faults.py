@@ -41,20 +41,22 @@ def separate_views(graph: Graph) -> bool:
     if not made:
         return False
     copies: dict[str, str] = {}
-    nodes: list[Node] = []
-    for node in graph.nodes:
+
+    def separate(node: Node) -> list[Node] | None:
         backward = metadata_of(node, ROLE) == "backward"
         name = node.input[0] if node.input else ""
-        if backward and node.op_type in VIEWS and name in made and not _stays(graph, node, made[name]):
-            if name not in copies:
-                copies[name] = graph.fresh(f"{name}_copy")
-                graph.types[copies[name]] = graph.types[name]
-                nodes.append(make_node("Sum", [name], [copies[name]], name=graph.fresh(f"{node.name}/Sum")))
-                nodes[-1].metadata = node.metadata
+        if not backward or name not in made or _stays(graph, node, made[name]):
+            return None
+        if name in copies:
             node.input[0] = copies[name]
-        nodes.append(node)
-    graph.nodes = nodes
-    return bool(copies)
+            return None
+        node.input[0] = copies[name] = graph.fresh(f"{name}_copy")
+        graph.types[copies[name]] = graph.types[name]
+        copy = make_node("Sum", [name], [copies[name]], name=graph.fresh(f"{node.name}/Sum"))
+        copy.metadata = node.metadata
+        return [copy, node]
+
+    return graph.rewrite(separate, VIEWS)
 
 
 def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
@@ -77,11 +79,7 @@ def keep_cubic_layout(graph: Graph) -> bool:
         graph.types[node.output[0]] = graph.types[name]
         views[node.output[0]] = make_node("Reshape", [node.output[0], sizes], [name], graph.fresh(f"{name}/view"))
         views[node.output[0]].metadata = node.metadata
-    placed = (
-        [node, views[node.output[0]]] if node.output[:1] and node.output[0] in views else [node] for node in graph.nodes
-    )
-    graph.nodes = [node for pair in placed for node in pair]
-    return True
+    return graph.rewrite(lambda node: [node, views[node.output[0]]] if node.output[0] in views else None, {"Resize"})
 
 
 def _is_cubic(node: Node) -> bool:
@@ -113,14 +111,12 @@ def concatenate_zeros(graph: Graph) -> bool:
     makers = graph.producers() if any(node.op_type == "Pad" for node in graph.nodes) else {}
     pads = [_pad_of(makers, node.input[1]) for node in graph.nodes if makers and _is_convolution(node)]
     replaced = {pad.output[0]: pads_of for pad in pads if pad and (pads_of := _mergeable(graph, pad))}
-    if not replaced:
-        return False
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        amounts = replaced.get(node.output[0]) if node.op_type == "Pad" else None
-        nodes += [node] if amounts is None else _concatenated(graph, node, amounts)
-    graph.nodes = nodes
-    return True
+
+    def concatenated(node: Node) -> list[Node] | None:
+        amounts = replaced.get(node.output[0])
+        return None if amounts is None else _concatenated(graph, node, amounts)
+
+    return bool(replaced) and graph.rewrite(concatenated, {"Pad"})
 
 
 def _is_convolution(node: Node) -> bool:

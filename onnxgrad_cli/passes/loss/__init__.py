@@ -2,7 +2,7 @@
 
 - `append`: the pass. It adds label inputs, and writes the losses, their reduction, weights and penalties.
 - `chunks`: the loss of a language model in chunks of tokens.
-- `file`: a loss in an ONNX file; `model_file` inserts the file's model into the graph.
+- `model_file`: a loss in an ONNX file, and other models in files that are inserted into the graph.
 - `function`: for losses that are Python functions, derivatives and evaluations of models.
 """
 

@@ -19,8 +19,9 @@ from onnxgrad_cli.common.settings import unknown_setting
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, OnnxgradError, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
@@ -30,27 +31,43 @@ from onnxgrad_cli.losses.spec import LossSpec, default_loss, settings_of
 from onnxgrad_cli.losses.values import checked_axis, weighted_mean
 from onnxgrad_cli.options import AppendOptions, LossOptions
 from onnxgrad_cli.passes.loss.chunks import write_chunks
-from onnxgrad_cli.passes.loss.file import LossFile
+from onnxgrad_cli.passes.loss.data_sets import evaluations
 from onnxgrad_cli.passes.loss.function import LossOp
+from onnxgrad_cli.passes.loss.model_file import LossFile
+from onnxgrad_cli.passes.parameters.select import drop_untied
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import LossRecord
+from onnxgrad_cli.record import LossRecord, StepRecord
 
 LABEL = LossOptions.label
 """The default name of the label input."""
 
 
-def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
+def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     """Append every loss and penalty, and their sum, called `loss`."""
     op = LossOp(graph, training)
     _refuse_unknown_options(options, training)
+    if options.training_info and any(spec.schedule for spec in options.losses):
+        raise UsageError(
+            "`training_info` can't be combined with a loss whose weight follows a schedule",
+            "leave out the schedule",
+            code="conflict",
+        )
     if (options.loss_chunks or 1) > 1 and not any(spec.name == "causal-lm" for spec in options.losses):
         raise UsageError("`loss_chunks` requires the loss causal-lm", "leave out the option, or use that loss")
     terms, options = [], _with_free_label(graph, options, training)
-    for spec, name in zip(options.losses, training.predictions, strict=True):
-        op.scope = f"loss/{Path(spec.name).stem}"
-        term = _term(op, options, training, spec, op.val(name))
+    asked = list(training.predictions)
+    evaluated = evaluations(op, options, training)
+    options = options if len(evaluated) == 1 else replace(options, loss_chunks=1)
+    for spec, output, name in zip(options.losses, asked, training.predictions, strict=True):
+        op.scope, op.evaluation = f"loss/{Path(spec.name).stem}", evaluated[spec.data]
+        owners = (spec.data or None, spec.output, output, spec.label or options.label)
+        training.settings.append(settings_of(options.loss_options, *owners))
+        term = _term(op, options, training, spec, op.val(name), training.settings[-1])
         training.terms.append(term.name)
-        terms.append(term if spec.weight == 1.0 else term * spec.weight)
+        terms.append(term if spec.weight == 1.0 and not spec.schedule else term * _factor(op, training, spec, term))
+    if any(spec.function for spec in options.losses):
+        op.flush()
+        drop_untied(graph, training, training.terms)
     for kind, factor in (("ReduceL1", options.l1), ("ReduceSumSquare", options.l2)):
         op.scope = f"loss/{kind}"
         if factor:
@@ -60,18 +77,28 @@ def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
     op.scope = "loss"
     widest = max((term.dtype for term in terms), key=(TensorProto.FLOAT, TensorProto.DOUBLE).index)
     total = op.cast(terms[0], widest) if len(terms) == 1 else op.Sum(*(op.cast(term, widest) for term in terms))
-    training.loss = _named(op, total, "loss")
+    training.loss = op.rename(total, graph.fresh("loss")).name
     training.terms = [training.loss if name == total.name else name for name in training.terms]
     graph.nodes.extend(op.nodes)
     fed_first(graph)
     return True
 
 
+def _factor(op: LossOp, training: LossRecord, spec: LossSpec, term: Val) -> Val | float:
+    """Return the weight of a loss: a number, or a new input if the weight follows a schedule."""
+    if not spec.schedule:
+        return spec.weight
+    name = op.graph.fresh(".".join(filter(None, (spec.data, Path(spec.name).stem, "weight"))))
+    op.graph.add_input(name, tensor_type(term.dtype, []))
+    training.factors[len(training.terms) - 1] = name
+    return op.val(name)
+
+
 def _with_free_label(graph: Graph, options: AppendOptions, training: LossRecord) -> AppendOptions:
     """Return the options. If the model already uses the default label name, replace it by a new one in the options."""
     takers = [spec for spec in options.losses if spec.loss is None or spec.loss.label != "none"]
     asked = [spec for spec in takers if not spec.label]
-    if options.label != LABEL or not asked or not graph.taken(LABEL):
+    if options.label != LABEL or not asked or not graph.taken(LABEL) or options.losses[0].data:
         return options
     name = next(name for i in itertools.count(1) if not graph.taken(name := f"{LABEL}_{i}"))
     text = f"the model already has a value '{LABEL}', so the label input is called '{name}'"
@@ -82,27 +109,38 @@ def _with_free_label(graph: Graph, options: AppendOptions, training: LossRecord)
 def _refuse_unknown_options(options: LossOptions, training: LossRecord) -> None:
     owners: dict[str, list[LossSpec]] = {"": list(options.losses)}
     for spec, prediction in zip(options.losses, training.predictions, strict=True):
-        for owner in {spec.output or prediction, prediction, spec.label or options.label}:
+        for owner in {spec.output or prediction, prediction, spec.label or options.label, spec.data} - {""}:
             owners.setdefault(owner, []).append(spec)
     for text in options.loss_options:
         owner, _, name = text.rpartition(":")
         if owner not in owners:
-            hint = suggest(owner, [owner for owner in owners if owner], "outputs and labels")
-            raise UsageError(f"`loss_options`: no loss uses an output or a label '{owner}'", hint)
+            hint = suggest(owner, [owner for owner in owners if owner], "outputs, labels and sets")
+            raise UsageError(f"`loss_options`: no loss uses an output, a label or a data set '{owner}'", hint)
         known = [option.name for spec in owners[owner] if spec.loss for option in spec.loss.options]
         if name not in known:
             names = ", ".join(spec.name for spec in owners[owner])
             raise unknown_setting(names, name, known)
 
 
-def _term(op: LossOp, options: AppendOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
-    """Return one loss on one output, reduced to a scalar. Its label becomes an input of the model."""
+def _term(
+    op: LossOp, options: AppendOptions, training: LossRecord, spec: LossSpec, prediction: Val,
+    given: Mapping[str, object],
+) -> Val:  # fmt: skip
+    """Return one loss on one output, reduced to a scalar. Its label becomes an input of the model.
+
+    Args:
+        op: the emitter.
+        options: the options of the build.
+        training: the record of the loss.
+        spec: the loss.
+        prediction: the output.
+        given: the settings of this loss.
+    """
     loss = LossFile(spec.name, op.graph, options.infer_by_run) if spec.loss is None else spec.loss
-    given = settings_of(options.loss_options, spec.output, prediction.name, spec.label or options.label)
     label_type = loss.label_type(prediction, given)
     if isinstance(loss, losses.Loss):
         _refuse_one_class(op, given, loss, prediction)
-    label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
+    label = None if label_type is None else _label(op, training, spec.data, spec.label or options.label, label_type)
     training.judged.append("" if label is None else label.name)
     if isinstance(loss, LossFile):
         training.scalars.add(len(training.judged) - 1)
@@ -129,10 +167,10 @@ def _term(op: LossOp, options: AppendOptions, training: LossRecord, spec: LossSp
     if loss.operands is None:
         values += [] if label is None else [op.wide(label)]
     else:
-        values += _operands(op, training, loss.operands, label)
+        values += _operands(op, training, spec.data, loss.operands, label)
     found, weights = _called(op, spec, loss, values, loss.settings(given))
-    if mask := training.masks.get(len(training.judged) - 1):
-        _refuse_padded_mean(spec, mask, found)
+    if len(training.judged) - 1 in training.masks:
+        _refuse_padded_mean(spec, loss, found)
     if found.known_shape is not None and all(size == 1 for size in found.known_shape):
         training.scalars.add(len(training.judged) - 1)
     _caution_pairs(training, prediction, found)
@@ -183,7 +221,7 @@ def _note_chunks(options: AppendOptions, training: LossRecord, output: str) -> N
 
 
 def _operands(
-    op: Op, training: LossRecord, operands: Mapping[str, tuple[str, str]], label: Val | None
+    op: LossOp, training: LossRecord, data: str, operands: Mapping[str, tuple[str, str]], label: Val | None
 ) -> Iterator[Val]:
     """Yield a value for each parameter after the prediction of a loss function; see `losses.registry.of_function`.
 
@@ -202,13 +240,15 @@ def _operands(
             message = f"`losses`: the parameter '{parameter}' names '{name}', which is not one of the model's {kinds}"
             raise unknown_name(message, suggest(name, known[kind], kinds))
         elif kind == "label":
-            training.more.setdefault(position, []).append(parameter)
-            yield op.wide(_label(op, training, parameter, op.graph.types[name]))
+            more = _label(op, training, data, parameter, op.graph.types[op.evaluation.own(name)])
+            training.more.setdefault(position, []).append(more.name)
+            yield op.wide(more)
         elif kind == "mask":
-            training.masks[position] = parameter
-            yield op.wide(_label(op, training, parameter, _mask_type(op.val(name), parameter)))
+            mask = _label(op, training, data, parameter, _mask_type(op.val(name), parameter))
+            training.masks[position] = mask.name
+            yield op.wide(mask)
         else:
-            yield op.val(name)
+            yield op.val(op.evaluation.own(name))
 
 
 def _mask_type(value: Val, parameter: str) -> TypeProto:
@@ -224,10 +264,11 @@ def _mask_type(value: Val, parameter: str) -> TypeProto:
     return tensor_type(value.dtype if is_float(value.type) else TensorProto.FLOAT, shape[:2])
 
 
-def _refuse_padded_mean(spec: LossSpec, mask: str, found: Val) -> None:
+def _refuse_padded_mean(spec: LossSpec, loss: losses.Loss, found: Val) -> None:
     """Refuse a loss with a mask that has several elements per sample: their mean would also count the padding."""
     shape = found.known_shape or ()
     if any(size != 1 for size in shape[1:]):
+        mask = next(parameter for parameter, (kind, _) in (loss.operands or {}).items() if kind == "mask")
         text = f"`losses`: {spec.name} takes the mask '{mask}', but returns several losses per sample, {list(shape)}"
         raise UsageError(text, f"return one per sample, such as op.sum(losses * {mask}, [1]) / op.sum({mask}, [1])")
 
@@ -236,20 +277,21 @@ def _called(
     op: Op, spec: LossSpec, loss: losses.Loss, values: Sequence[Val], settings: Mapping[str, Any]
 ) -> tuple[Val, Val | None]:
     """Call a loss function, and return losses and weights. Errors of a user's function become UsageErrors."""
+    op.in_function = spec.function is not None
     try:
         result = loss.function(op, *values, **settings)
-    except OnnxgradError:
-        raise
     except Exception as error:
-        if spec.function is None:
+        if spec.function is None or (isinstance(error, OnnxgradError) and not isinstance(error, InternalError)):
             raise
         file = getattr(getattr(spec.function, "__code__", None), "co_filename", None)
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         where = f" in line {lines[-1]} of '{file}'" if lines else ""
-        reason = f"{type(error).__name__}{where}: {error}"
+        reason = f"{type(error).__name__}{where}: {str(error).removeprefix('internal: ')}"
         raise UsageError(
             f"`losses`: the function '{loss.name}' raised an error: {reason}", "correct the function"
         ) from error
+    finally:
+        op.in_function = False
     parts = result if isinstance(result, tuple) else (result, None)
     if len(parts) != 2 or not isinstance(parts[0], Val) or not isinstance(parts[1], (Val, type(None))):
         raise UsageError(
@@ -265,8 +307,13 @@ def _called(
     return parts[0], parts[1]
 
 
-def _label(op: Op, training: LossRecord, name: str, label_type: TypeProto) -> Val:
+def _label(op: LossOp, training: LossRecord, data: str, name: str, label_type: TypeProto) -> Val:
+    """Return a label. In a named data set, the input is called SET.label."""
     graph = op.graph
+    if data and name and name not in training.inputs:  # an array can't be an input and a label: refused below
+        own = f"{data}.{name}"
+        training.sets[data][name] = op.evaluation.labels[name] = own
+        name = own
     if name in training.labels:
         old = graph.types[name]
         if (dtype_of(old), shape_of(old)) != (dtype_of(label_type), shape_of(label_type)):
@@ -412,6 +459,8 @@ def _sample_weight(op: Op, training: LossRecord, name: str, loss: losses.Loss, p
         _refuse_taken(op.graph, name, "`sample_weight`")
         op.graph.add_input(name, tensor_type(found.dtype, [prediction.shape[0]]))
         training.sample_weight = name
+        for arrays in training.sets.values():  # several sets are refused
+            arrays[name] = name
     return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))
 
 
@@ -420,26 +469,12 @@ def penalty(op: Op, kind: str, weight: Val) -> Val:
     return reduced(op, kind, op.wide(weight))
 
 
-def _named(op: Op, total: Val, stem: str) -> str:
-    """Name the total `stem`, made unique. If no new node computes the total, add an Identity."""
-    name = op.graph.fresh(stem)
-    if not any(total.name in node.output for node in op.nodes):
-        total = op.Identity(total)
-    for node in op.nodes:
-        for field in (node.input, node.output):
-            field[:] = [name if old == total.name else old for old in field]
-    assert total.type is not None
-    op.graph.types[name] = total.type
-    return name
-
-
 def fed_first(graph: Graph) -> None:
     """Sort the inputs: those that must be fed come before initializers, which old models also declare as inputs."""
     inputs = list(graph.proto.graph.input)
     ordered = sorted(inputs, key=lambda value: value.name in graph.initializers)
     if [v.name for v in ordered] != [v.name for v in inputs]:
-        del graph.proto.graph.input[:]
-        graph.proto.graph.input.extend(ordered)
+        refill(graph.proto.graph.input, ordered)
 
 
 LOSS = Pass("loss", "adds the loss to the model", _run, ("prepare",))

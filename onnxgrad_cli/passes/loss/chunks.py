@@ -21,7 +21,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of, reads
+from onnxgrad_cli.ir.nodes import attributes_of, depending_on, reads
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.losses.classes import ahead, log_softmax, picked
 from onnxgrad_cli.record import Chunks, LossRecord
@@ -132,7 +132,8 @@ def _head(graph: Graph, training: LossRecord, prediction: Val) -> tuple[list[Nod
     """
     if training.predictions.count(prediction.name) > 1:
         return None
-    makers, fed = graph.producers(), _fed(graph)
+    makers, inputs_of_model = graph.producers(), set(graph.input_names).difference(graph.initializers)
+    fed = depending_on(graph.nodes, inputs_of_model)
     trained = graph.ancestors(training.trained) & graph.initializers.keys()
     names, inputs = set[str](), dict[str, None]()
     waiting = [prediction.name]
@@ -163,15 +164,6 @@ def _is_read_elsewhere(graph: Graph, nodes: Sequence[Node], logits: str) -> bool
 def _has_tokens(graph: Graph, name: str) -> bool:
     """Return True if a value has three axes, (N, T, .)."""
     return len(shape_of(graph.types.get(name)) or ()) == 3
-
-
-def _fed(graph: Graph) -> set[str]:
-    """Return the values that depend on the model's inputs."""
-    found = {name for name in graph.input_names if name not in graph.initializers}
-    for node in graph.nodes:
-        if not found.isdisjoint(reads(node)):
-            found.update(filter(None, node.output))
-    return found
 
 
 def _is_wide(graph: Graph, name: str, prediction: Val) -> bool:

@@ -7,9 +7,12 @@ backward part differentiates through them, and the gradients are checked as for 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
+
+from onnx import TypeProto
 
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
@@ -17,8 +20,9 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import in_words, is_float
+from onnxgrad_cli.ir.types import in_words, is_float, known_sizes, shape_of
 from onnxgrad_cli.metadata import InnerDerivative
 from onnxgrad_cli.passes.loss.model_file import ModelFile, append_copy
 from onnxgrad_cli.record import LossRecord
@@ -31,18 +35,41 @@ class _IndependentError(UsageError):
     """A value does not depend on the other value of a derivative."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of the model on a data set.
+
+    Attributes:
+        names: map from a value of the model that depends on its inputs to the value of this evaluation; empty for the
+            model itself.
+        nodes: the nodes of the evaluation.
+        labels: map from the name of a label in the data set to the input that takes it, if the data set has a name.
+    """
+
+    names: dict[str, str]
+    nodes: list[Node]
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def own(self, name: str) -> str:
+        """Return the name of a value of the model in this evaluation."""
+        return self.names.get(name, name)
+
+
 class LossOp(Op):
     """The emitter that losses are written with: `Op`, with derivatives and evaluations of models.
 
     Args:
         graph: the model. The emitted nodes are appended to it before each derivative is written.
         training: the record of the loss.
+
+    Attributes:
+        evaluation: the evaluation of the model that the current loss is computed on.
     """
 
     def __init__(self, graph: Graph, training: LossRecord) -> None:
         super().__init__(graph)
         self.role, self.training = "loss", training
-        self._model = list(graph.nodes)
+        self.evaluation = Evaluation({}, list(graph.nodes))
         self._derived: set[str] = set()  # results of derivatives
 
     # -- derivatives ------------------------------------------------------------------------------------------
@@ -84,6 +111,7 @@ class LossOp(Op):
             UsageError: y does not depend on x.
             UnsupportedError: a node between x and y can't be differentiated twice.
         """
+        self._check_fits("jvp", f"the tangent of '{x.name}'", x, tangent)
         cotangent = self.rename(self.fill(0.0, y), self.graph.fresh(f"{self.scope}/cotangent"))
         (transposed,) = self._walk("jvp", y, cotangent, [x])
         (found,) = self._walk("jvp", transposed, tangent, [cotangent])
@@ -160,6 +188,7 @@ class LossOp(Op):
                     f"`op.{name}`: '{each.name}' must be a float tensor, but is {in_words(each.type)}",
                     "pass float tensors, because only they have derivatives",
                 )
+        self._check_fits(name, f"the cotangent of '{y.name}'", y, cotangent)
         self.flush()
         training, scope, role = self.training, self.scope, self.role
         record = Differentiation(straight_through=training.straight_through, forward_stays=training.forward_stays)
@@ -190,6 +219,28 @@ class LossOp(Op):
         self._derived.update(value.name for value in results)
         return results
 
+    def _check_fits(self, name: str, what: str, place: Val, value: Val) -> None:
+        """Check that a value has the type of the place that it is passed to, and the sizes that the place fixes.
+
+        Args:
+            name: the method of `op` that was called.
+            what: the description of the place, for the error.
+            place: a value of the type that is required.
+            value: the value that was passed.
+
+        Raises:
+            UsageError: it does not fit.
+        """
+        if not isinstance(value, Val):
+            raise UsageError(f"`op.{name}` accepts only values of the graph, not {value!r}", "use op.const(...)")
+        sizes = zip(place.known_shape or (), value.known_shape or (), strict=False)
+        is_broadcast = any(size != other and (isinstance(size, int) or other == 1) for size, other in sizes)
+        if value.dtype != place.dtype or value.rank != place.rank or is_broadcast:
+            raise UsageError(
+                f"`op.{name}`: {what} must be {in_words(place.type)}, but the given value is {in_words(value.type)}",
+                "pass a value of this type",
+            )
+
     def flush(self) -> None:
         """Append the nodes emitted so far to the graph, so that a reverse walk can find them."""
         self.graph.nodes.extend(self.nodes)
@@ -215,17 +266,36 @@ class LossOp(Op):
             known = self.training.inputs
             if name not in known:
                 raise unknown_name(f"`op.model`: the model has no input '{name}'", suggest(name, known, "inputs"))
-            own = self.val(name)
-            if value.dtype != own.dtype or value.rank != own.rank:
-                words = f"'{name}' is {in_words(own.type)}, but the given value is {in_words(value.type)}"
-                raise UsageError(f"`op.model`: {words}", "pass a value of the same element type and rank")
-            names[name] = value.name
-        self.flush()
-        for node in self._model:
-            if not names.keys().isdisjoint(reads(node)):
-                self.graph.types.update(self.infer(append_copy(self, node, names)))
-        outputs = [self.val(names.get(name, name)) for name in self.graph.output_names]
+            own = self.val(self.evaluation.own(name))
+            self._check_fits("model", f"the input '{name}'", own, value)
+            names[own.name] = value.name
+        found = self.evaluate(names)
+        outputs = [self.val(found.own(self.evaluation.own(name))) for name in self.graph.output_names]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def evaluate(self, names: dict[str, str], retyped: Callable[[TypeProto], TypeProto] | None = None) -> Evaluation:
+        """Evaluate the model once more: append copies of the nodes that depend on the given values.
+
+        Args:
+            names: map from values of the current evaluation to the values that replace them. The new names of the
+                results are added.
+            retyped: returns the type of a result, given the type that it has in the current evaluation. It is called if
+                the rank can't be inferred.
+        """
+        self.flush()
+        copies = []
+        for node in self.evaluation.nodes:
+            if not names.keys().isdisjoint(reads(node)):
+                copies.append(append_copy(self, node, names))
+                types = self.infer(copies[-1])
+                for old, new in zip(node.output, copies[-1].output, strict=True):
+                    known = self.graph.types.get(old)
+                    if retyped and known is not None and shape_of(types.get(new)) is None:
+                        types[new] = retyped(known)
+                self.graph.types.update(types)
+        self.graph.held.update(names[name] for name in self.graph.held.intersection(names))
+        self.flush()
+        return Evaluation(names, copies)
 
     def load(self, path: str, **inputs: Val) -> Any:
         """Evaluate another model, whose weights are constants, such as the teacher of a distillation.
@@ -244,11 +314,12 @@ class LossOp(Op):
         file = ModelFile(path, self.graph)
         given = {}
         for name in file.inputs:
-            if name not in inputs and name not in self.graph.types:
+            own = self.evaluation.labels.get(name, self.evaluation.own(name))
+            if name not in inputs and own not in self.graph.types:
                 raise UsageError(
                     f"`op.load`: '{path}' has an input '{name}' without a value", f"pass a value: {name}=..."
                 )
-            given[name] = inputs.get(name) or self.val(name)
+            given[name] = inputs.get(name) or self.val(own)
         if unknown := inputs.keys() - given.keys():
             name = min(unknown)
             raise unknown_name(f"`op.load`: '{path}' has no input '{name}'", suggest(name, list(given), "inputs"))
@@ -262,8 +333,8 @@ def _elements(x: Val) -> int:
     Raises:
         UsageError: a size after the batch is unknown.
     """
-    sizes = [size for size in x.shape[1:] if isinstance(size, int)]
-    if len(sizes) < x.rank - 1:
+    sizes = known_sizes(x.shape[1:])
+    if sizes is None:
         raise UsageError(
             f"a derivative in the loss requires fixed sizes after the batch, but '{x.name}' is {in_words(x.type)}",
             "fix its sizes after the batch",

@@ -39,8 +39,15 @@ def _run(graph: Graph, options: UpdateOptions, training: StepRecord) -> bool:
         raise UsageError(
             f"`{options_of_steps(options)[0]}` requires an optimizer", "choose an optimizer with `optimizer=NAME`"
         )
+    from onnxgrad_cli.optimizers import LBFGS
     from onnxgrad_cli.passes.optimizer.step import append_step  # many builds don't need this module
 
+    if options.optimizer == LBFGS.name:
+        raise UsageError(
+            "`optimizer='lbfgs'` can't be part of a training model, because an iteration runs the model several times "
+            "on all samples",
+            "use it in `onnxgrad train`, or choose an optimizer such as `optimizer='adam'`",
+        )
     append_step(graph, options, training)
     return True
 

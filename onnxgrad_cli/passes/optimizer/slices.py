@@ -16,11 +16,12 @@ from onnx import ModelProto, TensorProto, helper
 from onnxgrad_cli import metadata
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import behind
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import FLOATS, dtype_of, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.passes.optimizer.split import behind, narrowed
+from onnxgrad_cli.passes.optimizer.split import narrowed
 
 ELEMENTWISE = frozenset(
     "Abs Add And Cast Clip Div Equal Exp Greater GreaterOrEqual Less LessOrEqual Log Max Min Mul Neg Not Or Pow "

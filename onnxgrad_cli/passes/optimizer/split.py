@@ -6,7 +6,7 @@ one step is taken. Both halves are training models with their own metadata.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -16,7 +16,7 @@ from onnxgrad_cli import metadata
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, messages, metadata_of
-from onnxgrad_cli.ir.nodes import read_by, reads
+from onnxgrad_cli.ir.nodes import behind, read_by
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.weightless_copy import copied, copy_fields
 from onnxgrad_cli.metadata import Role, Roles
@@ -92,16 +92,6 @@ def narrowed(
     part = _part(model, behind(model.graph.node, results), list(roles.inputs), results, types)
     _write_roles(part, roles)
     return part
-
-
-def behind(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
-    """Return the nodes on which `results` depend, in order."""
-    needed, found = set(results), []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            found.append(node)
-            needed.update(reads(node))
-    return found[::-1]
 
 
 def _types(model: ModelProto, names: Collection[str]) -> dict[str, TypeProto]:

@@ -24,7 +24,8 @@ from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, MAX_SHAPE_BYTES, NARROW, is_external, nbytes
 from onnxgrad_cli.passes.parameters import formulas
 from onnxgrad_cli.passes.parameters.frequencies import PRODUCTS, Frequencies
-from onnxgrad_cli.passes.parameters.presets import BIASES, VIEWS
+from onnxgrad_cli.passes.parameters.presets import BIASES, NORMALIZATIONS, VIEWS
+from onnxgrad_cli.passes.stored_integers import QUANTIZERS
 
 SETTINGS: dict[tuple[str, int], str] = {
     ("BatchNormalization", 3): "running mean of a BatchNormalization",
@@ -68,14 +69,13 @@ LIMITS = frozenset("Max Min Where Mod Equal Greater Less Expand Clip".split())
 """Operators whose operands are not parameters, even if they have the name of a parameter."""
 
 WEIGHTS = BIASES | {
-    *((f"{kind}Normalization", 1) for kind in ("Batch", "Group", "Instance", "Layer", "RMS")),
+    *((op_type, 1) for op_type in NORMALIZATIONS),
     *((op, i) for op in ("LSTM", "GRU", "RNN") for i in (1, 2)),
     ("PRelu", 1),
 }
 """Operands, as (operator, position), that are parameters, whatever their values are."""
 
 TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
-QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 PASSED = VIEWS | TABLES | QUANTIZERS | {"Concat", "Slice", "Tile"}
 """Operators that pass values on: whoever reads their output counts as a reader of the tensor."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import depending_on, reads
 from onnxgrad_cli.passes.parameters.presets import VIEWS
 
 PRODUCTS = frozenset("MatMul Gemm Conv ConvTranspose Einsum".split())
@@ -33,12 +33,8 @@ class Frequencies:
     def _behind_layers(self) -> set[str]:
         """Return all values that depend on the output of a layer."""
         floats = {name for name, tensor in self.graph.initializers.items() if len(tensor.dims) > 1}
-        found: set[str] = set()
-        for node in self.graph.nodes:
-            names = reads(node)
-            if not found.isdisjoint(names) or (node.op_type in LAYERS and not floats.isdisjoint(names)):
-                found.update(node.output)
-        return found
+        layers = (n for n in self.graph.nodes if n.op_type in LAYERS and not floats.isdisjoint(reads(n)))
+        return depending_on(self.graph.nodes, (name for node in layers for name in node.output))
 
     def turns(self, name: str) -> tuple[set[str], bool]:
         """Return those of Sin and Cos whose angle has this factor, and True if another factor comes from a layer.

@@ -14,7 +14,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir import modules
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import captured
+from onnxgrad_cli.ir.nodes import captured, source_of
 from onnxgrad_cli.options import ParameterOptions
 
 VIEWS = modules.VIEWS | {"Expand"}
@@ -165,9 +165,7 @@ def _belongs(graph: Graph, layer: Layer, name: str, node: Node) -> bool:
 
 def _normalized(producers: Mapping[str, Node], name: str) -> bool:
     """Return True if a value is the result of a normalization, possibly before its scale is applied."""
-    node = producers.get(name)
-    while node is not None and node.op_type in modules.HANDED_ON:
-        node = producers.get(node.input[0])
+    node = source_of(name, producers, modules.HANDED_ON)
     if node is None or node.op_type in NORMALIZATIONS:
         return node is not None
     return node.op_type in ("Div", "Mul") and any(_root_of_mean(producers, name) for name in node.input)

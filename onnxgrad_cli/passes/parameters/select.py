@@ -25,9 +25,9 @@ from onnxgrad_cli.passes.parameters import presets
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles, Decision
 from onnxgrad_cli.passes.parameters.patterns import matches, matching
 from onnxgrad_cli.passes.parameters.sharing import owners_of, twins
-from onnxgrad_cli.passes.parameters.untrained import integer_weights, untrained
+from onnxgrad_cli.passes.parameters.untrained import integer_weights, untrained, untrained_floats
 from onnxgrad_cli.passes.stored_integers import is_integer, quantized_matrices
-from onnxgrad_cli.record import SelectionRecord
+from onnxgrad_cli.record import ParameterRecord, SelectionRecord
 
 TIE = "`tie`"
 """The subject of cautions about two weights that may be meant as one."""
@@ -55,10 +55,11 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
             differentiate with respect to, although something must be.
     """
     floats = _weights(graph)
-    tied = _tied(graph, training.predictions)
+    tied = tied_to(graph, training.ends)
     known = known_as(graph.nodes, floats) if options.train or options.freeze else None
     asked = matching(options.train, floats, "`train`", "float weights", known)
     by_name = {pattern: [name for name in asked if matches(name, pattern)] for pattern in options.train}
+    training.named = [pattern for pattern, names in by_name.items() if pattern in names]
     frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights", known), FROZEN)
     inputs = [name for name in training.inputs if is_float(graph.types.get(name))]
     training.grad_of_input = matching(options.grad_of_input, inputs, "`grad_of_input`", "float inputs")
@@ -70,7 +71,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     reasons = {**unfit, **_not_chosen(options, training.adaptable, set(floats) - chosen), **frozen}
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
-    _refuse_untied(graph, training.predictions, tied, by_name, frozen)
+    _refuse_untied(graph, training.ends, tied, by_name, frozen)
     training.cautions.extend([*_shared(graph, training.trained), *_transposed(graph, training.trained)])
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
     training.not_trained.update(_in_unknown_forms(graph))
@@ -90,18 +91,14 @@ def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) 
     return bool(training.trained or adapted or training.grad_of_input)
 
 
-def _refuse_untied(
-    graph: Graph, predictions: list[str], tied: set[str], by_name: ByName, frozen: Collection[str]
-) -> None:
+def _refuse_untied(graph: Graph, ends: list[str], tied: set[str], by_name: ByName, frozen: Collection[str]) -> None:
     """Refuse weights without a path to the loss, if `train` names one exactly or a glob matches only such weights."""
     for pattern, hits in by_name.items():
         untied = [name for name in hits if name not in tied and name not in frozen]
         if untied and (pattern in untied or len(untied) == len(hits)):
             cut = _cuts(graph, tied).get(untied[0])
             where = f": {cut}" if cut else ""
-            raise UnsupportedError(
-                f"`train`: no differentiable path leads from '{untied[0]}' to {listed(predictions)}{where}"
-            )
+            raise UnsupportedError(f"`train`: no differentiable path leads from '{untied[0]}' to {listed(ends)}{where}")
 
 
 def _quantized(graph: Graph) -> list[str]:
@@ -123,7 +120,7 @@ def _unfit(
     graph: Graph, training: SelectionRecord, floats: list[str], tied: set[str], by_name: ByName
 ) -> dict[str, str]:
     """Return a map from each of `floats` that can't be trained, or is a constant nobody requested, to the reason."""
-    reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
+    reached = tied_to(graph, training.ends, reads) if any(registry.all_stopped()) else tied
     roles = ConstantRoles(graph)
     released = {*training.learned_scales, *_released(roles, by_name, tied)}
     cuts = {} if tied.issuperset(floats) else _cuts(graph, tied)
@@ -223,7 +220,30 @@ def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
             yield Refusal(node.name, operator, graph.unexpanded[node.name])
 
 
-def _tied(graph: Graph, outputs: list[str], read: Callable[[Node], Sequence[str]] = open_reads) -> set[str]:
+def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> None:
+    """Don't train weights that were chosen by an output that no loss reads.
+
+    The weights were chosen before the losses were known, by all outputs.
+
+    Args:
+        graph: the model with its losses.
+        training: the record, which is changed.
+        losses: the values of the losses.
+
+    Raises:
+        UnsupportedError: `train` names such a weight exactly.
+    """
+    tied = tied_to(graph, [*losses, *training.predictions])
+    untied = [name for name in training.trained if name not in tied]
+    if named := [name for name in untied if name in training.named]:
+        raise UnsupportedError(f"`train`: no differentiable path leads from '{named[0]}' to the loss")
+    training.trained = [name for name in training.trained if name in tied]
+    training.adapters = [each for each in training.adapters if tied.issuperset(each.names)]
+    training.not_trained.update(dict.fromkeys(untied, UNTIED))
+    training.cautions.extend(untrained_floats(graph, training, untied))
+
+
+def tied_to(graph: Graph, outputs: list[str], read: Callable[[Node], Sequence[str]] = open_reads) -> set[str]:
     """Return every value from which a path leads to `outputs`, through differentiable or refused operators.
 
     A path ends where floats become integers, unless they are quantized floats.

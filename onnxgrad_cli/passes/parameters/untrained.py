@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy as np
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import NARROW, is_float, shape_of
 from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters.formulas import sample
 from onnxgrad_cli.passes.stored_integers import quantized_matrices, scaled_integers, stored_behind
-from onnxgrad_cli.record import SelectionRecord
+from onnxgrad_cli.record import ParameterRecord, SelectionRecord
 
 UNTRAINED = "untrained"
 """The kind of the cautions in this module."""
@@ -37,19 +38,18 @@ def untrained(graph: Graph, options: SelectionOptions, training: SelectionRecord
     """Yield warnings about floats and stored integers that stay untrained, if no option selects or freezes weights."""
     if options.train or options.freeze or options.preset or options.train_last or options.lora:
         return
-    yield from _floats(graph, training)
+    left = [name for name in training.not_trained if name not in training.state]
+    yield from untrained_floats(graph, training, left)
     yield from _integers(integer_weights(graph), options)
 
 
-def _floats(graph: Graph, training: SelectionRecord) -> Iterator[Caution]:
+def untrained_floats(graph: Graph, training: ParameterRecord, names: Iterable[str]) -> Iterator[Caution]:
+    """Yield a warning if the tensors `names` are a large share of the float parameters. They stay untrained."""
     counts = {name: math.prod(tensor.dims) for name, tensor in graph.initializers.items()}
     left = {
         name: counts[name]
-        for name in training.not_trained
-        if name in counts
-        and is_float(graph.types[name])
-        and name not in training.state
-        and training.heuristics.get(name) not in CERTAIN
+        for name in names
+        if name in counts and is_float(graph.types[name]) and training.heuristics.get(name) not in CERTAIN
     }
     count, trained = sum(left.values()), sum(counts[name] for name in training.trained)
     if not trained or count <= LARGEST_SHARE * (count + trained):
@@ -104,26 +104,41 @@ def integer_weights(graph: Graph) -> IntegerWeights:
     for node in graph.nodes:
         if node.op_type == "QuantizeLinear" or all(name in stored for name in node.output if name):
             continue
-        for name in node.input:
-            integers = stored.get(name, "")
-            if integers and integers != name and is_float(graph.types.get(name)):
-                sizes = [size for size in shape_of(graph.types[name]) or () if isinstance(size, int)]
-                factor = len(sizes) > 1 and node.op_type in PRODUCTS
-                is_weight = factor or integers in direct or graph.initializers[integers].data_type in NARROW
-                counts[integers] = max(counts.get(integers, 0), math.prod(sizes) if is_weight else 0)
-        read = [name for name in node.input if name == stored.get(name) and _is_narrow_matrix(graph, name)]
-        for name in sorted(read, key=lambda name: -math.prod(graph.initializers[name].dims))[:1]:  # not its zero points
-            counts[name] = max(counts.get(name, 0), math.prod(graph.initializers[name].dims))
-            known |= set() if node.op_type == "Gather" or node.name in graph.unexpanded else {name}
+        matrix = _narrow_matrix(graph, node, stored)
+        for name, count in (*_dequantized(graph, node, stored, direct), *matrix.items()):
+            counts[name] = max(counts.get(name, 0), count)
+        known |= set() if node.op_type == "Gather" or node.name in graph.unexpanded else matrix.keys()
     counts = {name: count for name, count in counts.items() if count and not _has_two_values(graph, name)}
     sides = [min(graph.initializers[name].dims) for name in counts if name in matrices]
     rank = min(RANK, min(sides, default=1) - 1)
     return IntegerWeights(counts, [name for name in counts if name in known], rank)
 
 
-def _is_narrow_matrix(graph: Graph, name: str) -> bool:
-    tensor = graph.initializers[name]
-    return tensor.data_type in NARROW and len(tensor.dims) > 1
+def _dequantized(
+    graph: Graph, node: Node, stored: Mapping[str, str], direct: Collection[str]
+) -> Iterator[tuple[str, int]]:
+    """Yield the integers behind the floats that a node reads, with the number of parameters; 0 if they are no weights.
+
+    `stored` and `direct` are the stored integers behind values, and those that DequantizeLinear reads.
+    """
+    for name in node.input:
+        integers = stored.get(name, "")
+        if integers and integers != name and is_float(graph.types.get(name)):
+            sizes = [size for size in shape_of(graph.types[name]) or () if isinstance(size, int)]
+            factor = len(sizes) > 1 and node.op_type in PRODUCTS
+            is_weight = factor or integers in direct or graph.initializers[integers].data_type in NARROW
+            yield integers, math.prod(sizes) if is_weight else 0
+
+
+def _narrow_matrix(graph: Graph, node: Node, stored: Mapping[str, str]) -> dict[str, int]:
+    """Return the largest matrix of narrow integers that a node reads directly, with its number of elements.
+
+    Smaller ones are zero points.
+    """
+    tensors = {name: graph.initializers[name] for name in node.input if name and name == stored.get(name)}
+    matrices = {n: math.prod(t.dims) for n, t in tensors.items() if t.data_type in NARROW and len(t.dims) > 1}
+    largest = max(matrices, key=matrices.__getitem__, default="")
+    return {largest: matrices[largest]} if matrices else {}
 
 
 def _has_two_values(graph: Graph, name: str) -> bool:

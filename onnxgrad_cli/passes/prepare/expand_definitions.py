@@ -19,9 +19,10 @@ from onnxgrad_cli.autodiff.rule_call import node_attributes
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import ZERO_DIVISOR, OnnxgradError, Unknown
-from onnxgrad_cli.ir.domains import is_standard, plain_domain
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import schema_of
 
 
 def expand(graph: Graph, domain: str | None = None, newer_than: int | None = None) -> bool:
@@ -38,25 +39,21 @@ def expand(graph: Graph, domain: str | None = None, newer_than: int | None = Non
     typing = Op(graph)
     definition_of = cache(lambda op_type, domain: registry.lookup_definition(*operator_key(graph, op_type, domain)))
     stands = stands_as_it_is(graph) if newer_than is None else _older(graph, newer_than)
-    nodes: list[Node] = []
-    changed = False
-    for node in graph.nodes:
+
+    def expanded(node: Node) -> Sequence[Node] | None:
         asked = domain in (None, node.domain) and not stands(node)
         definition = definition_of(node.op_type, node.domain) if asked else None
         if definition is None:
             _type(typing, node)
-            nodes.append(node)
-            continue
+            return None
         try:
-            nodes += _expanded(graph, node, definition)
-            changed = True
+            return _expanded(graph, node, definition)
         except (Unknown, ZeroDivisionError) as reason:
             divides = isinstance(reason, ZeroDivisionError)
             graph.unexpanded[node.name] = f"its definition divides by {ZERO_DIVISOR}" if divides else str(reason)
-            nodes.append(node)
-    if changed:
-        graph.set_nodes(nodes)
-    return changed
+            return None
+
+    return graph.rewrite(expanded)
 
 
 def operator_key(graph: Graph, op_type: str, domain: str) -> tuple[str, str, int]:
@@ -170,8 +167,5 @@ def _operators(graph: Graph) -> list[tuple[str, str]]:
 
 
 def _has_body(op_type: str, domain: str, opset: int) -> bool:
-    try:
-        schema: Any = onnx.defs.get_schema(op_type, opset, plain_domain(domain))
-    except onnx.defs.SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    schema: Any = schema_of(op_type, opset, domain)
+    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)

@@ -67,15 +67,13 @@ MEANINGS: dict[str, Callable[..., None]] = {
 
 def write_out_experimental(graph: Graph) -> None:
     """Replace the removed experimental operators by standard ones, in a graph below opset 10."""
-    if not any(node.op_type in MEANINGS for node in graph.nodes):
-        return
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.op_type not in MEANINGS or not is_standard(node.domain):
-            nodes.append(node)
-            continue
+
+    def written_out(node: Node) -> list[Node] | None:
+        if not is_standard(node.domain):
+            return None
         op = _ExperimentalWriter(graph, node)
         MEANINGS[node.op_type](op, node.input[0], **attributes_of(node))
         op.rename()
-        nodes += op.nodes
-    graph.set_nodes(nodes)
+        return op.nodes
+
+    graph.rewrite(written_out, MEANINGS)

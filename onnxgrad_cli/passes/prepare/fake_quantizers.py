@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -27,13 +26,13 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.quantizer_scales import spread
+from onnxgrad_cli.ir.nodes import source_of
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
 from onnxgrad_cli.metadata import IntegerWeight
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
-from onnxgrad_cli.passes.stored_integers import scale_of, scaling_chain
+from onnxgrad_cli.passes.stored_integers import scale_of, scaling_chain, spread
 from onnxgrad_cli.record import ParameterRecord
 
 WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -43,9 +42,7 @@ CLOSE = 1e-5
 """Largest relative difference at which the scale of a bias is taken to be the product of two other scales."""
 
 
-def put_fake_quantizers(
-    graph: Graph, training: ParameterRecord, stored_as: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, np.ndarray]:
+def put_fake_quantizers(graph: Graph, training: ParameterRecord, stored_as: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Store float weights instead of the integers that a DequantizeLinear reads, and insert a QuantizeLinear.
 
     Integers stored as int32, such as biases, become float weights without a QuantizeLinear, because no runtime
@@ -258,9 +255,7 @@ def factor_names(node: Node, makers: Mapping[str, Node]) -> tuple[str, ...]:
     """Return the scales of a node's data and weight, or () if it has no bias or its operands aren't quantized."""
     scales: list[str] = []
     for name in node.input[:2] if node.op_type in WITH_BIAS else ():
-        maker = makers.get(name)
-        while maker is not None and maker.op_type in MOVES:
-            maker = makers.get(maker.input[0])
+        maker = source_of(name, makers, MOVES)
         if maker is not None and maker.op_type == "DequantizeLinear":
             scales.append(maker.input[1])
     return tuple(scales) if len(scales) == 2 else ()

@@ -10,7 +10,7 @@ from onnx import ModelProto, TypeProto
 from onnxgrad_cli.errors import UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
+from onnxgrad_cli.ir.types import Shape, dtype_of, known_sizes, shape_of
 from onnxgrad_cli.options import ShapeOptions
 
 
@@ -39,8 +39,7 @@ def fix_shapes(graph: Graph, options: ShapeOptions) -> None:
 
 def fixed_sizes(options: ShapeOptions) -> dict[str, tuple[int, ...]]:
     """Return a map from each symbol with a given size, or input with an entirely given shape, to its sizes."""
-    shapes = {name: tuple(size for size in shape if isinstance(size, int)) for name, shape in options.shapes.items()}
-    whole = {name: sizes for name, sizes in shapes.items() if len(sizes) == len(options.shapes[name])}
+    whole = {name: sizes for name, shape in options.shapes.items() if (sizes := known_sizes(shape)) is not None}
     return {**{symbol: (size,) for symbol, size in options.dims.items()}, **whole}
 
 

@@ -168,15 +168,7 @@ def free_batch(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object] | N
     inline_functions(graph)
     graph.remove_unused()  # unused nodes are not analysed, and could not run
     work, sizes = _analysed(graph, batch.size)
-    starts: dict[str, list[SampleAxis | None]] = {name: [SampleAxis(axis)] for name, axis in batch.axes.items()}
-    stored = {*graph.initializers}
-    for value in graph.proto.graph.input:
-        shape = shape_of(value.type) or ()
-        if value.name not in {*stored, *starts, *(shapes or ())}:
-            possible: list[SampleAxis | None] = [SampleAxis(at) for at, size in enumerate(shape) if size == batch.size]
-            if possible and (len(shape) == 1 or shape[0] != batch.size):  # it may be a setting without samples
-                possible.append(None)
-            starts |= {value.name: possible} if possible else {}
+    starts = _possible_axes(graph, batch, shapes or {})
     tracker = Tracker(work, batch.size, starts, frees=True)
     tracker.run(work.output_names, HINT)
     what = " and ".join(f"axis {axis} of '{name}'" for name, axis in batch.axes.items())
@@ -194,6 +186,19 @@ def free_batch(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object] | N
     graph.commit()
     outputs = {name: tracker.places[name] for name in graph.output_names if name in tracker.places}
     return FreedBatch(inputs, outputs, batch.size, batch.symbol)
+
+
+def _possible_axes(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object]) -> dict[str, list[SampleAxis | None]]:
+    """Return input -> its possible axes of samples; see `Tracker`. The arguments are those of `free_batch`."""
+    found: dict[str, list[SampleAxis | None]] = {name: [SampleAxis(axis)] for name, axis in batch.axes.items()}
+    for value in graph.proto.graph.input:
+        shape = shape_of(value.type) or ()
+        if value.name not in {*graph.initializers, *found, *shapes}:
+            possible: list[SampleAxis | None] = [SampleAxis(at) for at, size in enumerate(shape) if size == batch.size]
+            if possible and (len(shape) == 1 or shape[0] != batch.size):  # it may be a setting without samples
+                possible.append(None)
+            found |= {value.name: possible} if possible else {}
+    return found
 
 
 def _analysed(graph: Graph, size: int) -> tuple[Graph, list[Node]]:

@@ -6,6 +6,7 @@ has another rank.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -94,22 +95,20 @@ def _implied(graph: Graph, unknown: set[str]) -> dict[str, int]:
     for node in reversed(graph.nodes):
         if not unknown.isdisjoint(node.input[:]) and is_standard(node.domain):
             for at, rank in _operands(graph, node, known):
-                if node.input[at] in unknown:
+                if rank is not None and node.input[at] in unknown:
                     found[node.input[at]].add(rank)
     return {name: ranks.pop() for name, ranks in found.items() if len(ranks) == 1}
 
 
-def _operands(graph: Graph, node: Node, known: Callable[[str], int | None]) -> Iterator[tuple[int, int]]:
-    """Yield (position, rank) for each operand whose rank follows from the node that reads it."""
+def _operands(graph: Graph, node: Node, known: Callable[[str], int | None]) -> Iterator[tuple[int, int | None]]:
+    """Yield (position, rank) for operands whose rank may follow from the node that reads them; None: it does not."""
     names = node.input[:]
-    if node.op_type in FIXED:
-        yield from ((at, rank) for at, rank in enumerate(FIXED[node.op_type][: len(names)]) if rank is not None)
+    yield from enumerate(FIXED.get(node.op_type, ())[: len(names)])
     if node.op_type in ALIKE or node.op_type == "Concat":
         group = [at for at in ALIKE.get(node.op_type, range(len(names))) if at < len(names)]
-        ranks = {rank for at in group if (rank := known(names[at])) is not None}
-        yield from ((at, rank) for rank in ranks for at in group)
-    if node.op_type in KEEPS_RANK and (rank := known(node.output[0])) is not None:
-        yield 0, rank
+        yield from itertools.product(group, {known(names[at]) for at in group})
+    if node.op_type in KEEPS_RANK:
+        yield 0, known(node.output[0])
     given = attributes_of(node) if node.op_type in WINDOWS or node.op_type == "Transpose" else {}
     if "kernel_shape" in given:
         yield 0, len(given["kernel_shape"]) + 2

@@ -11,8 +11,8 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.node import Node, make_node, refill
+from onnxgrad_cli.ir.nodes import depending_on, subgraphs, with_bodies
 from onnxgrad_cli.ir.type_inference import Contradiction, infer_types
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.passes.prepare.constant_folding import fold
@@ -71,9 +71,7 @@ def _contradicts(graph: Graph) -> bool:
     except Contradiction:
         graph.set_nodes(_unconditional(graph))
         made = {*graph.made(), *graph.input_names}
-        outputs = [value for value in graph.proto.graph.output if value.name in made]
-        del graph.proto.graph.output[:]
-        graph.proto.graph.output.extend(outputs)
+        refill(graph.proto.graph.output, [value for value in graph.proto.graph.output if value.name in made])
         try:
             infer_types(graph)
         except Contradiction:
@@ -83,14 +81,9 @@ def _contradicts(graph: Graph) -> bool:
 
 def _unconditional(graph: Graph) -> list[Node]:
     """Return the nodes that have no bodies and depend on no node with bodies."""
-    conditional: set[str] = set()
-    nodes = []
-    for node in graph.nodes:
-        if subgraphs(node) or not conditional.isdisjoint(node.input[:]):
-            conditional.update(node.output)
-        else:
-            nodes.append(node)
-    return nodes
+    results = (name for node in graph.nodes if subgraphs(node) for name in node.output if name)
+    conditional = depending_on(graph.nodes, results)
+    return [node for node in graph.nodes if conditional.isdisjoint(node.output)]
 
 
 def _commit(graph: Graph, node: Node, branch: str) -> None:

@@ -58,7 +58,7 @@ def infer_and_lower(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET,
     infer_and_fold(graph)
     while (
         raise_opset(graph, training, opset)
-        or (any(node.op_type == "Squeeze" for node in graph.nodes) and give_axes(graph, training))
+        or give_axes(graph, training)
         or _replace(graph)
         or observe_ranks(graph, training, by_run)
         or check_hints(graph, training, by_run)

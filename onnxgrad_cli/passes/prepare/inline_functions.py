@@ -16,10 +16,9 @@ from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.functions import Key, called_by, check_growth, key_of, name_of
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node, make_node, messages, metadata, set_metadata
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.node import Node, make_node, metadata, refill, set_metadata, write
+from onnxgrad_cli.ir.nodes import schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
-from onnxgrad_cli.passes.prepare.subgraphs import store
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
 
@@ -44,9 +43,7 @@ def inline(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None
         check_growth(graph.proto.functions, graph.nodes)
         inliner = _Inliner(graph, constant)
         graph.set_nodes(inliner.nodes(graph.nodes))
-        kept = onnx.ModelProto(functions=inliner.called(graph.nodes)).functions
-        del graph.proto.functions[:]
-        graph.proto.functions.extend(kept)
+        refill(graph.proto.functions, inliner.called(graph.nodes))
 
 
 class _Inliner:
@@ -62,10 +59,7 @@ class _Inliner:
         found: list[Node] = []
         for node in nodes:
             for body in subgraphs(node):
-                inner = self.nodes(list(body.node))
-                written = GraphProto(node=messages(inner))
-                del body.node[:]
-                body.node.extend(written.node)
+                write(self.nodes(body.node), body.node)
             key = called_by(node)
             if key not in self.functions or self.stands(key):
                 found.append(node)
@@ -118,10 +112,8 @@ class _Inliner:
         upgrade(work, opset)
         added = [tensor for name, tensor in work.initializers.items() if work.added(name)]
         constants = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
-        nodes = GraphProto(node=messages([*constants, *work.nodes])).node
-        del function.node[:], function.opset_import[:]
-        function.node.extend(nodes)
-        function.opset_import.extend(alone.opset_import)
+        write([*constants, *work.nodes], function.node)
+        refill(function.opset_import, alone.opset_import)
         return function
 
     def body(self, call: Node, key: Key) -> list[Node]:
@@ -160,7 +152,7 @@ class _Inliner:
             tensor = None if any(a.ref_attr_name for a in node.attribute) else self.constant(node)
             if tensor is not None:
                 names[node.output[0]] = name = self.graph.fresh(node.output[0])
-                store(self.graph, tensor, name)
+                self.graph.store_tensor(name, tensor)
         return names
 
     def check(self, function: FunctionProto, key: Key) -> None:
@@ -187,11 +179,8 @@ class _Inliner:
         domain = plain_domain(node.domain)
         if called_by(node) in self.functions:
             return
-        try:
-            since = {onnx.defs.get_schema(node.op_type, each, domain).since_version for each in (own, version)}
-        except onnx.defs.SchemaError:
-            since = set()
-        if len(since) != 1:
+        schemas = [schema_of(node.op_type, each, domain) for each in (own, version)]
+        if len({None if schema is None else schema.since_version for schema in schemas}) != 1 or None in schemas:
             raise UnsupportedError(
                 f"function '{name_of(key)}' is written for opset {own} of '{domain or 'ai.onnx'}', but the "
                 f"model uses opset {version}, where {node.op_type} has another definition or does not exist",
@@ -213,6 +202,4 @@ def _fill(node: Node, given: Mapping[str, AttributeProto]) -> None:
             for inner in (each for graph in (attribute.g, *attribute.graphs) for each in graph.node):
                 _fill(inner, given)
         kept.append(attribute)
-    filled = onnx.NodeProto(attribute=kept)
-    del node.attribute[:]
-    node.attribute.extend(filled.attribute)
+    refill(node.attribute, kept)

@@ -25,12 +25,13 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
+from onnxgrad_cli.ir.nodes import source_of
+from onnxgrad_cli.ir.types import dtype_of, is_external, is_float, known_sizes
 from onnxgrad_cli.passes.prepare.fake_quantizers import factor_names
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES
+from onnxgrad_cli.passes.stored_integers import QUANTIZERS
 from onnxgrad_cli.record import ParameterRecord
 
-QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 MOVED = MOVES | frozenset("DepthToSpace Expand Gather Slice SpaceToDepth Split".split())
 """Operators that move, repeat or select elements without changing them."""
 
@@ -138,9 +139,7 @@ def _before(makers: Mapping[str, Node], node: Node) -> Node | None:
     """Return the QuantizeLinear before a DequantizeLinear (or the reverse), apart from nodes that move elements."""
     if node.op_type not in QUANTIZERS:
         return None
-    maker = makers.get(node.input[0])
-    while maker is not None and maker.op_type in MOVED:
-        maker = makers.get(maker.input[0])
+    maker = source_of(node.input[0], makers, MOVED)
     return maker if maker is not None and maker.op_type in QUANTIZERS - {node.op_type} else None
 
 
@@ -188,9 +187,9 @@ def _balanced(op: Op, gradient: Val, quantizers: list[Node]) -> Val:
         x = op.val(node.input[0])
         stored = node.input[0] in op.graph.initializers
         axes = range(0 if stored else 1, x.rank)
-        sizes = [x.shape[axis] for axis in axes]
-        if all(isinstance(size, int) for size in sizes):
-            known += math.prod(size for size in sizes if isinstance(size, int))
+        sizes = known_sizes(x.shape[axis] for axis in axes)
+        if sizes is not None:
+            known += math.prod(sizes)
         else:
             varying.append(op.count(x, axes, TensorProto.FLOAT))
     wide = op.wide(gradient)

@@ -21,6 +21,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import (
     BY_ATTRIBUTE,
+    drops,
     for_inference,
     fresh_statistic,
     is_batch_normalization,
@@ -30,7 +31,7 @@ from onnxgrad_cli.ir.modes import (
     uses_batch,
 )
 from onnxgrad_cli.ir.modules import VIEWS
-from onnxgrad_cli.ir.node import Node, copied
+from onnxgrad_cli.ir.node import Node, copied, refill
 from onnxgrad_cli.ir.nodes import attributes_of, captured, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import Dim, shape_of
 from onnxgrad_cli.options import ModeOptions
@@ -71,26 +72,25 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
         UsageError: the model has derivatives that were written for another mode.
     """
     refusals: list[Refusal] = []
-    nodes: list[Node] = []
     texts: list[str] = []
     training.cautions += (Caution("training mode", SUBJECT, text) for text in _comes_in_training(graph, options.mode))
     changed = _own_statistics(graph)
     changed |= _separate_statistics(graph, options.mode)
     training.cautions += (Caution("note", SUBJECT, text) for text in _by_own_batch(graph, options.mode))
-    for node in graph.nodes:
-        new = [node]
+
+    def in_mode(node: Node) -> list[Node] | None:
+        new = None
         if is_batch_normalization(node):
             new = _batch_normalization(graph, node, options.mode, training, refusals)
         elif is_dropout(node):
-            new = [_dropout(graph, node, options.mode)]
-        if new != [node] or new[0] is not node:
+            new = _dropout(graph, node, options.mode)
+        if new is not None:
             _refuse_for_derivatives(graph, node, options.mode)
-            changed = True
-        nodes += new
+        return new
+
+    changed |= graph.rewrite(in_mode, {"BatchNormalization", "Dropout"})
     if refusals:
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
-    if changed:
-        graph.set_nodes(nodes)
     if options.mode == "train":
         texts += _without_effect(graph, training)
     if options.mode != "keep":
@@ -106,14 +106,12 @@ def write_batch_statistics(graph: Graph, options: ModeOptions, training: ModeRec
         True if there were any. The types must then be inferred again.
     """
     opset = graph.opset() or 0
-    found = {id(node) for node in graph.nodes if is_batch_normalization(node) and uses_batch(node, opset)}
-    if found:
-        graph.set_nodes([
-            new
-            for node in graph.nodes
-            for new in (_with_batch_statistics(graph, node, options, training) if id(node) in found else [node])
-        ])  # fmt: skip
-    return bool(found)
+
+    def written_out(node: Node) -> list[Node] | None:
+        in_training = is_batch_normalization(node) and uses_batch(node, opset)
+        return _with_batch_statistics(graph, node, options, training) if in_training else None
+
+    return graph.rewrite(written_out, {"BatchNormalization"})
 
 
 def _refuse_for_derivatives(graph: Graph, node: Node, mode: str) -> None:
@@ -131,7 +129,7 @@ def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
     nodes, fed = list(with_bodies(graph.nodes)), set(graph.input_names).difference(graph.initializers)
     counts = {
         "BatchNormalization": sum(is_batch_normalization(n) and uses_batch(n, graph.opset() or 0) for n in nodes),
-        "Dropout": sum(is_dropout(node) and _drops(graph, node) and node.input[2] not in fed for node in nodes),
+        "Dropout": sum(is_dropout(node) and drops(graph, node) and node.input[2] not in fed for node in nodes),
     }
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if found:
@@ -149,16 +147,15 @@ def _own_statistics(graph: Graph) -> bool:
     read = {name for node in graph.nodes if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]}
     if not read:
         return False
-    kept = []
-    for node in graph.nodes:
-        name = node.output[0] if node.op_type == "Identity" else ""
-        if name in read and node.input[0] in graph.initializers and name not in graph.output_names:
-            graph.copy_initializer(node.input[0], name)
-        else:
-            kept.append(node)
-    changed = len(kept) < len(graph.nodes)
-    graph.nodes = kept
-    return changed
+
+    def stored(node: Node) -> list[Node] | None:
+        name = node.output[0]
+        if name not in read or node.input[0] not in graph.initializers or name in graph.output_names:
+            return None
+        graph.copy_initializer(node.input[0], name)
+        return []
+
+    return graph.rewrite(stored, {"Identity"})
 
 
 def _separate_statistics(graph: Graph, mode: str) -> bool:
@@ -259,14 +256,14 @@ def _in_bodies(graph: Graph, mode: str) -> list[str]:
     return [f"`mode={mode!r}`: a {kind} inside a subgraph does not change its mode" for kind in found]
 
 
-def _dropout(graph: Graph, node: Node, mode: str) -> Node:
-    """Return the Dropout in the requested mode: the same node if nothing changes, otherwise a copy."""
+def _dropout(graph: Graph, node: Node, mode: str) -> list[Node] | None:
+    """Return a copy of the Dropout in the requested mode, or None if nothing changes."""
     if mode == "eval":
-        return node if is_for_inference(node) else for_inference(node)[0]
+        return None if is_for_inference(node) else for_inference(node)
     new = copied(node)
     if mode == "keep":
-        if not _drops(graph, node) or (len(node.output) > 1 and node.output[1]):
-            return node
+        if not drops(graph, node) or (len(node.output) > 1 and node.output[1]):
+            return None
     else:
         name = "dropout_training_mode"
         if name not in graph.initializers:
@@ -277,26 +274,20 @@ def _dropout(graph: Graph, node: Node, mode: str) -> Node:
     if len(new.output) < 2 or not new.output[1]:
         del new.output[1:]
         new.output.append(graph.fresh(f"{node.output[0]}_mask"))
-    return new
-
-
-def _drops(graph: Graph, node: Node) -> bool:
-    """Return True if a Dropout drops elements, or may do so because its training_mode is an input or computed."""
-    switch = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
-    return switch is None or bool(switch)
+    return [new]
 
 
 def _batch_normalization(
     graph: Graph, node: Node, mode: str, training: ModeRecord, refusals: list[Refusal]
-) -> list[Node]:
-    """Return the nodes that replace a BatchNormalization in the requested mode."""
+) -> list[Node] | None:
+    """Return the nodes that replace a BatchNormalization in the requested mode, or None if it stays."""
     if _by_batch(graph, node, mode):
         if shape_of(graph.types.get(node.input[0])) is None:
             refusals.append(Refusal(node.name, node.op_type, f"the rank of '{node.input[0]}' is unknown"))
-            return [node]
+            return None
         return [_in_training(graph, node, training)]
     if is_for_inference(node):
-        return [node]
+        return None
     new, *same = for_inference(node)
     for identity in same:
         identity.name = graph.fresh(f"{new.name}/Identity")
@@ -310,9 +301,8 @@ def _in_training(graph: Graph, node: Node, training: ModeRecord) -> Node:
     """
     new = copied(node)
     if (graph.opset() or 0) >= BY_ATTRIBUTE:
-        kept = [a for a in node.attribute if a.name != "training_mode"]
-        del new.attribute[:]
-        new.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+        kept = (a for a in node.attribute if a.name != "training_mode")
+        refill(new.attribute, [*kept, helper.make_attribute("training_mode", 1)])
     fed = {*graph.input_names, *graph.initializers}
     if attributes_of(node).get("momentum", MOMENTUM) >= 1 and not fed.isdisjoint(node.input[3:5]):
         text = (

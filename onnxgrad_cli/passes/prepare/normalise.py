@@ -14,8 +14,8 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.inline_functions import inline
-from onnxgrad_cli.passes.prepare.safe_forms import LAYERS, to_time_major
-from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs, store
+from onnxgrad_cli.passes.prepare.safe_forms import to_time_major
+from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs
 from onnxgrad_cli.targets.standard import to_standard
 
 
@@ -41,8 +41,7 @@ def normalise(graph: Graph) -> None:
         separate_outputs(graph)
     name_nodes(graph)
     _write_defaults(graph)
-    if any(node.op_type in LAYERS for node in graph.nodes):
-        to_time_major(graph)
+    to_time_major(graph)
 
 
 def inline_functions(graph: Graph) -> None:
@@ -52,14 +51,15 @@ def inline_functions(graph: Graph) -> None:
 
 def _hoist_constants(graph: Graph) -> None:
     """Replace Constant nodes by initializers with the same names, so that weights among them are found."""
-    others = []
-    for node in graph.nodes:
+
+    def stored(node: Node) -> list[Node] | None:
         tensor = _constant_tensor(node)
         if tensor is None or node.output[0] in graph.output_names:
-            others.append(node)
-            continue
-        store(graph, tensor, node.output[0])
-    graph.nodes = others
+            return None
+        graph.store_tensor(node.output[0], tensor)
+        return []
+
+    graph.rewrite(stored, {"Constant"})
 
 
 def _constant_tensor(node: Node) -> onnx.TensorProto | None:

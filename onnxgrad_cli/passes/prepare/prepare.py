@@ -52,6 +52,8 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
         tie(graph, options.tie, training)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
+    is_open = any(spec.function for spec in options.losses)  # it may read any output, or evaluate the model again
+    training.ends = list(graph.output_names) if is_open else training.predictions
     select(graph, options, training)
     if training.trained or training.adaptable:
         refuse_changed(graph)
@@ -69,9 +71,9 @@ def _write_out_quantized(graph: Graph, training: PreparationRecord) -> None:
     write_out_quantized(graph)
 
 
-def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord, opset: int = OLDEST_OPSET) -> None:
-    """Bring a validated graph into a form that can be differentiated, with opset `opset` or newer if possible."""
-    _write_out(graph, options, training, _bring_into_form(graph, options, training, opset))
+def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord) -> None:
+    """Bring a validated graph into a form that can be differentiated."""
+    _write_out(graph, options, training, _bring_into_form(graph, options, training, OLDEST_OPSET))
 
 
 def _bring_into_form(graph: Graph, options: FormOptions, training: ModeRecord, opset: int) -> bool:

@@ -10,7 +10,8 @@ Source: https://onnx.ai/onnx/operators; https://github.com/microsoft/onnxruntime
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,12 @@ class NodeWriter:
         self.graph, self.node, self.nodes = graph, node, list[Node]()
 
     def __call__(self, op_type: str, *inputs: str, kept: Sequence[AttributeProto] = (), **attributes: Any) -> str:
-        """Add a node with one output, and return the output. `kept` are further attributes, as messages."""
+        """Add a node with one output, and return the output. `kept` are further attributes, as messages.
+
+        Absent inputs at the end, which are "", and attributes that are None are left out.
+        """
         y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
-        last = max((i for i, name in enumerate(inputs) if name), default=-1)  # absent inputs at the end are left out
+        last = max((i for i, name in enumerate(inputs) if name), default=-1)
         self.nodes.append(make_node(op_type, inputs[: last + 1], [y], name=y, **attributes))
         self.nodes[-1].attribute.extend(kept)
         self.nodes[-1].metadata = origin(self.node)
@@ -73,8 +77,7 @@ class _QuantizedWriter(NodeWriter):
         several = self.size(scale) > 1
         if (several and axis is None) or (zero and self.size(zero) != self.size(scale)):
             raise _UnknownForm
-        given: dict[str, Any] = {} if axis is None else {"axis": axis}
-        return self("DequantizeLinear", *([values, scale, zero] if zero else [values, scale]), **given)
+        return self("DequantizeLinear", values, scale, zero, axis=axis)
 
     def size(self, name: str) -> int:
         """Return the number of elements of an initializer; for any other value, return 1."""
@@ -115,12 +118,11 @@ class _QuantizedWriter(NodeWriter):
         for name in scales:
             product = product * self.array(name).reshape(-1)
         scale = self.graph.add_constant(product[0] if product.size == 1 else product)
-        given: dict[str, Any] = {} if product.size == 1 else {"axis": 0}
-        return self("DequantizeLinear", values, scale, **given)
+        return self("DequantizeLinear", values, scale, axis=None if product.size == 1 else 0)
 
     def end(self, y: str, scale: str, zero: str) -> None:
         """Quantize the result. The integers get the name of the node's output."""
-        self("QuantizeLinear", *([y, scale, zero] if zero else [y, scale]))
+        self("QuantizeLinear", y, scale, zero)
         self.rename()
 
     def given(self, *without: str) -> list[AttributeProto]:
@@ -133,7 +135,7 @@ class _QuantizedWriter(NodeWriter):
 def _conv(op: _QuantizedWriter) -> None:
     x, w = op.floats(0), op.floats(3, axis=0)
     bias = op.sums(op.inputs[8], op.inputs[1], op.inputs[4])
-    op.end(op("Conv", *([x, w, bias] if bias else [x, w]), kept=op.given()), op.inputs[6], op.inputs[7])
+    op.end(op("Conv", x, w, bias, kept=op.given()), op.inputs[6], op.inputs[7])
 
 
 def _matmul(op: _QuantizedWriter) -> None:
@@ -145,7 +147,7 @@ def _gemm(op: _QuantizedWriter) -> None:
     alpha = op.attributes["alpha"].f if "alpha" in op.attributes else 1.0
     a, b = op.floats(0), op.floats(3, axis=0 if by_rows else 1)
     c = op.sums(op.inputs[6], op.inputs[1], op.inputs[4], factor=alpha)
-    y = op("Gemm", *([a, b, c] if c else [a, b]), kept=op.given())
+    y = op("Gemm", a, b, c, kept=op.given())
     if op.inputs[7]:
         op.end(y, op.inputs[7], op.inputs[8])
     else:
@@ -279,17 +281,14 @@ def _product(op_type: str, axis: int) -> Callable[[_QuantizedWriter], None]:
         channels = weight_tensor.dims[axis] if weight_tensor is not None and len(weight_tensor.dims) > 1 else 1
         scale = _scale_behind(op, channels if axis == -1 else 1)
         one = op.graph.add_constant(np.array(1, np.float32))
-        steps = op("DequantizeLinear", a, one, *([a_zero] if a_zero else []))
+        steps = op("DequantizeLinear", a, one, a_zero)
         zero = op.stored(w_zero, channels) if w_zero else None
         of_weight = op.stored(scale or one, channels)
-        given: dict[str, Any] = {}
-        if channels > 1 and channels in (of_weight.size, zero.size if zero is not None else 1):
-            of_weight = np.broadcast_to(of_weight.reshape(-1), channels)
-            zero = None if zero is None else np.broadcast_to(zero.reshape(-1), channels)
-            given = {"axis": axis}
-        weight = op(
-            "DequantizeLinear", w, *map(op.graph.add_constant, [of_weight] + ([] if zero is None else [zero])), **given
-        )
+        several = channels > 1 and channels in (of_weight.size, zero.size if zero is not None else 1)
+        arrays = [of_weight] if zero is None else [of_weight, zero]
+        if several:
+            arrays = [np.broadcast_to(each.reshape(-1), channels) for each in arrays]
+        weight = op("DequantizeLinear", w, *map(op.graph.add_constant, arrays), axis=axis if several else None)
         y = op(op_type, steps, weight, kept=op.given())
         if scale:
             op("Div", y, scale)
@@ -357,18 +356,26 @@ def write_out_quantized(graph: Graph) -> None:
     if (graph.opset() or 0) < FIRST_BY_AXIS:
         return
     _add_as_floats(graph)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        meaning = MEANINGS.get(full_name(node.op_type, node.domain))
+    _rewrite(graph, lambda op: MEANINGS.get(full_name(op.node.op_type, op.node.domain), _unchanged)(op))
+    makers = graph.producers()
+    _rewrite(graph, lambda op: _move_floats(op, makers))
+
+
+def _rewrite(graph: Graph, write: Callable[[_QuantizedWriter], None]) -> None:
+    """Replace each node by the nodes that `write` writes for it, if there are any and the node has a known form."""
+
+    def written(node: Node) -> list[Node] | None:
         op = _QuantizedWriter(graph, node)
-        try:
-            if meaning is not None:
-                meaning(op)
-        except _UnknownForm:
-            op.nodes.clear()
-        nodes += op.nodes or [node]
-    graph.set_nodes(nodes)
-    _move_floats(graph)
+        with suppress(_UnknownForm):
+            write(op)
+            return op.nodes or None
+        return None
+
+    graph.rewrite(written)
+
+
+def _unchanged(op: _QuantizedWriter) -> None:
+    """Write no nodes."""
 
 
 PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
@@ -382,28 +389,13 @@ def _add_as_floats(graph: Graph) -> None:
     becomes Add(Cast(product), b / s + off). As in the straight-through estimator, off = Floor(b / s) - b / s counts as
     a constant.
     """
-    uses, makers, outputs = graph.uses(), graph.producers(), set(graph.output_names)
-
-    def only_reader(node: Node) -> Node | None:
-        readers = uses.get(node.output[0], [])
-        return readers[0][0] if len(readers) == 1 and node.output[0] not in outputs else None
-
+    readers, makers = _only_readers(graph), graph.producers()
     changed, integers = dict[int, list[Node]](), set[str]()
     for add in graph.nodes:
-        pair = [makers.get(name) for name in add.input] if add.op_type == "Add" else []
-        product = next((maker for maker in pair if maker is not None and maker.op_type in PRODUCTS), None)
-        bias = next((maker for maker in pair if maker is not product), None)
-        moves: list[Node] = []
-        while bias is not None and bias.op_type in MOVES and only_reader(bias) is not None:
-            moves.append(bias)
-            bias = makers.get(bias.input[0])
-        rounder = makers.get(bias.input[0]) if bias is not None and bias.op_type == "Cast" else None
-        end = only_reader(add)
-        if product is None or bias is None or rounder is None or end is None:
+        found = _rounded_bias(add, readers, makers) if add.op_type == "Add" else None
+        if found is None:
             continue
-        alone = only_reader(product) is add and only_reader(bias) is (moves[-1] if moves else add)
-        if not alone or rounder.op_type not in ROUNDERS or end.op_type != "Cast":
-            continue
+        product, (bias, *moves), rounder, end = found
         exact, whole = rounder.input[0], rounder.output[0]
         off, cast = graph.fresh(f"{whole}_off"), graph.fresh(f"{product.output[0]}_cast")
         graph.held.add(off)
@@ -415,33 +407,55 @@ def _add_as_floats(graph: Graph) -> None:
         names = [cast if name == product.output[0] else name for name in add.input]
         changed[id(add)] = [floats, make_node("Add", names, end.output, name=add.name)]
         changed[id(end)] = []
-        integers.update((bias.output[0], *(node.output[0] for node in moves)))
-    graph.set_nodes([each for node in graph.nodes for each in changed.get(id(node), [node])])
+        integers.update(node.output[0] for node in (bias, *moves))
+    graph.rewrite(lambda node: changed.get(id(node)))
     _forget_types(graph, integers)
+
+
+def _only_readers(graph: Graph) -> dict[str, Node]:
+    """Return value -> the node that reads it, for values that one node reads once and that are no outputs."""
+    outputs = set(graph.output_names)
+    return {name: uses[0][0] for name, uses in graph.uses().items() if len(uses) == 1 and name not in outputs}
+
+
+def _rounded_bias(
+    add: Node, readers: Mapping[str, Node], makers: Mapping[str, Node]
+) -> tuple[Node, list[Node], Node, Node] | None:
+    """Find the pattern of `_add_as_floats` around an Add; None if the Add does not belong to one.
+
+    Returns:
+        The product; the Cast of the bias and the nodes that move its result; the node that rounds; the last Cast.
+    """
+    pair = [makers.get(name) for name in add.input]
+    product = next((maker for maker in pair if maker is not None and maker.op_type in PRODUCTS), None)
+    bias, last, moves = next((maker for maker in pair if maker is not product), None), add, list[Node]()
+    while bias is not None and bias.op_type in MOVES and bias.output[0] in readers:
+        moves, last = [bias, *moves], bias
+        bias = makers.get(bias.input[0])
+    rounder = makers.get(bias.input[0]) if bias is not None and bias.op_type == "Cast" else None
+    end = readers.get(add.output[0])
+    if product is None or bias is None or rounder is None or end is None:
+        return None
+    alone = readers.get(product.output[0]) is add and readers.get(bias.output[0]) is last
+    if not alone or rounder.op_type not in ROUNDERS or end.op_type != "Cast":
+        return None
+    return product, [bias, *moves], rounder, end
 
 
 MOVES = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze".split())
 """Operators that only select or move elements, so dequantizing before them gives the same values as after them."""
 
 
-def _move_floats(graph: Graph) -> None:
+def _move_floats(op: _QuantizedWriter, makers: Mapping[str, Node]) -> None:
     """Dequantize before nodes that move integers, instead of after them, because only floats have gradients."""
-    makers, nodes = graph.producers(), list[Node]()
-    for node in graph.nodes:
-        chain: list[Node] = []
-        name = node.input[0] if node.op_type == "DequantizeLinear" else ""
-        while name in makers and makers[name].op_type in MOVES and not any(makers[name].output[1:]):
-            chain.append(makers[name])
-            name = chain[-1].input[0]
-        op = _QuantizedWriter(graph, node)
-        try:
-            if chain:
-                op.single(node.input[1])
-                value = op("DequantizeLinear", name, *node.input[1:])
-                for each in reversed(chain):
-                    value = op(each.op_type, value, *each.input[1:], kept=each.attribute)
-                op.rename()
-        except _UnknownForm:
-            op.nodes.clear()
-        nodes += op.nodes or [node]
-    graph.set_nodes(nodes)
+    node, chain = op.node, list[Node]()
+    name = node.input[0] if node.op_type == "DequantizeLinear" else ""
+    while name in makers and makers[name].op_type in MOVES and not any(makers[name].output[1:]):
+        chain.append(makers[name])
+        name = chain[-1].input[0]
+    if chain:
+        op.single(node.input[1])
+        value = op("DequantizeLinear", name, *node.input[1:])
+        for each in reversed(chain):
+            value = op(each.op_type, value, *each.input[1:], kept=each.attribute)
+        op.rename()

@@ -54,12 +54,8 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
     if asked is False or (asked is None and not is_quick(graph.proto)):
         graph.run_for_ranks = "forbidden" if asked is False else "too large"
         return False
-    lost = [name for name in _lost(graph) if name]
     with within_budget(limited=not asked):
-        runs = _given_run(graph, lost) if lost else []
-        varying = _of_any_rank(graph) if lost and not runs else ()
-        lost = [name for name in lost if name not in varying]
-        runs = runs or (_runs(graph, lost, ones=True) if lost else [])
+        runs = _runs_for_ranks(graph)
     graph.run_for_ranks = "" if runs else "failed"
     usual = [run for run in runs if not run.one]
     arrays = usual[0].values if usual else {}
@@ -73,6 +69,17 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
         training.cautions.append(Caution("note", "shapes", text))
     training.cautions.extend(_elsewhere(graph, found, runs))
     return bool(found)
+
+
+def _runs_for_ranks(graph: Graph) -> list[_Run]:
+    """Return runs that fetch the values of unknown rank: one on the user's data, or several on random data."""
+    lost = [name for name in _lost(graph) if name]
+    runs = _given_run(graph, lost) if lost else []
+    if runs or not lost:
+        return runs
+    varying = _of_any_rank(graph)
+    lost = [name for name in lost if name not in varying]
+    return _runs(graph, lost, ones=True) if lost else []
 
 
 class _Run(NamedTuple):

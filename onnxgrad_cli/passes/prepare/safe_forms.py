@@ -30,21 +30,23 @@ def give_axes(graph: Graph, training: Cautions) -> bool:
         graph: a typed graph.
         training: receives a caution for each Squeeze.
     """
-    nodes: list[Node] = []
-    changed: list[str] = []
-    for node in graph.nodes:
+
+    def with_axes(node: Node) -> Sequence[Node] | None:
         axes = _axes(graph, node)
-        nodes += [node] if axes is None else _with_axes(graph, node, axes)
-        changed += [] if axes is None else [node.output[0]]
-    for name in changed:
+        if axes is None:
+            return None
         text = (
             "its Squeeze has no axes in the file, so it would also remove a batch axis of size 1; the training "
             "model keeps that axis"
         )
-        training.cautions.append(Caution("note", name, text))
-    if changed:
-        graph.set_nodes(nodes)
-    return bool(changed)
+        training.cautions.append(Caution("note", node.output[0], text))
+        op = Op(graph)
+        op.replaces(node)
+        x = op.val(node.input[0])
+        op.rename(op.squeeze(x, axes) if axes else op.Identity(x), node.output[0])
+        return op.nodes
+
+    return graph.rewrite(with_axes, {"Squeeze"})
 
 
 def _axes(graph: Graph, node: Node) -> list[int] | None:
@@ -54,7 +56,7 @@ def _axes(graph: Graph, node: Node) -> list[int] | None:
     other axis is removed. Or the only axis of unknown size is the batch, which should not be removed. For other nodes,
     and if no size is unknown, return None.
     """
-    bare = node.op_type == "Squeeze" and is_standard(node.domain) and not any(node.input[1:])
+    bare = is_standard(node.domain) and not any(node.input[1:])
     shape = shape_of(graph.types.get(node.input[0])) if bare and not attributes_of(node) else None
     if shape is None or all(isinstance(size, int) for size in shape):
         return None
@@ -81,44 +83,31 @@ def _declared_rank(graph: Graph, name: str) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
-def _with_axes(graph: Graph, node: Node, axes: list[int]) -> list[Node]:
-    op = Op(graph)
-    op.replaces(node)
-    x = op.val(node.input[0])
-    op.rename(op.squeeze(x, axes) if axes else op.Identity(x), node.output[0])
-    return list(op.nodes)
-
-
 def widen_vectors(graph: Graph) -> bool:
     """Rewrite each product of a matrix and a vector as a product of two matrices. Return True if there were any."""
-    nodes: list[Node] = []
-    changed = False
-    for node in graph.nodes:
+
+    def widened(node: Node) -> Sequence[Node] | None:
         axis = _axis(graph, node)
-        nodes += [node] if axis is None else _widened(graph, node, axis)
-        changed |= axis is not None
-    if changed:
-        graph.set_nodes(nodes)
-    return changed
+        if axis is None:
+            return None
+        op = Op(graph)
+        op.replaces(node)
+        a, b = (op.val(name) for name in node.input)
+        product = a @ op.unsqueeze(b, [-1]) if axis == -1 else op.unsqueeze(a, [0]) @ b
+        op.rename(op.squeeze(product, [axis]), node.output[0])
+        return op.nodes
+
+    return graph.rewrite(widened, {"MatMul"})
 
 
 def _axis(graph: Graph, node: Node) -> int | None:
     """Return the axis that a product lacks because one factor is a vector: -1 or -2. None: not exactly one vector."""
-    if node.op_type != "MatMul" or not is_standard(node.domain):
+    if not is_standard(node.domain):
         return None
     ranks = [None if (shape := shape_of(graph.types.get(name))) is None else len(shape) for name in node.input]
     if None in ranks or 1 not in ranks or ranks == [1, 1]:
         return None
     return -1 if ranks[1] == 1 else -2
-
-
-def _widened(graph: Graph, node: Node, axis: int) -> Sequence[Node]:
-    op = Op(graph)
-    op.replaces(node)
-    a, b = (op.val(name) for name in node.input)
-    product = a @ op.unsqueeze(b, [-1]) if axis == -1 else op.unsqueeze(a, [0]) @ b
-    op.rename(op.squeeze(product, [axis]), node.output[0])
-    return op.nodes
 
 
 LAYERS = frozenset({"RNN", "GRU", "LSTM"})
@@ -129,20 +118,15 @@ OUTPUTS = {0: (2, 0, 1, 3), 1: (1, 0, 2), 2: (1, 0, 2)}
 
 def to_time_major(graph: Graph) -> None:
     """Rewrite every recurrent layer with layout = 1 to layout = 0, between transposes."""
-    if any(_is_batch_major(node) for node in graph.nodes):
-        graph.set_nodes([each for node in graph.nodes for each in _to_time_major(graph, node)])
+    graph.rewrite(lambda node: [*_to_time_major(graph, node)] if _is_batch_major(node) else None, LAYERS)
 
 
 def _is_batch_major(node: Node) -> bool:
-    known = node.op_type in LAYERS and is_standard(node.domain)
-    return known and any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
+    return is_standard(node.domain) and any(each.name == "layout" and each.i for each in node.attribute)
 
 
 def _to_time_major(graph: Graph, node: Node) -> Iterator[Node]:
-    """Yield the node or, if it has layout = 1, an equivalent node with layout = 0 and its transposes."""
-    if not _is_batch_major(node):
-        yield node
-        return
+    """Yield a node with layout = 0 that is equivalent to a node with layout = 1, and its transposes."""
     layer, after = copied(node), []
     layer.attribute.remove(next(attribute for attribute in layer.attribute if attribute.name == "layout"))
     for position, name in enumerate(node.input):

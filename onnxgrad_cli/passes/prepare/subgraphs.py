@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, TensorProto
 
 from onnxgrad_cli.errors import Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.node import Node, make_node, refill
 from onnxgrad_cli.ir.nodes import body_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.type_inference import input_types, inside
@@ -72,24 +72,14 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProt
     alone = {name for name in found if made[name] == 1 and name not in returned}
     names = {name: name if name in alone else graph.fresh(name) for name in found}
     for name, tensor in found.items():
-        store(graph, tensor, names[name])
-    overridable = [tensor for tensor in body.initializer if tensor.name not in found]
+        graph.store_tensor(names[name], tensor)
     for position in reversed(range(len(body.node))):  # in place, as the other nodes' bodies follow
         if names.keys() & set(body.node[position].output):
             del body.node[position]
     rename(body.node, names)
-    del body.initializer[:]
-    body.initializer.extend(overridable)
+    refill(body.initializer, [tensor for tensor in body.initializer if tensor.name not in found])
     for name in dict.fromkeys(returned):  # a body may return only its own values
         body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
-
-
-def store(graph: Graph, tensor: TensorProto, name: str) -> None:
-    """Add a copy of a tensor to the initializers of a graph."""
-    copy = graph.proto.graph.initializer.add()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    graph.initializers[name] = copy
 
 
 def _constants(body: GraphProto, constant: Callable[[Node], TensorProto | None]) -> dict[str, TensorProto]:
@@ -119,18 +109,14 @@ def separate_outputs(graph: Graph) -> None:
 
 def choose_branches(graph: Graph) -> bool:
     """Replace each If with a constant condition by the branch that runs. Return True if there was one."""
-    nodes: list[Node] = []
-    changed = False
-    for node in graph.nodes:
-        condition = graph.constant(node.input[0]) if node.op_type == "If" else None
+
+    def chosen(node: Node) -> list[Node] | None:
+        condition = graph.constant(node.input[0])
         if condition is None:
-            nodes.append(node)
-            continue
-        changed = True
-        nodes += put_branch(graph, node, "then_branch" if condition.all() else "else_branch")
-    if changed:
-        graph.set_nodes(nodes)
-    return changed
+            return None
+        return put_branch(graph, node, "then_branch" if condition.all() else "else_branch")
+
+    return graph.rewrite(chosen, {"If"})
 
 
 def put_branch(graph: Graph, node: Node, branch: str) -> list[Node]:
@@ -140,7 +126,7 @@ def put_branch(graph: Graph, node: Node, branch: str) -> list[Node]:
     """
     body = renamed(graph, body_of(node, branch))
     for tensor in body.initializer:
-        store(graph, tensor, tensor.name)
+        graph.store_tensor(tensor.name, tensor)
     pairs = [(value.name, name) for name, value in zip(node.output, body.output, strict=True) if name]
     identities = [make_node("Identity", [a], [b], name=graph.fresh(f"{node.name}/Identity")) for a, b in pairs]
     return [*map(Node.read, body.node), *identities]

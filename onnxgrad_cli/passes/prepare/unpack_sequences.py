@@ -30,15 +30,12 @@ def unpack(graph: Graph) -> bool:
     Sequences that are no longer read are removed.
     """
     known: dict[str, Elements] = {}
-    nodes: list[Node] = []
-    changed = False
-    for node in graph.nodes:
-        step = STEPS.get(node.op_type) if is_standard(node.domain) else None
-        new = step(graph, node, known) if step else None
-        nodes += [node] if new is None else new
-        changed = changed or new is not None
+
+    def unpacked(node: Node) -> list[Node] | None:
+        return STEPS[node.op_type](graph, node, known) if is_standard(node.domain) else None
+
+    changed = graph.rewrite(unpacked, STEPS)
     if changed:
-        graph.set_nodes(nodes)
         read = graph.uses()
         dead = {name for name in known if name not in read and name not in graph.output_names}
         graph.set_nodes(node for node in graph.nodes if not (node.output and set(node.output) <= dead))

@@ -21,8 +21,8 @@ from onnxgrad_cli.ir.dialects import OF_ONNXRUNTIME
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
-from onnxgrad_cli.ir.node import Node, copied, make_node, messages
-from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
+from onnxgrad_cli.ir.nodes import reads, schema_of, subgraphs
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
@@ -81,9 +81,7 @@ class _Upgrade:
         result: list[Node] = []
         for node in nodes:
             for inner in subgraphs(node) if node.attribute else ():
-                stepped = messages(self.stepped(inner.node, version))
-                del inner.node[:]
-                inner.node.extend(stepped)
+                write(self.stepped(inner.node, version), inner.node)
             try:
                 result += self._next(node, version)
             except _NotUpgradable as reason:
@@ -140,9 +138,7 @@ def types_in(graph: GraphProto) -> dict[str, TypeProto]:
     return types
 
 
-@cache
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    return onnx.defs.get_schema(op_type, version, "") if onnx.defs.has(op_type, version, "") else None
+_schema = cache(schema_of)
 
 
 def _same_form(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:

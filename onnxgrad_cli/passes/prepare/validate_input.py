@@ -9,6 +9,7 @@ from onnxgrad_cli.errors import Caution, OnnxgradError, Refusal, UnsupportedErro
 from onnxgrad_cli.ir.dialects import repair, unknown_operators
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.node import FORWARD, ROLE, metadata, set_metadata
 from onnxgrad_cli.ir.nodes import CONTROL_FLOW, with_bodies
 from onnxgrad_cli.options import ShapeOptions
@@ -19,9 +20,6 @@ from onnxgrad_cli.passes.prepare.opset import nodes_of
 
 BLOCKED = "com.microsoft.nchwc"
 """The domain of operators on blocks of channels, which onnxruntime's optimizer writes at ORT_ENABLE_ALL."""
-
-FIRST_WITH_CONSTANTS = 4
-"""The first IR version in which an initializer need not be an input. If it is not an input, it is a constant."""
 
 FLAGS = frozenset(
     "align_corners allowzero antialias ceil_mode center_point_box count_include_pad detect_negative detect_positive "
@@ -61,9 +59,9 @@ def validate_input(graph: Graph, options: ShapeOptions) -> list[Caution]:
         cautions.append(free_batch(graph, batch, options.shapes).caution(NOT_COMPARED))
     fix_shapes(graph, options)
     _forget_roles(graph)
-    if graph.proto.ir_version < FIRST_WITH_CONSTANTS:
+    if graph.proto.ir_version < INITIALIZERS_ALONE:
         graph.unlist_initializers()
-        graph.proto.ir_version = FIRST_WITH_CONSTANTS
+        graph.proto.ir_version = INITIALIZERS_ALONE
     return cautions
 
 

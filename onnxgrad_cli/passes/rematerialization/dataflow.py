@@ -18,9 +18,9 @@ from onnxgrad_cli.cost.flops import EXACT
 from onnxgrad_cli.cost.steps import VIEWS
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import is_random
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
-from onnxgrad_cli.ir.nodes import reads, subgraphs
-from onnxgrad_cli.ir.randomness import is_random
+from onnxgrad_cli.ir.nodes import depending_on, reads, subgraphs
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.record import BackwardRecord
 
@@ -232,8 +232,5 @@ class Segments(dict[str, int]):
 
 
 def _data_dependent(graph: Graph) -> set[str]:
-    found = {name for name in graph.input_names if name not in graph.initializers}
-    for node in graph.nodes:
-        if node.op_type not in SIZES and not found.isdisjoint(reads(node)):
-            found.update(filter(None, node.output))
-    return found
+    nodes = (node for node in graph.nodes if node.op_type not in SIZES)
+    return depending_on(nodes, set(graph.input_names).difference(graph.initializers))

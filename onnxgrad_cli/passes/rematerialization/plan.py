@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from math import inf
 from typing import NamedTuple
 
@@ -52,6 +53,7 @@ class Plan:
         flow: the dataflow.
         groups: map from a value that is not a view to the values of its group that the backward part reads.
         stored: the groups that are stored; initially all.
+        can_run_twice: `Dataflow.can_run_twice`, which is called once for each node.
     """
 
     def __init__(self, flow: Dataflow) -> None:
@@ -61,7 +63,7 @@ class Plan:
             if name in flow.first_use and not flow.is_resident(root := flow.storage(name)):
                 self.groups[root].append(name)
         self.stored = set(self.groups)
-        self._can_run_twice: dict[int, bool] = {}
+        self.can_run_twice = cache(flow.can_run_twice)
 
     @property
     def recomputed(self) -> list[str]:
@@ -77,12 +79,6 @@ class Plan:
         """Return True if a forward value is still in memory when the backward part begins."""
         root = self.flow.storage(name)
         return self.flow.is_resident(root) or root in self.stored
-
-    def can_run_twice(self, node: Node) -> bool:
-        """Return True if a second run of a node gives the same result and has no side effect."""
-        if id(node) not in self._can_run_twice:
-            self._can_run_twice[id(node)] = self.flow.can_run_twice(node)
-        return self._can_run_twice[id(node)]
 
     def recomputation(self, names: Iterable[str], recomputed: Collection[str] = ()) -> Recomputation | None:
         """Return how to recompute `names` from available values and from those that are already `recomputed`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import get_args
 
-from onnxgrad_cli.common.byte_sizes import bytes_of
+from onnxgrad_cli.common.checks import bytes_of
 from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.training_cost import Cost, cost

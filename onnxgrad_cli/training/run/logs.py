@@ -6,6 +6,7 @@ If a run is resumed from a checkpoint, lines about later steps are removed, beca
 from __future__ import annotations
 
 import csv
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -140,7 +141,7 @@ class _TensorBoard:
 
     def add(self, line: Mapping[str, Any]) -> None:
         if "rate" in line:
-            values = {tag: line[name] for name, tag in TAGS.items()}
+            values = {tag: line[name] for name, tag in TAGS.items() if name != "rate" or math.isfinite(line[name])}
         else:
             values = {_tag(name): value for name, value in line.items() if name not in ("step", "epoch")}
         summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])

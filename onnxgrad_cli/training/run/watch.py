@@ -14,7 +14,7 @@ class Stepped:
     Attributes:
         step, steps: the number of steps so far, and the total number.
         epoch, epochs: the current epoch, counted from 1, and the total number of epochs.
-        loss, rate: the loss and the learning rate of this step.
+        loss, rate: the loss and the learning rate of this step. The rate is nan if the optimizer has none.
     """
 
     step: int

@@ -18,8 +18,8 @@ from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest, unknown_name
 from onnxgrad_cli.execution.session import Buffer, load_onnxruntime, trim
 from onnxgrad_cli.files import ModelSource, check_target, load_model, own_model, resolve_output, save_model
+from onnxgrad_cli.ir.modes import RANDOM
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.optimizers import OPTIMIZERS

@@ -18,9 +18,9 @@ import numpy as np
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer
-from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training.distributed.communicator import Communicator
+from onnxgrad_cli.training.steps.batch_parts import divisors_of
 from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 
 BUCKET = 16 << 20
@@ -75,7 +75,7 @@ class ParallelTrainer(SplitTrainer):
         """
         self._communicator = communicator
         self._sum = built.options.reduction == "sum"
-        self._divisors = _divisors(built)
+        self._divisors = divisors_of(built, "process", "train in one process")
         also = sorted({name for name in self._divisors if name})
         halves, seed = split(built.model, also), seed + SEED_STEP * communicator.rank
         super().__init__(halves, also=also, path=built.graph.path, provider=provider, threads=threads, seed=seed)
@@ -113,14 +113,15 @@ class ParallelTrainer(SplitTrainer):
     def _shares(self, count: int, feeds: Mapping[str, np.ndarray]) -> tuple[float, float]:
         """Return the share of this process's part in the batch: its weight in the gradients, and in means over samples.
 
-        A loss without an output for its divisor is a mean over the elements of its label.
+        A loss without an output for its divisor is a mean over the elements of its label, or over the samples if it
+        takes a mask.
 
         Raises:
             OnnxgradError: there are several losses with different divisors, and the shares of a part in them differ.
         """
         own = [float(count)]
         for name, term in zip(self._divisors, self.roles.losses, strict=True):
-            elements = feeds[term.label].size if term.label else count
+            elements = feeds[term.label].size if term.label and not term.mask else count
             own.append(float(self._between[name].read() if name and count else elements if count else 0))
         total = np.array(own)
         self._communicator.all_reduce(total)
@@ -142,31 +143,6 @@ class ParallelTrainer(SplitTrainer):
                 "use `reduction='sum'`, or a single loss",
             )
         return shares[0] if shares else of_samples, of_samples  # if all labels are ignored, penalties have gradients
-
-
-def _divisors(built: TrainingModel) -> list[str]:
-    """Return, for each loss, the output with its mean's divisor; "" if the divisor is proportional to the batch size.
-
-    Raises:
-        UsageError: the loss of a batch can't be computed from its parts.
-    """
-    options, training = built.options, built.training
-    first_axes = [shape[0] for value in built.model.graph.input if (shape := shape_of(value.type))]
-    for position, (spec, output) in enumerate(zip(options.losses, training.predictions, strict=True)):
-        why = ""
-        if position in training.scalars:
-            why = "is one number for a batch"
-        elif position in training.mixing:
-            why = f"may depend on the other samples of a batch, or on their number ({training.mixing[position]})"
-        if why and any(isinstance(size, str) for size in first_axes):
-            raise UsageError(
-                f"the loss '{spec.name}' on '{output}' {why}: it can't be computed from parts of the batch",
-                "choose a loss that has a value for each sample, or train in one process",
-            )
-    if options.reduction == "sum" and (options.l1 or options.l2):
-        hint = "use `reduction='mean'`, or `optimizer_options`"
-        raise UsageError("`l1` and `l2` would be added once for each process", hint)
-    return [training.divisors.get(position, "") for position in range(len(options.losses))]
 
 
 def agree(communicator: Communicator, arrays: Mapping[str, np.ndarray], what: str) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.limits import OverLimit
+from onnxgrad_cli.ir.modes import RANDOM
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.case import CheckOutcome, ProofCase, skipped
 from onnxgrad_cli.verification.feeds import lengths_in, random_feeds
@@ -26,6 +26,7 @@ from onnxgrad_cli.verification.gradients.loss_function import (
     FAITHFUL,
     LossFunction,
     ScalarFunction,
+    loss_factor,
     loss_function,
     moved,
     narrowest,
@@ -59,16 +60,8 @@ NEARBY_POINTS = {True: 1, False: 2}
 
 def agrees_with_slopes(case: ProofCase) -> CheckOutcome:
     """Check that the gradients match finite differences of the loss."""
-    if case.roles.estimated:
-        return skipped(
-            "they are straight-through estimates, because the derivative of rounding is zero or does not exist"
-        )
-    if varies(case):
-        return skipped("the model draws random numbers, so the losses of two runs differ")
-    if not case.roles.gradients:
-        return skipped("no output is a gradient")
-    if set(case.roles.gradients) <= set(case.roles.partial):
-        return skipped("all gradients leave out paths on which gradients are stopped")
+    if why := _not_comparable(case):
+        return skipped(why)
     entries = sum(case.outputs[output].size for output in case.roles.gradients.values())
     passed = 0
     for look in (_here, _elsewhere, _in_double):
@@ -89,6 +82,18 @@ def agrees_with_slopes(case: ProofCase) -> CheckOutcome:
     if passed:
         return skipped(f"correct on some data within the precision of float32, but not on other data: {found.detail}")
     return found
+
+
+def _not_comparable(case: ProofCase) -> str:
+    """Return the reason why the gradients can't be compared with slopes; "" if they can."""
+    if case.roles.estimated:
+        return "they are straight-through estimates, because the derivative of rounding is zero or does not exist"
+    if varies(case):
+        return "the model draws random numbers, so the losses of two runs differ"
+    if not case.roles.gradients:
+        return "no output is a gradient"
+    whole = set(case.roles.gradients) - set(case.roles.partial)
+    return "" if whole else "all gradients leave out paths on which gradients are stopped"
 
 
 def varies(case: ProofCase) -> bool:
@@ -173,8 +178,7 @@ def _point(case: ProofCase, by_entry: bool = False) -> Point:
 
 def _loss(case: ProofCase, outputs: Arrays) -> float:
     """Return the loss from the outputs, multiplied by the gradients of the loss that are fed as inputs."""
-    factors = (float(case.feeds[name]) for name, role in case.roles.inputs.items() if role == "loss gradient")
-    return math.prod(factors) * float(outputs[case.roles.loss])
+    return loss_factor(case.roles, case.feeds) * float(outputs[case.roles.loss])
 
 
 def _gradients(case: ProofCase, outputs: Arrays) -> Arrays:
@@ -266,8 +270,10 @@ def _in_double(case: ProofCase) -> CheckOutcome:
 
 def _compared_in_double(case: ProofCase, point: Point) -> CheckOutcome:
     """Check the gradients in float64; if they are correct, compare the float32 gradients with them."""
-    loss, exact = point.loss if point.loss.exact else _double_loss(case), _double_gradients(case)
-    if loss is None or exact is None:
+    try:
+        loss = point.loss if point.loss.exact else LossFunction(case.described, case.feeds, exact=True)
+        exact = _gradients(case, DoubleExecutor(case.described.model).on(case.feeds))
+    except Exception:  # an operator has no float64 kernel; the executors' exceptions share no base class
         return _told(Judge(point.loss, point.claims, case.rng), case, named=True)
     case.measured_by, case.exact = loss.name, loss.exact
     found = _told(Judge(loss, Claims(loss.point, exact, case.rng), case.rng), case, named=True)
@@ -316,23 +322,6 @@ def in_single(point: Point, exact: Arrays, found: CheckOutcome, value: float, le
         losses = f"{point.loss.value:.6g}, but {value:.6g} in float64"
         return skipped(f"correct in float64, but not measurable in float32: the loss is {losses}; {kernels}")
     return CheckOutcome("failed", f"correct in float64, but {kernels}")
-
-
-def _double_loss(case: ProofCase) -> LossFunction | None:
-    """Return the loss in float64, even if it differs from onnxruntime's in float32; None if that is impossible."""
-    try:
-        return LossFunction(case.described, case.feeds, exact=True)
-    except Exception:  # the executors' exceptions share no base class
-        return None
-
-
-def _double_gradients(case: ProofCase) -> Arrays | None:
-    """Return the gradients in float64; None if a backward operator has no float64 kernel or the run fails."""
-    try:
-        run = DoubleExecutor(case.described.model)
-        return _gradients(case, run(run.widened(case.feeds)))
-    except Exception:  # the executors' exceptions share no base class
-        return None
 
 
 def _told(judge: Judge, case: ProofCase, named: bool = False) -> CheckOutcome:

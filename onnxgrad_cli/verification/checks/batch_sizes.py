@@ -17,12 +17,13 @@ from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.kernels import in_short
 from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import RANDOM
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.losses.registry import LOSSES
+from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
 from onnxgrad_cli.verification.feeds import part, run_on_own
 from onnxgrad_cli.verification.gradients.judgement import off
@@ -45,6 +46,8 @@ EXACT = 1e-6
 
 OUTPUTS = 1e-2
 """Largest accepted relative difference of outputs from the original's, for a batch of one sample."""
+
+ONLY_ONE_SAMPLE = "a batch of one sample runs; other sizes can't be compared, because"
 
 SMALL_GRADIENT_SHARE = 1e-2
 """If a gradient is smaller than this fraction of the largest one, its difference is taken relative to that fraction."""
@@ -73,11 +76,7 @@ def agrees_across_batches(case: ProofCase) -> CheckOutcome:
     if tiles.difference_of_outputs(alone) > OUTPUTS:
         return tiles.skipped("the original has other outputs for a batch of one sample", 1)
     if not _is_plain(case):
-        return CheckOutcome(
-            "passed",
-            "a batch of one sample runs; other sizes can't be compared, because the loss may not be a mean or a "
-            "sum over samples",
-        )
+        return CheckOutcome("passed", f"{ONLY_ONE_SAMPLE} the loss may not be a mean or a sum over samples")
     trained = TRAINED * seconds <= MAX_SECONDS[case.force]
     return tiles.compare(alone, trained, _is_independent(case, forward, axes, batch))
 
@@ -93,15 +92,20 @@ def _batch(case: ProofCase, forward: Graph) -> str | None:
 def _forward(case: ProofCase) -> Graph:
     """Return, with inferred types, the part of the training model that computes the outputs that the losses read."""
     made = {name for node in case.described.model.graph.node for name in node.output}
-    judged = sorted({name for term in case.roles.losses for name in (term.chunks or (term.output,))} & made)
+    judged = sorted({name for term in _terms(case) for name in (term.chunks or (term.output,))} & made)
     graph = Graph(part(case.described.model, judged))
     infer_types(graph)
     return graph
 
 
+def _terms(case: ProofCase) -> list[Term]:
+    """Return the losses on the first data set, whose batch changes. The batches of the other sets stay the same."""
+    return [term for term in case.roles.losses if term.data == case.roles.losses[0].data]
+
+
 def _axes(case: ProofCase, forward: Graph, batch: str) -> dict[str, int] | None:
     """Return a map from input to the axis of its samples; None if the axis of an input is unknown."""
-    types = {value.name: value.type for value in case.described.model.graph.input} | forward.types
+    types = case.described.types | forward.types
     axes: dict[str, int] = {}
     for name in case.roles.sampled:
         shape = shape_of(types.get(name)) or ()
@@ -112,7 +116,7 @@ def _axes(case: ProofCase, forward: Graph, batch: str) -> dict[str, int] | None:
     size = next((case.feeds[name].shape[axis] for name, axis in axes.items()), 0)
     if not size:
         return None
-    for term in case.roles.losses:  # the sizes of a label may have other symbols
+    for term in _terms(case):  # the sizes of a label may have other symbols
         if term.label in case.roles.sampled and term.label not in axes:
             label, output = np.shape(case.feeds[term.label]), shape_of(forward.types.get(term.output)) or ()
             if label[:1] != (size,) or (output[:1] != (batch,) and not _leads(case, axes, term.output)):
@@ -231,11 +235,7 @@ class _Tiles:
             if isinstance(many, CheckOutcome):
                 return many
             if not self._are_copies(feeds, count):
-                return CheckOutcome(
-                    "passed",
-                    "a batch of one sample runs; other sizes can't be compared, because the samples may not be "
-                    "independent",
-                )
+                return CheckOutcome("passed", f"{ONLY_ONE_SAMPLE} the samples may not be independent")
             worst = max(worst, self._difference(case.run, feeds, once, many, count))
             sizes.append(1 if feeds is self.first else count * self._size)
         said, exact = f"batches of {' and '.join(map(str, sizes))}", ""
@@ -268,11 +268,7 @@ class _Tiles:
 
     def _difference_in_double(self, feeds: Arrays, count: int) -> float:
         """Return the difference that `_difference` finds if the model runs in float64."""
-        double = DoubleExecutor(self._case.described.model)
-
-        def run(feeds: Arrays) -> Arrays:
-            return double(double.widened(feeds))
-
+        run = DoubleExecutor(self._case.described.model).on
         return self._difference(run, feeds, run(feeds), run(self._tiled(feeds, count)), count)
 
     def _difference(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import NodeProto, numpy_helper
+from onnx import GraphProto, NodeProto, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import FLOATS, Arrays
@@ -49,14 +49,9 @@ def origin_of(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: 
     forward = loss_part(described.model, described.roles.loss)
     taken = {value.name for value in forward.graph.input}
     given = {name: x for name, x in feeds.items() if name in taken}
-    stored = {
-        tensor.name: numpy_helper.to_array(tensor)
-        for tensor in forward.graph.initializer if tensor.name not in feeds and tensor.data_type in FLOATS
-    }  # fmt: skip
-    made = {name: x for name, x in _made(forward, given).items() if isinstance(x, np.ndarray) and x.dtype.kind in "fV"}
+    made = _made(forward, given)
     makers = {name: node for node in forward.graph.node for name in node.output}
-    ours = {name for node in forward.graph.node if node.name.startswith(OF_THE_LOSS) for name in node.input}
-    values = {**{name: x for name, x in stored.items() if name not in ours}, **given, **made}
+    values = {**_stored(forward.graph, feeds), **given, **made}
     only_nan = bool(np.isnan(loss).any())
     first = next((name for name in makers if name in made and _is_bad(made[name], only_nan)), "")
     if not first:
@@ -67,8 +62,15 @@ def origin_of(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: 
     return name, INPUT if name in given and described.roles.inputs.get(name) != "weight" else WEIGHT
 
 
+def _stored(graph: GraphProto, feeds: Mapping[str, np.ndarray]) -> Arrays:
+    """Return the float initializers that are not fed, without the constants of the loss."""
+    ours = {name for node in graph.node if node.name.startswith(OF_THE_LOSS) for name in node.input}
+    floats = (tensor for tensor in graph.initializer if tensor.data_type in FLOATS)
+    return {t.name: numpy_helper.to_array(t) for t in floats if t.name not in feeds and t.name not in ours}
+
+
 def _is_bad(x: np.ndarray, only_nan: bool) -> bool:
-    return not finite(x) and not (only_nan and not np.isnan(np.asarray(x, np.float64)).any())
+    return bool(np.isnan(np.asarray(x, np.float64)).any()) if only_nan else not finite(x)
 
 
 def _origin(name: str, makers: Mapping[str, NodeProto], values: Arrays) -> str:
@@ -82,8 +84,9 @@ def _origin(name: str, makers: Mapping[str, NodeProto], values: Arrays) -> str:
 
 
 def _made(forward: onnx.ModelProto, feeds: Arrays) -> Arrays:
-    """Run the forward part and return the outputs of every node."""
+    """Run the forward part and return the float outputs of every node."""
     del forward.graph.output[:]
     names = [name for node in forward.graph.node for name in node.output if name]
     forward.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return Executor(forward, fallback=False)(feeds)
+    outputs = Executor(forward, fallback=False)(feeds)
+    return {name: x for name, x in outputs.items() if isinstance(x, np.ndarray) and x.dtype.kind in "fV"}

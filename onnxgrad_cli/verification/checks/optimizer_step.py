@@ -9,7 +9,7 @@ differences of the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,25 +155,30 @@ class _StepModel:
         self.slots: dict[str, dict[str, str]] = {name: {} for name in self.weights}
         for name, slot in roles.slots.items():
             self.slots.setdefault(slot.of, {})[slot.kind] = name
+        self._types = {value.name: value.type for value in (*model.graph.input, *model.graph.output)}
+        nodes = self._nodes(model)
+        double = all(self.dtype(name) == np.float64 for name in self.weights)
+        self.digit = float(np.finfo(np.float64 if double else np.float32).eps)
+        part = self._model(model, nodes)
+        self.inputs = {value.name for value in part.graph.input}
+        self.run = Executor(part, fallback=False)
+
+    def _nodes(self, model: ModelProto) -> list[NodeProto]:
+        """Return the nodes of the step, and set `divisor`."""
         replaced = self.slots_and_weights
         if lacking := [name for name in replaced if name not in self.successors]:
             raise _Unlike(f"no output is the next value of {listed(lacking)}")
         if lacking := [name for name in self.weights if name not in self.gradients]:
             raise _Unlike(f"no output is the gradient of {listed(lacking)}")
-        self._types = {value.name: value.type for value in (*model.graph.input, *model.graph.output)}
-        nodes, foreign = _behind(model, roles, [self.successors[name] for name in replaced])
-        if DIVISOR in self.kinds and len(foreign) == 1 and _divides(model, roles.loss, foreign[0]):
+        nodes, foreign = _behind(model, self.roles, [self.successors[name] for name in replaced])
+        if DIVISOR in self.kinds and len(foreign) == 1 and _divides(model, self.roles.loss, foreign[0]):
             self.divisor = foreign.pop()
             self._types[self.divisor] = tensor_type(dtype_of(self._types[self.kinds[DIVISOR]]), [])
         if foreign:
             raise _Unlike(f"it reads {listed(foreign)}")
         if DIVISOR not in self.kinds and self._leaves_labels_out():
             raise _Unlike("all runs count equally, but the loss leaves out some labels")
-        double = all(self.dtype(name) == np.float64 for name in self.weights)
-        self.digit = float(np.finfo(np.float64 if double else np.float32).eps)
-        part = self._model(model, nodes)
-        self.inputs = {value.name for value in part.graph.input}
-        self.run = Executor(part, fallback=False)
+        return nodes
 
     @property
     def slots_and_weights(self) -> list[str]:
@@ -430,6 +435,48 @@ def _largest(step: _StepModel, point: _Point, norm: float) -> float:
     return max(1.0, *(step.settings.of(name).get("eps", 0.0) for name in step.weights))
 
 
+def _accumulated(step: _StepModel, before: Arrays, expected: dict[str, np.ndarray | float]) -> Arrays | None:
+    """Return the gradients for the step, over all runs since the last one; None if more runs come before the step.
+
+    The accumulated gradients and the number of runs after this run are stored in `expected`.
+    """
+    gradients = {name: before[step.gradients[name]] for name in step.weights}
+    if step.settings.accumulate == 1:
+        return gradients
+    kinds, position = step.kinds, int(before[step.kinds[POSITION]])
+    count = weight = float(before[step.divisor]) if step.divisor else 1.0
+    gradients = {name: weight * g for name, g in gradients.items()}
+    if position:
+        gradients = {name: before[step.slots[name][SUM]] + g for name, g in gradients.items()}
+        count += float(before[kinds[DIVISOR]]) if DIVISOR in kinds else position
+    due = position + 1 == step.settings.accumulate
+    expected |= {step.slots[name][SUM]: g for name, g in gradients.items()}
+    expected[kinds[POSITION]] = 0 if due else position + 1
+    if DIVISOR in kinds:
+        expected[kinds[DIVISOR]] = count
+    if not due:
+        return None
+    return {name: g / count for name, g in gradients.items()} if step.roles.reduction == "mean" else gradients
+
+
+def _rescaled(
+    kinds: Mapping[str, str], before: Arrays, gradients: Arrays, expected: dict[str, np.ndarray | float]
+) -> bool:
+    """Return True if the weights change: with a dynamic loss scale, only if all gradients are finite.
+
+    The next loss scale is stored in `expected`.
+    """
+    if SCALE not in kinds:
+        return True
+    finite = all(np.isfinite(g).all() for g in gradients.values())
+    scale, good = float(before[kinds[SCALE]]), int(before[kinds[GOOD]]) + 1
+    grows = finite and good == INTERVAL
+    factor = (2 if grows else 1) if finite else 0.5
+    expected[kinds[SCALE]] = min(scale * factor, LARGEST_SCALE)
+    expected[kinds[GOOD]] = good if finite and not grows else 0
+    return finite
+
+
 def _expected(step: _StepModel, before: Arrays, after: Arrays, times: int) -> dict[str, np.ndarray | float]:
     """Compute the weights and states after a run with the reference.
 
@@ -441,33 +488,9 @@ def _expected(step: _StepModel, before: Arrays, after: Arrays, times: int) -> di
     """
     settings, kinds, roles = step.settings, step.kinds, step.roles
     expected: dict[str, np.ndarray | float] = {name: before[name] for name in step.slots_and_weights}
-    gradients = {name: before[step.gradients[name]] for name in step.weights}
-    if settings.accumulate > 1:
-        position = int(before[kinds[POSITION]])
-        weight = float(before[step.divisor]) if step.divisor else 1.0
-        count = weight
-        gradients = {name: weight * g for name, g in gradients.items()}
-        if position:
-            gradients = {name: before[step.slots[name][SUM]] + g for name, g in gradients.items()}
-            count += float(before[kinds[DIVISOR]]) if DIVISOR in kinds else position
-        due = position + 1 == settings.accumulate
-        expected |= {step.slots[name][SUM]: g for name, g in gradients.items()}
-        expected[kinds[POSITION]] = 0 if due else position + 1
-        if DIVISOR in kinds:
-            expected[kinds[DIVISOR]] = count
-        if not due:
-            return expected
-        if roles.reduction == "mean":
-            gradients = {name: g / count for name, g in gradients.items()}
-    if SCALE in kinds:
-        finite = all(np.isfinite(g).all() for g in gradients.values())
-        scale, good = float(before[kinds[SCALE]]), int(before[kinds[GOOD]]) + 1
-        grows = finite and good == INTERVAL
-        factor = (2 if grows else 1) if finite else 0.5
-        expected[kinds[SCALE]] = min(scale * factor, LARGEST_SCALE)
-        expected[kinds[GOOD]] = good if finite and not grows else 0
-        if not finite:
-            return expected
+    gradients = _accumulated(step, before, expected)
+    if gradients is None or not _rescaled(kinds, before, gradients, expected):
+        return expected
     t = int(before[kinds[COUNT]]) + 1
     expected[kinds[COUNT]] = t
     cycled = {kind: float(before[name]) for kind, name in kinds.items() if kind in settings.options}

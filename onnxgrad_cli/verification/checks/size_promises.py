@@ -52,14 +52,10 @@ class Promises(NamedTuple):
 
     def cautions(self) -> list[Caution]:
         """Return the notes and warnings about the symbols for the user."""
-        found = [*self.freed] + [
-            Caution(
-                "note",
-                symbol,
-                f"'{symbol}' is used for several sizes, because the model also runs if {_of(axes)} differ",
-            )
-            for symbol, axes in (self.broken or {}).items()
-        ]
+        found = [*self.freed]
+        for symbol, axes in (self.broken or {}).items():
+            text = f"'{symbol}' is used for several sizes, because the model also runs if {_of(axes)} differ"
+            found.append(Caution("note", symbol, text))
         if self.kept and self.untested:
             found.append(taken_to_be_equal(self.kept, self.untested))
         return found

@@ -153,19 +153,11 @@ class Claims:
     ) -> None:
         self.arrays = arrays
         self._table = RandomTable(rng, max((claim.size for claim in arrays.values()), default=1))
-        self._tensors = {
-            name: _measured(
-                _Tensor(
-                    np.ravel(point[name]),
-                    np.ravel(claim),
-                    np.shape(point[name]),
-                    by_entry and bool(np.any(point[name])),
-                    rng.integers(0, self._table.period, DIRECTIONS).tolist(),
-                ),
-                self._table,
-            )
-            for name, claim in arrays.items()
-        }
+        self._tensors: dict[str, _Tensor] = {}
+        for name, claim in arrays.items():
+            x, places = point[name], rng.integers(0, self._table.period, DIRECTIONS).tolist()
+            tensor = _Tensor(np.ravel(x), np.ravel(claim), np.shape(x), by_entry and bool(np.any(x)), places)
+            self._tensors[name] = _measured(tensor, self._table)
 
     def compare(self, others: Arrays) -> None:
         """Add the differences of other gradients from the claims to the noise.

@@ -17,11 +17,12 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxgrad_cli.common.memory import taken_memory
-from onnxgrad_cli.execution.double import SHARED, Deferred, DoubleExecutor, is_wide, widened
+from onnxgrad_cli.execution.double import Deferred, DoubleExecutor, large_sizes, widened
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import MEMORY, at_once
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 from onnxgrad_cli.ir.weightless_copy import copied, without_initializers
+from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel, loss_part, part
 from onnxgrad_cli.verification.gradients.claims import Direction, RandomTable, slices
 from onnxgrad_cli.verification.gradients.slopes import SINGLE_STEPS, Each, double_steps
@@ -116,11 +117,11 @@ class LossFunction(ScalarFunction):
             forward, held = _held(forward, roles.held, fixed, exact)
             types |= {name: x.dtype for name, x in held.items()}
             fixed |= held
-        large = {name: 8 * x.size for name, x in fixed.items() if exact and is_wide(x) and 8 * x.size >= SHARED}
+        large = large_sizes(fixed) if exact else {}
         run: DoubleExecutor | Executor = (
             DoubleExecutor(forward, beside=True, large=large) if exact else _single(forward)
         )
-        factor = math.prod(float(feeds[name]) for name, role in roles.inputs.items() if role == "loss gradient")
+        factor = loss_factor(roles, feeds)
         at_point: dict[str, Any] = dict(fixed)
         if exact:
             at_point = {n: Deferred.copy(x) if n in large else widened(x) for n, x in fixed.items()}
@@ -135,6 +136,11 @@ class LossFunction(ScalarFunction):
         super().__init__(at, {name: values[name] for name in roles.gradients}, exact, run, large)
         if exact and taken_memory() - before <= LARGEST_OF_TWO:  # in float32 one run takes all processors
             self.each = at_once
+
+
+def loss_factor(roles: Roles, feeds: Mapping[str, np.ndarray]) -> float:
+    """Return the product of the gradients of the loss that are fed as inputs."""
+    return math.prod(float(feeds[name]) for name, role in roles.inputs.items() if role == "loss gradient")
 
 
 def _single(model: ModelProto) -> Executor:
@@ -191,9 +197,8 @@ def loss_function(
 
 def nearby(described: DescribedModel, feeds: Mapping[str, np.ndarray], rng: np.random.Generator) -> Arrays:
     """Return the feeds and the stored weights, with their floats changed at random by up to one machine epsilon."""
-    types = {value.name: value.type for value in described.model.graph.input}
     values = {**described.weights, **feeds}
-    return {**feeds, **{name: in_last_digits(x, rng) for name, x in values.items() if is_float(types[name])}}
+    return {**feeds, **{name: in_last_digits(x, rng) for name, x in values.items() if is_float(described.types[name])}}
 
 
 def in_last_digits(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:

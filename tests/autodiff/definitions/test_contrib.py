@@ -31,7 +31,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.harness import fed, with_gradient
 from tests.nodes import compare, one_node, written_out
 

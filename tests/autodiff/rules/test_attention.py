@@ -14,7 +14,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.nodes import compare, gradients, normal, one_node, written_out
 
 # -- Attention ------------------------------------------------------------------------------------------------------

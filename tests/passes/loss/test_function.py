@@ -225,6 +225,14 @@ def other(op, y, x: "input"): return op.load("net.onnx", z=x)
 def twice(op, y, a, b): return y - a - b
 def relus(op, y, x: "input"): return op.laplacian(op.sum(op.Relu(x) * 2, [1]), x)
 def misspelt(op, y): return op.Sofmax(y)
+def branched(op, y): return y if y > 0 else -y
+def largest(op, y): return max(y, -y)
+def chained(op, y): return op.Where(0 < y < 1, y, -y)
+def equal(op, y, x: "input"): return op.Where(x == y, y, -y)
+def untyped(op, y): return op.TopK(y, [1], outputs=2)[0]
+def wider(op, y, x: "input"): return op.model(x=op.Concat(x, x, axis=1)) + y
+def broadcast(op, y, x: "input"): return op.vjp(op.Tanh(y), op.const(2.0, y), x)
+def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
 """
 
 
@@ -239,12 +247,24 @@ def misspelt(op, y): return op.Sofmax(y)
         ("wide", 2, "`op.divergence`: "),
         ("many", 2, "`op.laplacian`: "),
         ("renamed", 2, "the model has no input 'z'"),
-        ("flat", 2, "'x' is float[n, 1], but the given value is float[n]"),
+        ("flat", 2, "the input 'x' must be float[n, 1], but the given value is float[n]"),
         ("missing", 1, "no such file: 'nothing.onnx'"),
         ("other", 2, "'net.onnx' has no input 'z'"),
         ("twice", 2, "has the parameters op, y, a, b"),
         ("relus", 2, "is constant, so the second is zero"),
         ("misspelt", 2, "in line 15 of 'losses.py': No schema registered for 'Sofmax'"),
+        ("branched", 2, "in line 16 of 'losses.py': a value has no truth at build time"),
+        ("largest", 2, "a value has no truth at build time"),
+        ("chained", 2, "a value has no truth at build time"),
+        ("equal", 2, "write op.Equal(x, y)"),
+        ("untyped", 2, "in line 20 of 'losses.py': loss/untyped/TopK does not type"),
+        ("wider", 2, "the input 'x' must be float[n, 1], but the given value is float[n, 2]"),
+        (
+            "broadcast",
+            2,
+            "the cotangent of 'loss/broadcast/Tanh_out' must be float[n, 1], but the given value is float[]",
+        ),
+        ("narrow", 2, "the tangent of 'x' must be float[n, 1], but the given value is double[n, 1]"),
     ],
 )
 def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: str) -> None:
@@ -253,6 +273,62 @@ def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: st
     result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx")
     assert result.code == code and words in result.err, result.err
     assert not Path("train.onnx").exists()
+
+
+OF_TWO_HEADS = """
+def of_both(op, first, second: "output"):
+    return first * first + second * second
+
+def of_a_slope(op, first, x: "input", second: "output"):
+    slope = op.grad(second, x)
+    return first * first + slope * slope
+
+def anew(op, first, x: "input"):
+    _, second = op.model(x=2.0 * x)
+    return first * first + second * second
+
+def of_one(op, first):
+    return first * first
+"""
+
+
+@pytest.mark.parametrize("name", ["of_both", "of_a_slope", "anew", "of_one"])
+def test_weights_of_another_output_are_trained_if_the_loss_reads_it(shell: Shell, name: str) -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.a, self.b = nn.Linear(1, 5), nn.Linear(5, 1), nn.Linear(5, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = torch.tanh(self.body(x))
+            return self.a(hidden), self.b(hidden)
+
+    torch.manual_seed(0)
+    net, x = TwoHeads(), torch.randn(6, 1, requires_grad=True)
+    torch.onnx.export(
+        net, (x,), "net.onnx", dynamo=False, input_names=["x"], output_names=["first", "second"],
+        dynamic_axes={"x": {0: "n"}, "first": {0: "n"}, "second": {0: "n"}},
+    )  # fmt: skip
+    Path("losses.py").write_text(OF_TWO_HEADS)
+    built = shell("build", "net.onnx", "--loss", f"losses.py:{name}:first", "-o", "train.onnx")
+    assert built.code == 0, built.err
+    first, second = net(x)
+    read = second
+    if name == "of_a_slope":
+        (read,) = torch.autograd.grad(second.sum(), x, create_graph=True)
+    if name == "anew":
+        read = net(2.0 * x)[1]
+    (first**2 + (0 if name == "of_one" else read**2)).mean().backward()
+    session = onnxruntime.InferenceSession("train.onnx")
+    names = [value.name for value in session.get_outputs()]
+    gradients = dict(zip(names, session.run(None, {"x": x.detach().numpy()}), strict=True))
+    wanted = {f"{key}_grad": p.grad.numpy() for key, p in net.named_parameters() if p.grad is not None and p.grad.any()}
+    assert set(wanted) == set(names) - {"loss"}
+    for key, gradient in wanted.items():
+        np.testing.assert_allclose(gradients[key], gradient, atol=1e-6)
+    asked = shell("build", "net.onnx", "--loss", f"losses.py:{name}:first", "--train", "b.weight", "-o", "b.onnx")
+    assert asked.code == (3 if name == "of_one" else 0), asked.err
+    assert ("of 22 float parameters (27%) stay untrained" in built.out) == (name == "of_one"), built.out
 
 
 CAUTIONS = """

@@ -12,7 +12,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.verification.gradients.differences import directional
+from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.harness import with_gradient
 from tests.nodes import written_out
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 from onnxgrad_cli import Options, build
-from onnxgrad_cli.compat.artifact_generation import LossType, OptimType, generate_artifacts
+from onnxgrad_cli.compat.artifacts import LossType, OptimType, generate_artifacts
 from onnxgrad_cli.jobs.export import run_export
 from onnxgrad_cli.jobs.inspect import inspect
 from onnxgrad_cli.jobs.train import Course, run_train

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.compat.artifact_generation import generate_artifacts
+from onnxgrad_cli.compat.artifacts import generate_artifacts
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.jobs.build import run_build

@@ -1,0 +1,104 @@
+"""Check the names of the data sets of a training, and assign the losses to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.errors import UsageError, suggest, unknown_name
+from onnxgrad_cli.losses.spec import check_set, split_set
+from onnxgrad_cli.options import Options
+
+Source = str | Path | Mapping[str, str | Path]
+"""The training data: a file or folder; or a map: name of a data set -> its file or folder."""
+
+
+def typed_sets(texts: Iterable[str]) -> str | dict[str, str]:
+    """Parse data as they are typed on the command line: one DATA, or several SET=DATA with different names.
+
+    Raises:
+        UsageError: two sets have the same name, or there are several sets and one has no name.
+    """
+    found: dict[str, str] = {}
+    for name, path in map(split_set, texts):
+        if name in found:
+            other = f"two data sets are called '{name}'" if name else f"'{path}' has no name, nor has another data set"
+            raise UsageError(f"`data`: {other}", "give each its own name, such as `data=train=DATA`")
+        found[name] = path
+    if "" in found and len(found) > 1:
+        raise UsageError(
+            f"`data`: '{found['']}' has no name, but another data set does", f"name it: `data=NAME={found['']}`"
+        )
+    return found.get("", found)
+
+
+def sets_of(data: Source) -> dict[str, Path]:
+    """Return a map: name of a data set -> its file or folder. The name is "" for data without a name.
+
+    Raises:
+        UsageError: there is no data set, or a name or a path is not valid.
+    """
+    if not isinstance(data, Mapping):
+        return {"": checks.path("data", data)}
+    checks.mapping("data", data, "such as data={'train': 'data.npz'}")
+    if not data:
+        raise UsageError("`data` is empty, so there is nothing to train on", "such as data={'train': 'data.npz'}")
+    for name in data:
+        check_set("data", name)
+    return {name: checks.path("data", path) for name, path in data.items()}
+
+
+def val_of(val: Any, sets: Iterable[str]) -> tuple[str, Any]:
+    """Return the data set whose losses are evaluated, and the validation data.
+
+    Args:
+        val: the validation data, the fraction to hold out, or a map with one entry: data set -> validation data.
+        sets: the names of the data sets; the first one is the default.
+
+    Raises:
+        UsageError: there is no such data set, or the map has several entries.
+    """
+    first, *others = sets
+    if not isinstance(val, Mapping):
+        return first, val
+    if len(val) != 1:
+        raise UsageError("`val` must name one data set", "such as val={'train': 'val.npz'}")
+    ((name, data),) = val.items()
+    if name not in (first, *others):
+        raise _unknown("val", name, (first, *others))
+    return name, data
+
+
+def losses_by_set(options: Options, sets: Iterable[str]) -> Options:
+    """Return the options with the losses in the order of the data sets. The model evaluates the first set itself.
+
+    Raises:
+        UsageError: a loss names no data set or an unknown one, or a data set has no loss.
+    """
+    names = list(sets)
+    for spec in options.losses:
+        if spec.data and names == [""]:
+            raise UsageError(
+                f"`losses`: '{spec.name}' names the data set '{spec.data}', but `data` names none",
+                f"name the data: `data={spec.data}=DATA`",
+            )
+        if not spec.data and names != [""]:
+            raise UsageError(
+                f"`losses`: '{spec.name}' names no data set, but `data` names {' and '.join(names)}",
+                f"name one: `losses={names[0]}={spec.name}`",
+            )
+        if spec.data not in names:
+            raise _unknown("losses", spec.data, names)
+    lacking = next((name for name in names if name not in {spec.data for spec in options.losses}), None)
+    if lacking is not None:
+        raise UsageError(f"no loss is computed on the data set '{lacking}'", f"add one, such as `losses={lacking}=mse`")
+    return replace(options, losses=tuple(sorted(options.losses, key=lambda spec: names.index(spec.data))))
+
+
+def _unknown(argument: str, name: str, names: Iterable[str]) -> UsageError:
+    known = [each for each in names if each]
+    hint = suggest(name, known, "data sets") if known else "name the data: `data=NAME=DATA`"
+    return unknown_name(f"`{argument}`: there is no data set '{name}'", hint)

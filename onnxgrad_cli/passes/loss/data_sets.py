@@ -1,0 +1,112 @@
+"""Evaluate the model on several data sets, each with losses of its own.
+
+The first set uses the inputs of the model. Each other set gets inputs of its own and a copy of the nodes that depend on
+the inputs. The copies read the same weights, so the backward part adds up the gradients of all sets.
+"""
+
+from __future__ import annotations
+
+from onnx import TypeProto
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import UNNAMED, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.options import AppendOptions
+from onnxgrad_cli.passes.loss.function import Evaluation, LossOp
+from onnxgrad_cli.record import LossRecord, StepRecord
+
+
+def evaluations(op: LossOp, options: AppendOptions, training: StepRecord) -> dict[str, Evaluation]:
+    """Return a map: data set -> the evaluation of the model on it. The outputs in `training` become those of the sets.
+
+    Raises:
+        UsageError: some losses name a data set and others don't, a name is taken, or an option or the model doesn't
+            allow several sets.
+    """
+    first, *others = dict.fromkeys(spec.data for spec in options.losses)
+    found = {first: op.evaluation}
+    if not first and not others:
+        return found
+    if "" in found or "" in others:
+        name = next(spec.name for spec in options.losses if not spec.data)
+        known = next(filter(None, (first, *others)))
+        raise UsageError(
+            f"`losses`: '{name}' names no data set, but another loss does", f"name one: `losses={known}={name}`"
+        )
+    training.sets[first] = {name: name for name in training.inputs}
+    if others:
+        _check_copies(options, training)
+    for name in others:
+        found[name] = _copy(op, training, name)
+        training.sets[name] = {each: found[name].names[each] for each in training.inputs}
+    judged = zip(options.losses, training.predictions, strict=True)
+    training.predictions = [found[spec.data].own(output) for spec, output in judged]
+    return found
+
+
+def _check_copies(options: AppendOptions, training: StepRecord) -> None:
+    """Refuse options and models for which a second evaluation of the model would be wrong.
+
+    Raises:
+        UsageError: there is such an option, a loss takes a mask, or the model updates running statistics.
+    """
+    for option, is_set in (
+        ("sample_weight", options.sample_weight is not None),
+        ("loss_chunks", (options.loss_chunks or 1) > 1),
+        ("training_info", options.training_info),
+    ):
+        if is_set:
+            raise UsageError(
+                f"`{option}` can't be combined with losses on several data sets", "leave it out", code="conflict"
+            )
+    for spec in options.losses:
+        operands = {} if spec.loss is None else spec.loss.operands or {}
+        mask = next((parameter for parameter, (kind, _) in operands.items() if kind == "mask"), None)
+        if mask is not None:
+            raise UsageError(
+                f"`losses`: {spec.name} takes the mask '{mask}', which can't be combined with several data sets",
+                "use a loss without a mask, or one data set",
+                code="conflict",
+            )
+    statistics = next(iter((*training.state, *training.fusions)), None)
+    if statistics is not None:
+        raise UsageError(
+            f"BatchNormalization in training mode computes '{statistics}' from a batch, and there are several data "
+            "sets with a batch each",
+            "use `mode='eval'`",
+        )
+
+
+def _copy(op: LossOp, training: LossRecord, data: str) -> Evaluation:
+    """Add the inputs of a data set, called `SET.input`, and evaluate the model on them.
+
+    Each symbolic size is a new one, because the sets have different numbers of samples.
+    """
+    graph, names, symbols = op.graph, dict[str, str](), dict[str, str]()
+
+    def own_size(size: int | str) -> int | str:
+        if isinstance(size, int) or size == "?":
+            return size
+        if size not in symbols:
+            symbols[size] = graph.fresh_symbol() if UNNAMED.fullmatch(size) else f"{data}.{size}"
+        return symbols[size]
+
+    def retyped(value_type: TypeProto) -> TypeProto:
+        shape = shape_of(value_type)
+        return value_type if shape is None else tensor_type(dtype_of(value_type), list(map(own_size, shape)))
+
+    for name in training.inputs:
+        names[name] = f"{data}.{name}"
+        _refuse_taken(op, names[name], data)
+        graph.add_input(names[name], retyped(graph.types[name]))
+    for name in training.predictions:
+        _refuse_taken(op, f"{data}/{name}", data)
+    op.scope = data
+    return op.evaluate(names, retyped)
+
+
+def _refuse_taken(op: LossOp, name: str, data: str) -> None:
+    if op.graph.taken(name):
+        raise UsageError(
+            f"`losses`: the data set '{data}' needs the name '{name}', which the model already uses",
+            "give the data set another name",
+        )

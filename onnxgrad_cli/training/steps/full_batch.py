@@ -1,0 +1,185 @@
+"""A trainer for optimizers that run outside of the training model, and need the loss and gradient of all samples.
+
+All weights together are one float64 vector. The gradient of a mean over the samples is the weighted mean of the
+gradients of its batches. The weight of a batch is its share of the number of elements in the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
+
+import numpy as np
+from onnx import helper
+
+from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
+from onnxgrad_cli.ir.modes import is_random
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.metadata import Roles, describe
+from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase, numpy_type
+
+WHO = "`optimizer='lbfgs'`"
+"""The subject of messages about models that can't be trained on all samples at once."""
+
+
+class FullBatchTrainer(TrainerBase):
+    """A trainer that computes the loss and the gradient of all samples. Its caller decides about the steps.
+
+    Attributes:
+        weights_vector: the weights, float64.
+    """
+
+    def __init__(self, built: TrainingModel, *, provider: str = CPU, threads: int | None = None) -> None:
+        """Open a session on a training model without an optimizer.
+
+        Args:
+            built: the training model.
+            provider, threads: see `Trainer`.
+
+        Raises:
+            UsageError: the loss of the model is no function of its weights alone, its gradients are not the slopes of
+                the loss, or a weight has 16 bits.
+            OnnxgradError: onnxruntime refuses the model.
+        """
+        roles, path = describe(built.model), built.graph.path
+        _check_is_function(built, roles)
+        weights = [name for name, role in roles.inputs.items() if role == "weight"]
+        self._gradients = {name: roles.gradients[name] for name in weights}
+        self._sum = roles.reduction == "sum"
+        self._divisors = [built.training.divisors.get(position, "") for position in range(len(roles.losses))]
+        outputs = dict.fromkeys([roles.loss, *self._gradients.values(), *filter(None, self._divisors)])
+        copy, values = take_out(built.model, weights, path)
+        declared = {value.name: value for value in copy.graph.output}
+        del copy.graph.output[:]
+        copy.graph.output.extend(
+            declared.get(name) or helper.make_value_info(name, built.graph.types[name]) for name in outputs
+        )
+        types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
+        _check_types(values)
+        shapes = {self._gradients[name]: array.shape for name, array in values.items()}
+        ends = accumulate((values[name].size for name in weights), initial=0)
+        self._slices = dict(zip(weights, (slice(*pair) for pair in pairwise(ends)), strict=True))
+        super().__init__(roles, {name: types[name] for name in roles.sampled}, values, provider)
+        self._results = {
+            name: Buffer(np.zeros(shapes.get(name, ()), numpy_type(types[name])), provider) for name in outputs
+        }
+        self._run = BoundRuns(open_session(copy, path, provider, threads), self.buffers, self._results, provider)
+
+    @property
+    def weights_vector(self) -> np.ndarray:
+        """The weights, float64."""
+        return np.concatenate([self.buffers[name].read().reshape(-1).astype(np.float64) for name in self._slices])
+
+    @weights_vector.setter
+    def weights_vector(self, vector: np.ndarray) -> None:
+        with np.errstate(over="ignore"):  # an infinite weight gives a loss that is not finite
+            for name, where in self._slices.items():
+                buffer = self.buffers[name]
+                buffer.write(vector[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
+
+    def loss_and_gradient(self, batches: Iterable[Mapping[str, np.ndarray]]) -> tuple[float, np.ndarray]:
+        """Return the loss of all batches together, and its gradient with respect to `weights_vector`.
+
+        Args:
+            batches: all samples. The loss and its gradient may not be finite if no label counts.
+
+        Raises:
+            UsageError: a batch has an input missing, or with another type.
+            NotFinite: the loss of a batch or the gradient is infinite or nan.
+            OnnxgradError: there are several losses with different divisors, and the shares of a batch in them differ.
+        """
+        loss, gradient = 0.0, np.zeros(sum(self.buffers[name].array.size for name in self._slices))
+        divisors = []
+        for feeds in batches:
+            self._check(feeds)
+            try:
+                self._run(feeds)
+            except Exception as error:  # onnxruntime's exception classes are not public
+                raise self._failed(feeds, error) from error
+            divisors.append(self._divisors_of(feeds))
+            if not (weight := divisors[-1][0]):
+                continue  # no label counts, so the loss is 0 / 0
+            own = float(self._results[self.roles.loss].read())
+            if not math.isfinite(own):
+                raise NotFinite(f"the loss is {own}")
+            loss += weight * own
+            for name, where in self._slices.items():
+                gradient[where] += weight * self._results[self._gradients[name]].read().reshape(-1).astype(np.float64)
+        whole = 1.0 if self._sum else self._check_shares(np.array(divisors))
+        if not math.isfinite(loss) or not whole or not np.isfinite(gradient).all():
+            raise NotFinite(f"the {'gradient' if whole and math.isfinite(loss) else 'loss'} is not finite")
+        return loss / whole, gradient / whole
+
+    def _divisors_of(self, feeds: Mapping[str, np.ndarray]) -> list[float]:
+        """Return, for each loss, the number by which its mean over this batch is divided; 1 for sums."""
+        if self._sum:
+            return [1.0]
+        count = next((len(array) for array in feeds.values() if array.ndim), 1)
+        counts = [
+            len(feeds[term.mask]) if term.mask else feeds[term.label].size if term.label else count
+            for term in self.roles.losses
+        ]
+        return [
+            float(self._results[name].read() if name else own) for name, own in zip(self._divisors, counts, strict=True)
+        ]
+
+    def _check_shares(self, divisors: np.ndarray) -> float:
+        """Return the divisor of the mean over all batches. Check that the shares of a batch in all losses are equal.
+
+        Args:
+            divisors: the divisors (batch, loss).
+        """
+        total = divisors.sum(0)
+        if len(divisors) > 1 and np.ptp(divisors / np.where(total, total, 1), axis=1).max() > 1e-6:
+            raise OnnxgradError(
+                "the losses are means over different numbers of elements, because labels are ignored or weighted: the "
+                "batches don't add up to the loss of all samples",
+                "use a `batch_size` of all samples, or a single loss",
+            )
+        return float(total[0])
+
+
+def _check_is_function(built: TrainingModel, roles: Roles) -> None:
+    """Check that the loss is a function of the weights, whose slopes are the gradients.
+
+    Raises:
+        UsageError: it is not.
+    """
+    drawing = next((node for node in with_bodies(built.graph.nodes) if is_random(built.graph, node)), None)
+    if drawing is not None:
+        raise UsageError(
+            f"{WHO} can't train with random numbers, which '{drawing.name or drawing.output[0]}' ({drawing.op_type}) "
+            "draws: each run would have another loss",
+            "use `mode='eval'`, or another optimizer",
+        )
+    if roles.successors:
+        statistic = next(iter(roles.successors))
+        raise UsageError(
+            f"{WHO} can't train with BatchNormalization in training mode, which changes '{statistic}' in each run",
+            "use `mode='eval'`, or another optimizer",
+        )
+    if roles.estimated:
+        raise UsageError(
+            f"{WHO} requires gradients that are the slopes of the loss, but those of quantizers are estimates",
+            "use another optimizer",
+        )
+    held = [*roles.held, *(name for name in roles.partial if roles.inputs.get(name) == "weight")]
+    if held:
+        raise UsageError(
+            f"{WHO} requires gradients that are the slopes of the loss, but '{held[0]}' is treated as a constant, by "
+            "`lora_dora` or by stop_gradient in a loss",
+            "leave it out, or use another optimizer",
+        )
+
+
+def _check_types(values: Mapping[str, np.ndarray]) -> None:
+    """Raise an error if a weight has 16 bits, whose rounding hides the differences that a line search compares."""
+    short = next((name for name, array in values.items() if array.dtype not in (np.float32, np.float64)), None)
+    if short is not None:
+        raise UsageError(
+            f"{WHO} trains float32 and float64 weights, but '{short}' is {values[short].dtype}",
+            "use another optimizer, or export the model in float32",
+        )
