@@ -74,7 +74,7 @@ class LossOptions(_Part):
 
     losses: tuple[LossSpec, ...] = option(
         default_factory=_mse,
-        help="Loss to minimize; several losses are summed. SET= computes it on a data set of that name. "
+        help="Loss to minimize; several losses are summed. SET= computes it on the data set SET. "
         "WEIGHT may follow a schedule, such as 10@cosine. See `onnxgrad list losses`.",
         details="`LossSpec`, names as they are typed on the command line, or functions, written as `loss` describes.",
         section=LOSS,
