@@ -186,24 +186,56 @@ def test_a_resumed_run_takes_the_same_steps(shell: Shell) -> None:
     assert all((whole[name] == parts[name]).all() for name in whole)
 
 
+def points_net() -> torch.nn.Linear:
+    """A layer for each atom, also exported to points.onnx. Its label has one vector per atom."""
+    torch.manual_seed(0)
+    net, axes = torch.nn.Linear(3, 3), {0: "molecules", 1: "atoms"}
+    torch.onnx.export(
+        net, (torch.zeros(2, 3, 3),), "points.onnx", dynamo=False, opset_version=17, input_names=["positions"],
+        output_names=["y"], dynamic_axes={"positions": axes, "y": axes},
+    )  # fmt: skip
+    return net
+
+
+def loss_of_points(net: torch.nn.Linear, samples: list[dict[str, Any]]) -> torch.Tensor:
+    pairs = [(torch.tensor(each["positions"]), torch.tensor(each["force"])) for each in samples]
+    return torch.stack([((net(x) - force) ** 2).mean() for x, force in pairs]).mean()
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_pytorch(shell: Shell, molecules: list[dict[str, Any]]) -> None:
+    """Each process pads its own part, so the label has another number of elements in each."""
+    from tests.training.distributed.test_torchrun import run, torchrun
+
+    net = points_net()
+    done = run(
+        torchrun(
+            2, "train", "points.onnx", "--loss", "losses.py:points:y:force", "--data", "molecules.jsonl", *SGD,
+            "--batch-size", "8", "-o", "t.onnx",
+        )
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.003)
+    for start in [*range(0, 40, 8)] * 2:
+        optimizer.zero_grad()
+        loss_of_points(net, molecules[start : start + 8]).backward()
+        optimizer.step()
+    wanted = [net.weight.detach().numpy().T, net.bias.detach().numpy()]
+    for found, want in zip(in_onnx("t.onnx", [(3, 3), (3,)]), wanted, strict=True):
+        np.testing.assert_allclose(found, want, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1, 7, 40])
 def test_lbfgs_takes_the_mean_over_samples(shell: Shell, molecules: list[dict[str, Any]], size: int) -> None:
-    """The label has one vector per atom, so that padding changes its number of elements in a batch."""
+    """Padding changes the number of elements of the label in a batch."""
     pytest.importorskip("scipy.optimize", reason="the solver is scipy's")
     from tests.jobs.test_train_lbfgs import solved
 
-    torch.manual_seed(0)
-    net, x = torch.nn.Linear(3, 3), torch.zeros(2, 3, 3)
-    axes = {0: "molecules", 1: "atoms"}
-    torch.onnx.export(
-        net, (x,), "points.onnx", dynamo=False, opset_version=17, input_names=["positions"], output_names=["y"],
-        dynamic_axes={"positions": axes, "y": axes},
-    )  # fmt: skip
+    net = points_net()
     more = ("--optimizer", "lbfgs", "--batch-size", size, "--epochs", 4, "--threads", "1", "-o", "t.onnx")
     done = train(shell, "points.onnx", "points:y:force", *more)
     assert done.code == 0, done.err
-    pairs = [(torch.tensor(each["positions"]), torch.tensor(each["force"])) for each in molecules]
-    solved(net, lambda: torch.stack([((net(a) - b) ** 2).mean() for a, b in pairs]).mean(), 4)
+    solved(net, lambda: loss_of_points(net, molecules), 4)
     wanted = [net.weight.detach().numpy().T, net.bias.detach().numpy()]
     for found, want in zip(in_onnx("t.onnx", [(3, 3), (3,)]), wanted, strict=True):
         np.testing.assert_allclose(found, want, atol=1e-4)
@@ -261,6 +293,31 @@ def test_several_named_sets_have_samples_of_one_size(shell: Shell) -> None:
     assert done.code == 2 and "masked takes the mask 'real'" in done.err and "one data set" in done.err, done.err
     assert not Path("t.onnx").exists()
     done = shell("train", "masked.onnx", *both, *losses[:3], "b=losses.py:plain", "--epochs", 1, "-o", "t.onnx")
+    assert done.code == 0, done.err
+
+
+def test_padding_is_kept_out_of_statistics(shell: Shell) -> None:
+    text = """<ir_version: 10, opset_import: ["": 18]>
+        g (float[molecules, atoms, 3] positions, float[molecules, atoms] mask) => (float[molecules, 1] energy)
+        <float[1] s = {1}, float[1] b = {0}, float[1] m = {0}, float[1] v = {1}, float[3, 1] w = {1, 2, 3},
+         int64[1] last = {2}, int64[2] shape = {0, -1}, int64[3] split = {0, 1, -1}, int64[1] one = {1}>
+        { a = MatMul(positions, w) c = Squeeze(a, last) d = Reshape(c, split) e = BatchNormalization(d, s, b, m, v)
+          f = Reshape(e, shape) g = Mul(f, mask) energy = ReduceSum(g, one) }"""
+    onnx.save(onnx.parser.parse_model(text), "normal.onnx")
+    more = ("--mode", "train", "--epochs", 1, "-o", "t.onnx")
+    done = train(shell, "normal.onnx", "plain", "--batch-size", 4, *more)
+    assert done.code == 2 and "BatchNormalization in training mode" in done.err, done.err
+    assert not Path("t.onnx").exists()
+    done = train(shell, "normal.onnx", "plain", "--batch-size", 4, *more, "--mode", "eval")
+    assert done.code == 0, done.err
+
+
+def test_validation_samples_are_checked_too(shell: Shell) -> None:
+    write_lines([{"positions": np.ones((2, 3)), "label": [1.0], "force": np.ones((2, 3))}] * 4, Path("even.jsonl"))
+    more = ("--loss", "losses.py:masked", "--data", "even.jsonl", "--val", "molecules.jsonl", "-o", "t.onnx")
+    done = shell("train", "net.onnx", *more)
+    assert done.code == 2 and "'molecules.jsonl': padding changes the loss of sample" in done.err, done.err
+    done = shell("train", "masked.onnx", *more, "--epochs", 1)
     assert done.code == 0, done.err
 
 

@@ -138,10 +138,18 @@ def prepare(
         caution = free.compare(feeds)
         tell(f"{caution}; the trained model keeps its batch size of {free.batch.size}", 0)
         built.training.cautions.append(caution)
-    if samples.padding is not None and course.batch_size > 1:
+    padded = [each for each in (samples, validation) if each is not None and each.padding is not None and each.ragged]
+    if padded and course.batch_size > link.world:
+        if padded[0] is samples and _takes_statistics(original, options):
+            raise UsageError(
+                f"'{samples.source}' has samples of different sizes: BatchNormalization in training mode would take "
+                "the padding into its statistics",
+                "use `mode='eval'`",
+            )
         run = original if free is None else free.model
         session, described = _session(run, path, options, course, trainer)
-        check_padding(session, samples, next(iter(described.sets.values()), {}), trainer.buffers)
+        for each in padded:
+            check_padding(session, each, next(iter(described.sets.values()), {}), trainer.buffers)
     evaluator = None
     if validation is not None:
         run = original if free is None else free.model
