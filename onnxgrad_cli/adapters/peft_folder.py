@@ -255,7 +255,7 @@ def _module(
     a, b, m = own["A"], own["B"], own.get(MAGNITUDE)
     if (m is not None) != bool(config.get("use_dora")) or (m is not None and m.size != out):
         raise OnnxgradError(
-            f"the magnitudes of '{name}' in '{folder}' don't match `use_dora` in the folder's configuration, or the "
+            f"the magnitudes of '{name}' in '{folder}' don't match 'use_dora' in the folder's configuration, or the "
             f"{out} outputs of the module"
         )
     if [a.shape, b.shape] != shapes:

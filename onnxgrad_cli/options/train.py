@@ -154,8 +154,8 @@ class Course(checks.KnownKeywords):
     )
     memory: int | None = option(
         default=None,
-        help="Memory limit of a step, such as 500MB, in addition to the memory of the process and its data; onnxgrad "
-        "recomputes values and splits the step into runs to stay within the limit.",
+        help="Memory limit of a step, such as 500MB, in addition to the memory of the process and its data.",
+        details="onnxgrad recomputes values and splits the step into runs to stay within the limit.",
         section=MEMORY,
         metavar="SIZE",
         least=1,

@@ -116,7 +116,7 @@ def make_eval_model(
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
     mode: Mode = "keep" if keep_mode or has_derivatives(model) else "eval"
-    losses = tuple(replace(spec, schedule="") for spec in options.losses)
+    losses = tuple(replace(spec, schedule="") if spec.schedule else spec for spec in options.losses)
     whole = replace(
         options, mode=mode, losses=losses, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1
     )

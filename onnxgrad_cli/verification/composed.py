@@ -43,7 +43,7 @@ def agrees_with_parts(derived: Derived, case: ProofCase, prove: Prove) -> CheckO
     if case.original is None:
         return skipped(f"a {derived.kind} is measured with the original model: pass it with --original")
     try:
-        parts = [_Part(kind, derived, case) for kind in PARTS[derived.kind]]
+        parts = [_ProvedPart(kind, derived, case) for kind in PARTS[derived.kind]]
     except OnnxgradError as error:
         return skipped(f"the derivatives that it is composed of can't be computed: {error.message}")
     for part in parts:
@@ -88,7 +88,7 @@ def _compare(derived: Derived, case: ProofCase, compare: Callable[[Arrays], Comp
     return CheckOutcome("failed", f"correct in float64, but onnxruntime's float32 kernels deviate by {rounding}")
 
 
-class _Part:
+class _ProvedPart:
     """A model of derivatives of the original with the same selection of outputs and variables.
 
     Attributes:
@@ -158,7 +158,7 @@ def _largest(a: np.ndarray, b: np.ndarray | None = None) -> float:
     return float(np.abs(np.subtract(a, b, dtype=np.float64)).max(initial=0.0))
 
 
-def _gnvp(derived: Derived, case: ProofCase, parts: list[_Part], found: Arrays) -> Compared:
+def _gnvp(derived: Derived, case: ProofCase, parts: list[_ProvedPart], found: Arrays) -> Compared:
     forward, reverse = parts
     tangents = forward(dict(zip(derived.wrt, (case.feeds[name] for name in derived.inputs), strict=True)))
     weights = {y: np.asarray(case.feeds[name]) for y, name in zip(derived.of, derived.weights, strict=False)}
@@ -169,7 +169,7 @@ def _gnvp(derived: Derived, case: ProofCase, parts: list[_Part], found: Arrays) 
     return compared
 
 
-def _diagonal(derived: Derived, case: ProofCase, parts: list[_Part], found: Arrays) -> Compared:
+def _diagonal(derived: Derived, case: ProofCase, parts: list[_ProvedPart], found: Arrays) -> Compared:
     (product,) = parts
     first = int(derived.per_sample is not None)
     zeros = {x: np.zeros(value.shape) for x, value in found.items()}
@@ -177,7 +177,7 @@ def _diagonal(derived: Derived, case: ProofCase, parts: list[_Part], found: Arra
     differences = {}
     for x, value in found.items():
         flat = value.reshape(*value.shape[:first], -1)
-        positions = _probes(flat.shape[-1], case.rng)
+        positions = probes(flat.shape[-1], case.rng)
         count, total = count + len(positions), total + flat.shape[-1]
         differences[x] = 0.0
         for at in positions:
@@ -191,14 +191,14 @@ def _diagonal(derived: Derived, case: ProofCase, parts: list[_Part], found: Arra
     return compared
 
 
-def _probes(size: int, rng: np.random.Generator) -> list[int]:
+def probes(size: int, rng: np.random.Generator) -> list[int]:
     """Return positions in a diagonal: all, or the first, the last, and others at random."""
     if size <= MAX_PROBES:
         return list(range(size))
     return [0, size - 1, *(rng.choice(size - 2, MAX_PROBES - 2, replace=False) + 1).tolist()]
 
 
-def _laplacian(derived: Derived, case: ProofCase, parts: list[_Part], found: Arrays) -> Compared:
+def _laplacian(derived: Derived, case: ProofCase, parts: list[_ProvedPart], found: Arrays) -> Compared:
     (diagonal,) = parts
     first = int(derived.per_sample is not None)
     compared = Compared("the sum of the Hessian's diagonal, which is proved")
@@ -213,7 +213,7 @@ PARTS: Mapping[str, tuple[Derivative, ...]] = {
 }  # fmt: skip
 """Kind of derivative -> the kinds that it is composed of."""
 
-COMPOSED: Mapping[str, Callable[[Derived, ProofCase, list[_Part], Arrays], Compared]] = {
+COMPOSED: Mapping[str, Callable[[Derived, ProofCase, list[_ProvedPart], Arrays], Compared]] = {
     "gnvp": _gnvp, "hessian-diagonal": _diagonal, "laplacian": _laplacian
 }  # fmt: skip
 """Kind of derivative -> the function that compares it with the composition of its parts."""

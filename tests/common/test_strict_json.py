@@ -28,7 +28,8 @@ def test_what_was_written_comes_back() -> None:
     assert decoded(Slot, {"of": "w", "kind": "m", "dtype": "float32", "shape": [2, 3], "initial": 0}).initial == 0.0
     derived = Derived("vjp", ("y",), ("x",), (), ("d",), "keep", per_sample=("x",))
     assert decoded(Derived, {**asdict(derived), **{n: ["y"] for n in ("of",)}, "wrt": ["x"], "inputs": [],
-                             "outputs": ["d"], "partial": [], "inner": [], "per_sample": ["x"]}) == derived  # fmt: skip
+                             "outputs": ["d"], "partial": [], "inner": [], "per_sample": ["x"], "weights": [],
+                             "kinks": []}) == derived  # fmt: skip
 
 
 @pytest.mark.parametrize(

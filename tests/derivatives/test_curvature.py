@@ -238,7 +238,7 @@ def test_a_wrong_rule_fails_in_the_part_that_is_proved_first() -> None:
 def test_the_first_and_the_last_element_are_always_checked() -> None:
     """A block of rows that is only partly used ends there."""
     for size in (1, composed.MAX_PROBES, composed.MAX_PROBES + 1, 1024):
-        positions = composed._probes(size, np.random.default_rng(0))
+        positions = composed.probes(size, np.random.default_rng(0))
         assert {0, size - 1} <= set(positions) and len(set(positions)) == len(positions)
         assert len(positions) == min(size, composed.MAX_PROBES)
 

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     shell_complete=complete_files,
     metavar="[SET=]DATA|FRACTION",
     help="Validation data, or the fraction of --data to hold out, such as 0.2. The weights of the best epoch are "
-    "written. With several data sets, the losses of SET are evaluated, by default those of the first set.",
+    "written. With several data sets, the losses on SET are evaluated. The default is the first set.",
     common=True,
 )
 @output_option("The trained model.  [default: MODEL.trained.onnx]")
