@@ -253,6 +253,8 @@ class Term:
             ().
         data: the name of the data set on which the loss is computed; "" if the losses name no data sets.
         factor: the input by which the loss is multiplied in place of `weight`; "" if the weight follows no schedule.
+        more: further labels of a loss that is a Python function.
+        mask: the label that shows which entries of a padded sample are real; "" if the loss takes no mask.
     """
 
     name: str
@@ -265,6 +267,8 @@ class Term:
     chunks: tuple[str, ...] = ()
     data: str = ""
     factor: str = ""
+    more: tuple[str, ...] = ()
+    mask: str = ""
 
 
 @dataclass(frozen=True)
@@ -358,6 +362,8 @@ class Roles:
                 term,
                 output=term.output.removeprefix(f"{data}/") if is_copy else term.output,
                 label=names.get(term.label, term.label),
+                more=tuple(names.get(label, label) for label in term.more),
+                mask=names.get(term.mask, term.mask),
             )
             for term in self.losses
             if term.data == data
@@ -609,7 +615,8 @@ def write(model: ModelProto, found: Roles) -> None:
 
 
 def _said(term: Term) -> dict[str, Any]:
-    return {name: value for name, value in asdict(term).items() if value or name not in ("chunks", "data", "factor")}
+    optional = ("chunks", "data", "factor", "more", "mask")
+    return {name: value for name, value in asdict(term).items() if value or name not in optional}
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:

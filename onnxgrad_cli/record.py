@@ -141,6 +141,8 @@ class LossRecord(ParameterRecord, Differentiation):
         sample_weight: the input with one weight per sample.
         loss: the name of the total loss; "" without a loss, as in models of derivatives.
         chunks: the loss that is computed in chunks of tokens, if any.
+        more: position of a loss -> the further labels of its function.
+        masks: position of a loss -> the label that is its mask.
         mixing: position of a loss -> why the loss of a sample may depend on its batch.
         inner: the derivatives that are parts of the loss.
         sets: data set -> a map from the name of each array of the set to the input of the model. Empty if the losses
@@ -158,6 +160,8 @@ class LossRecord(ParameterRecord, Differentiation):
     sample_weight: str | None = None
     loss: str = ""
     chunks: Chunks | None = None
+    more: dict[int, list[str]] = field(default_factory=dict)
+    masks: dict[int, str] = field(default_factory=dict)
     mixing: dict[int, str] = field(default_factory=dict)
     inner: list[InnerDerivative] = field(default_factory=list)
     sets: dict[str, dict[str, str]] = field(default_factory=dict)

@@ -2,8 +2,9 @@
 
 The module `columns` assigns columns to inputs. Only these columns are read: from a Parquet file into memory; from a
 folder they are memory-mapped. A column may hold lists of equal length. If an input takes lists of different lengths,
-the module `sequences` pads them. A column may also hold picture files, as in Hugging Face's datasets: structs whose
-field `bytes` has the contents of a file. A picture is decoded when a batch needs it.
+the module `sequences` pads them. The module `ragged` has samples that are arrays of different shapes. A column may
+also hold picture files, as in Hugging Face's datasets: structs whose field `bytes` has the contents of a file. A
+picture is decoded when a batch needs it.
 
 In a folder, dataset_info.json lists the features: a ClassLabel has the class names. state.json lists the files.
 """
@@ -24,6 +25,7 @@ from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
 from onnxgrad_cli.data.pictures import Pictures, check_size, layout_of
+from onnxgrad_cli.data.ragged import Ragged, cut
 from onnxgrad_cli.data.read_failures import check_regular, reading
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words
@@ -110,15 +112,36 @@ def _side_by_side(path: Path, names: Sequence[str], columns: Sequence[Any]) -> n
     return np.stack([_array(path, name, column) for name, column in zip(names, columns, strict=True)], 1)
 
 
-def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists:
-    """Convert a column to an array in which lists become further axes, or to `Lists` if the lists differ in length."""
-    if not column.null_count and hasattr(column, "value_lengths") and not hasattr(column, "keys"):
-        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
-        if len(lengths) and lengths.min() < lengths.max():
-            inner = _array(path, name, column.flatten())
-            if inner.ndim == 1:
-                return Lists.cut(inner, lengths)
-    return _array(path, name, column)
+def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists | Ragged:
+    """Convert a column to an array in which lists become further axes.
+
+    If the lists differ in length, convert it to `Lists`, or to `Ragged` for nested lists.
+    """
+    levels, inner = [], column
+    while not inner.null_count and _is_lists(inner):
+        levels.append(inner.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+        inner = inner.flatten()
+    if all(not len(lengths) or lengths.min() == lengths.max() for lengths in levels):
+        return _array(path, name, column)
+    values = _array(path, name, inner)
+    if len(levels) == 1 and values.ndim == 1:
+        return Lists.cut(values, levels[0])
+    shapes = np.zeros((len(column), 0), np.int64)
+    for lengths in levels:
+        counts = shapes.prod(1)  # the number of lists of each sample at this level
+        first = np.concatenate([lengths, [0]])[np.cumsum(counts) - counts]
+        if (np.repeat(first, counts) != lengths).any():
+            row = int(np.repeat(np.arange(len(column)), counts)[np.repeat(first, counts) != lengths][0])
+            message = f"'{path}', column '{name}' has nested lists of different lengths in row {row} (the first is 0)"
+            raise UsageError(message, "save an array for each sample, which has lists of the same length inside")
+        shapes = np.concatenate([shapes, first[:, None]], 1)
+    rest = np.tile(np.array(values.shape[1:], np.int64), (len(column), 1))
+    return cut(values.reshape(-1), np.concatenate([shapes, rest], 1))
+
+
+def _is_lists(column: Any) -> bool:
+    """Return True if a column holds lists. A map and a tensor also have attributes of lists."""
+    return hasattr(column, "value_lengths") and not hasattr(column, "keys") and not hasattr(column, "to_numpy_ndarray")
 
 
 def _array(path: Path, name: str, column: Any) -> np.ndarray:

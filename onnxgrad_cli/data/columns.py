@@ -21,6 +21,7 @@ import numpy as np
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column
+from onnxgrad_cli.data.ragged import Ragged
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of
 
@@ -142,10 +143,10 @@ def width(inputs: InputTypes, feed: str) -> int | None:
     return None if sizes is None else math.prod(sizes)
 
 
-def shaped(array: np.ndarray | Lists, inputs: InputTypes, feed: str) -> np.ndarray | Lists:
+def shaped(array: np.ndarray | Lists | Ragged, inputs: InputTypes, feed: str) -> np.ndarray | Lists | Ragged:
     """Reshape samples (N, ...) to the input's shape if the number of elements fits; otherwise return them unchanged."""
     sizes = _sizes(inputs, feed)
-    if isinstance(array, Lists) or sizes is None or math.prod(sizes) != math.prod(array.shape[1:]):
+    if not isinstance(array, np.ndarray) or sizes is None or math.prod(sizes) != math.prod(array.shape[1:]):
         return array
     return array.reshape(len(array), *sizes)
 

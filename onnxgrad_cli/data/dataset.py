@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from onnxgrad_cli.data.normalization import PIXEL, Normalization
 from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.pictures import SUFFIXES, Pictures
 from onnxgrad_cli.data.preprocessing import Preprocessing
+from onnxgrad_cli.data.ragged import Padding, Ragged, cut, masks_of, padding_of
 from onnxgrad_cli.data.read_failures import check_regular, reading
 from onnxgrad_cli.data.sequences import Preparation, Sequences, following, tokens_of, uneven
 from onnxgrad_cli.data.states import (
@@ -55,6 +56,9 @@ TABLES = {".jsonl": json_lines.read, ".csv": csv_file.read, ".tsv": csv_file.rea
 ARRAYS = {".npz": read_npz, ".safetensors": read_safetensors}
 """Suffix of a file with named arrays -> its reader."""
 
+SIZES = "_sizes"
+"""The end of the name of an array with the size of each sample, for samples of different sizes."""
+
 
 @dataclass(frozen=True)
 class Data:
@@ -67,7 +71,8 @@ class Data:
         dtypes: input -> the dtype that the model expects.
         size: the number of samples.
         sizes: symbolic dimension -> its size, except for the batch.
-        batch_size: the fixed batch size of the model; None if the model takes any.
+        batch_size: the fixed batch size of the model, or 1 if samples of different shapes can't be padded; None if
+            batches may have any size.
         samples: for each sample, its row in the arrays, int64 (size,); None if the samples are all rows.
         sequences: the rules that make a batch of token sequences; None for data without sequences.
         names: label -> the names of its classes, for labels that have names.
@@ -79,6 +84,7 @@ class Data:
         same: inputs that are the same for all samples: each batch contains the whole array.
         axes: input -> its batch axis in the model, for inputs whose batch axis is not the first. In `arrays` it is the
             first.
+        padding: the rules for samples of different shapes and for masks; None for data without both.
     """
 
     source: Path
@@ -97,6 +103,7 @@ class Data:
     resize: Resize | None = None
     same: frozenset[str] = frozenset()
     axes: Mapping[str, int] = field(default_factory=dict)
+    padding: Padding | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -110,7 +117,8 @@ class Data:
                 random changes.
 
         Raises:
-            UsageError: a picture can't be read, or the user's function fails.
+            UsageError: a picture can't be read, samples have different shapes and can't be padded, or the user's
+                function fails.
         """
         rows = self.rows(indices)
         taken = {name: _take(array, rows) for name, array in self.arrays.items() if name not in self.same}
@@ -119,6 +127,8 @@ class Data:
             tokens = self.arrays[self.sequences.tokens]
             batch = rows if part is None or part.batch is None else self.rows(part.batch)
             whole = self.sequences.batch(taken, tokens.longest(batch) if isinstance(tokens, Lists) else 0)
+        elif self.padding is not None:
+            whole = self.padding.batch(taken)
         whole |= {name: self.arrays[name] for name in self.same}
         if part is not None and self.augment is not None:
             whole = self.augment(whole, part)
@@ -130,6 +140,9 @@ class Data:
     def column(self, name: str) -> Iterator[np.ndarray]:
         """Yield the samples of an input in blocks, not normalized. Yield nothing for lists and for inputs in `same`."""
         array, rows = self.arrays[name], self.rows(np.arange(len(self)))
+        if isinstance(array, Ragged):
+            yield from (sample[None] for sample in array.take(rows))
+            return
         if isinstance(array, Lists) or not array.ndim or name in self.same:
             return
         step = max(BLOCK // max(array.nbytes // max(len(array), 1), 1), 1)
@@ -140,10 +153,12 @@ class Data:
     @property
     def ragged(self) -> bool:
         """True if samples may have different lengths, so that batches are padded."""
-        return any(isinstance(column, Lists) for column in self.arrays.values())
+        return any(isinstance(column, (Lists, Ragged)) for column in self.arrays.values())
 
     def tell_padding(self, tell: Tell) -> None:
-        """Warn if samples are padded and the model takes no mask, so that its outputs depend on the padding."""
+        """Warn if samples are padded and the model takes no mask, and report masks that are made."""
+        if self.padding is not None and self.padding.note:
+            tell(self.padding.note, 0)
         sequences = self.sequences
         column = None if sequences is None or sequences.told_ends else self.arrays[sequences.tokens]
         if sequences is not None and isinstance(column, Lists) and np.ptp(column.lengths):
@@ -165,7 +180,12 @@ class Data:
             if isinstance(column, Pictures):
                 check = column.digest(check)
                 continue
-            for array in (column.values, column.offsets) if isinstance(column, Lists) else (column,):
+            parts: tuple[np.ndarray, ...]
+            if isinstance(column, Ragged):
+                parts = column.elements.values, column.shapes
+            else:
+                parts = (column.values, column.offsets) if isinstance(column, Lists) else (column,)
+            for array in parts:
                 for _, block in blocks(array):
                     check = zlib.crc32(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data, check)
         return f"{check:08x}"
@@ -245,12 +265,14 @@ def open_data(
     columns, found, sequences = _gathered(opened, inputs, ranges, asked, axes)
     columns |= zero_states(columns, inputs, recurrent, tell)
     names, others = _number(path, columns, inputs, ranges, terms, found.names, known, trains, tell), found.others
-    made = {*sequences.made, *sequences.pairs} if sequences else set()
+    same = without_samples(columns, inputs)
+    padding = None if sequences else padding_of(columns, inputs, terms, same)
+    made = {*sequences.made, *sequences.pairs} if sequences else set(padding.masks if padding else ())
     held = {name: column for name, column in columns.items() if name in inputs}
     wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
     checked = check(path, LoadedColumns(named[0], others), *named[1:], finite)
-    _refuse_uneven(path, {} if sequences else held)
+    _refuse_labels_alone(path, {} if sequences else held, terms)
     ignored = [name for name in others if name not in unread and not name.startswith(tuple(elsewhere))]
     if ignored and asked.tokenizer is None:
         tell(f"ignoring arrays of '{path}' that are not model inputs: {_listed(ignored)}", 0)
@@ -259,10 +281,11 @@ def open_data(
         arrays = columns
     else:
         arrays = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
+    alone = 1 if checked.batch_size is None and padding is not None and padding.obstacle else checked.batch_size
     return Data(
-        path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences, names=names,
+        path, arrays, dtypes, checked.size, checked.sizes, alone, sequences=sequences, names=names, padding=padding,
         normal=_normal(columns, inputs, known, labels), order={**known.order, **found.order}, resize=known.resize,
-        same=without_samples(columns, inputs), axes=axes,
+        same=same, axes=axes,
     )  # fmt: skip
 
 
@@ -419,14 +442,20 @@ def _gathered(
         _refuse_text(path, prefix + tokens)
     mapped = set(source.samples.columns.values())
     gone = {prefix + name for name in columns}  # not read: these inputs come from the text, or follow from the tokens
-    gone |= absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
+    follow = {*following(inputs, tokens, terms), *masks_of(inputs, terms)}
+    gone |= absent(path, {prefix + name for name in follow if name not in mapped})
     found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in gone})
     arrays = {name: single(array, inputs, name) for name, array in found.arrays.items()}
     columns |= arrays_batch_first(path, arrays, inputs, axes, prefix)
     tokens = tokens or uneven(columns, inputs, terms)
     sequences = None
-    if tokens in columns:
-        plain = {name: column for name, column in columns.items() if not isinstance(column, Pictures)}
+    if options != SequenceOptions():
+        _refuse_ragged(path, columns)
+    elif _is_ragged(columns, inputs):
+        columns |= {name: Ragged.of_lists(column) for name, column in columns.items() if isinstance(column, Lists)}
+        tokens = None
+    if tokens in columns and tokens is not None:
+        plain = {name: column for name, column in columns.items() if not isinstance(column, (Pictures, Ragged))}
         lists, sequences = Preparation(path, tokens, inputs, terms, options, tell)(plain)
         columns |= lists
     elif tokens is None and options != SequenceOptions():
@@ -476,12 +505,28 @@ def _refuse_text(path: Path, tokens: str) -> None:
         raise UsageError(f"'{path}' has no '{tokens}'", f"name a `tokenizer` for the text in {_listed(texts)}")
 
 
-def _refuse_uneven(path: Path, columns: Mapping[str, Column]) -> None:
-    """Raise an error if a column holds lists of different lengths, because no input of the model takes sequences."""
-    for name, column in columns.items():
-        if isinstance(column, Lists):
-            hint = "pad the lists to the same length"
-            raise UsageError(f"'{path}': '{name}' holds lists of different lengths, which the model can't take", hint)
+def _is_ragged(columns: Mapping[str, Column], inputs: InputTypes) -> bool:
+    """Return True if samples are arrays of different shapes, and not only sequences of whole numbers."""
+    uneven = [name for name, column in columns.items() if isinstance(column, (Lists, Ragged))]
+    return any(isinstance(columns[name], Ragged) or (name in inputs and is_float(inputs[name])) for name in uneven)
+
+
+def _refuse_ragged(path: Path, columns: Mapping[str, Column]) -> None:
+    """Raise an error if samples are arrays of different shapes, which the options for sequences don't fit."""
+    name = next((name for name, column in columns.items() if isinstance(column, Ragged)), None)
+    if name is not None:
+        message = f"'{path}': '{name}' holds arrays of different shapes, but `tokenizer`, `max_length`, `pack` and"
+        raise UsageError(f"{message} `pad_id` are for tokens", "leave these options out")
+
+
+def _refuse_labels_alone(path: Path, columns: Mapping[str, Column], terms: Sequence[Term]) -> None:
+    """Raise an error if labels have different sizes, but all inputs of the model have the same size in all samples."""
+    labels = {name for term in terms for name in (term.label, *term.more)}
+    uneven = [name for name, column in columns.items() if isinstance(column, (Lists, Ragged))]
+    if uneven and labels.issuperset(uneven):
+        hint = "pad the lists to the same length"
+        message = f"'{path}': '{uneven[0]}' holds lists of different lengths, which the model can't take"
+        raise UsageError(message, hint)
 
 
 def check_there(path: Path) -> None:
@@ -509,7 +554,9 @@ def _read(
         with reading(path, "a folder of data", "check its permissions"):
             of_pictures = not any(path.rglob("*.npy")) and picture_folder.is_picture_folder(path)
         if not of_pictures:
-            return onnx_test_sets.read(path, inputs) if onnx_test_sets.folders(path) else read_npy_folder(path, inputs)
+            if onnx_test_sets.folders(path):
+                return onnx_test_sets.read(path, inputs)
+            return _cut(path, read_npy_folder(path, _with_sizes(inputs)), inputs)
     suffix = path.suffix.lower()
     if not path.is_dir() and suffix in {*FORMATS, *SUFFIXES}:
         check_regular(path)
@@ -522,10 +569,36 @@ def _read(
     if suffix in TABLES:
         return TABLES[suffix](path, inputs, known)
     if suffix in ARRAYS:
-        return ARRAYS[suffix](path, inputs)
+        return _cut(path, ARRAYS[suffix](path, _with_sizes(inputs)), inputs)
     formats = f"use {', '.join(FORMATS)}, or a folder"
     hint = "put it into a folder, and name it after the input: FOLDER/INPUT.npy" if path.suffix == ".npy" else formats
     raise UsageError(f"onnxgrad can't read data of the format of '{path}'", hint)
+
+
+def _with_sizes(inputs: InputTypes) -> InputTypes:
+    """Return the inputs, and for each the array with the sizes of its samples."""
+    return {**{name + SIZES: kind for name, kind in inputs.items()}, **inputs}
+
+
+def _cut(path: Path, found: LoadedColumns, inputs: InputTypes) -> LoadedColumns:
+    """Cut samples of different shapes that are concatenated in one array: those with fewer axes than the input.
+
+    Raises:
+        UsageError: the sizes of the samples don't fit the array.
+    """
+    arrays, others = dict(found.arrays), list(found.others)
+    for name in [name for name in arrays if name not in inputs]:
+        sizes, feed = arrays.pop(name), name.removesuffix(SIZES)
+        values = arrays.get(feed)
+        if isinstance(values, np.ndarray) and values.ndim < len(shape_of(inputs[feed]) or ()):
+            try:
+                arrays[feed] = cut(values, np.asarray(sizes))
+            except ValueError as error:
+                hint = f"save the concatenated samples as '{feed}', and the size of each as '{name}'"
+                raise UsageError(f"'{path}': '{name}' does not fit '{feed}': {error}", hint) from None
+        else:
+            others.append(name)
+    return found._replace(arrays=arrays, others=others)
 
 
 def _empty(arrays: Mapping[str, Column], inputs: InputTypes) -> dict[str, np.ndarray]:
@@ -545,6 +618,9 @@ def _empty(arrays: Mapping[str, Column], inputs: InputTypes) -> dict[str, np.nda
 
 def _kept(array: Column, dtype: np.dtype) -> Column:
     """Cast an array in memory to the model's dtype if that takes no more memory. Memory-mapped arrays are unchanged."""
+    if isinstance(array, Ragged):
+        elements = array.elements
+        return replace(array, elements=replace(elements, values=np.asarray(_kept(elements.values, dtype))))
     if isinstance(array, (Lists, Pictures)):
         return array
     in_file = isinstance(array, np.memmap)
@@ -557,7 +633,7 @@ def _take(array: Column, indices: np.ndarray) -> np.ndarray | list[np.ndarray]:
     numpy's `take` is faster than indexing. But if the array is not contiguous and aligned, `take` copies all of it
     first.
     """
-    if isinstance(array, (Lists, Pictures)):
+    if isinstance(array, (Lists, Ragged, Pictures)):
         return array.take(indices)
     if not array.ndim:
         return array

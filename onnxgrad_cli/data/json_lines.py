@@ -1,7 +1,8 @@
 """Read data from a .jsonl file. Each line is a JSON object, whose keys are the names of columns.
 
 The module `columns` assigns columns to inputs. A value is a number, a class name or a list of numbers. If an input
-takes lists of different lengths, the module `sequences` pads them.
+takes lists of different lengths, the module `sequences` pads them. The module `ragged` has the samples that are arrays
+of different shapes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from onnxgrad_cli.data.columns import KnownColumns, choose, shaped
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import LoadedColumns
+from onnxgrad_cli.data.ragged import Ragged
 from onnxgrad_cli.data.read_failures import reading
 from onnxgrad_cli.errors import UsageError
 
@@ -82,7 +84,7 @@ def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
                     f"'{path}', line {number} has no value for '{name}'", "fill in a value, or drop the line"
                 )
             cells[name].append(row[name])
-    arrays: dict[str, np.ndarray | Lists] = {}
+    arrays: dict[str, np.ndarray | Lists | Ragged] = {}
     for feed, names in choice.chosen.items():
         columns = [_column(path, name, numbers, cells.pop(name)) for name in names]
         arrays[feed] = columns[0] if len(columns) == 1 else _side_by_side(path, feed, columns)
@@ -90,7 +92,7 @@ def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
     return LoadedColumns(arrays, choice.others, order=choice.order)
 
 
-def _side_by_side(path: Path, feed: str, columns: Sequence[np.ndarray | Lists]) -> np.ndarray:
+def _side_by_side(path: Path, feed: str, columns: Sequence[np.ndarray | Lists | Ragged]) -> np.ndarray:
     """Combine columns with one number per line into an array (lines, columns).
 
     Raises:
@@ -103,8 +105,10 @@ def _side_by_side(path: Path, feed: str, columns: Sequence[np.ndarray | Lists]) 
     return np.stack(numbers, 1)
 
 
-def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> np.ndarray | Lists:
-    """Convert a column to an array in which lists become further axes, or to `Lists` if the lists differ in length.
+def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> np.ndarray | Lists | Ragged:
+    """Convert a column to an array in which lists become further axes.
+
+    If the lists differ in length, convert it to `Lists`, or to `Ragged` for nested lists.
 
     Args:
         path: the file, for messages.
@@ -128,12 +132,12 @@ def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> 
         return found
     wrong = next((at for at, cell in enumerate(cells) if _of_numbers([cell]) is None), None)
     where = f"'{path}'" if wrong is None else f"'{path}', line {numbers[wrong]}"
-    what = "has nested lists of different lengths" if wrong is None else "is neither a number nor a list of numbers"
+    what = "has lists of different depths" if wrong is None else "is neither a number nor a list of numbers"
     raise UsageError(f"{where}: '{name}' {what}", "save numbers of 64 bits, or lists of them")
 
 
-def _of_numbers(cells: list[Any]) -> np.ndarray | Lists | None:
-    """Convert numbers or lists of numbers to an array, or to `Lists` if the lists differ in length.
+def _of_numbers(cells: list[Any]) -> np.ndarray | Lists | Ragged | None:
+    """Convert numbers or lists of numbers to an array, or to `Lists` or `Ragged` if the lists differ in length.
 
     Return None if they can't be converted.
     """
@@ -141,7 +145,18 @@ def _of_numbers(cells: list[Any]) -> np.ndarray | Lists | None:
     try:
         found = np.array([value for cell in cells for value in cell]) if uneven else np.array(cells)
     except (ValueError, RecursionError):  # inner lists differ in length, or are nested too deeply
-        return None
+        return _of_arrays(cells)
     if found.dtype.kind not in "biuf" or (uneven and found.ndim > 1):
-        return None
+        return _of_arrays(cells)
     return Lists.cut(found, np.array([len(cell) for cell in cells], np.int64)) if uneven else found
+
+
+def _of_arrays(cells: list[Any]) -> Ragged | None:
+    """Convert nested lists to arrays of different shapes. Return None if that is not possible."""
+    try:
+        arrays = [np.array(cell) for cell in cells]
+    except (ValueError, RecursionError):
+        return None
+    if len(arrays) < 2 or len({array.ndim for array in arrays}) > 1 or arrays[0].ndim < 2:
+        return None
+    return None if any(array.dtype.kind not in "biuf" for array in arrays) else Ragged.of_arrays(arrays)

@@ -10,9 +10,11 @@ import numpy as np
 
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.pictures import Pictures
+from onnxgrad_cli.data.ragged import Ragged
 
-Column = np.ndarray | Lists | Pictures
-"""The samples of an input: an array, lists that are padded in each batch, or pictures that are read for each batch."""
+Column = np.ndarray | Lists | Ragged | Pictures
+"""The samples of an input: an array, lists that are padded in each batch, arrays of different shapes, or pictures that
+are read for each batch."""
 
 
 class LoadedColumns(NamedTuple):

@@ -258,6 +258,11 @@ def _measured(name: str, samples: SampleSource, scale: float, axis: int | None, 
         rows = x.reshape(-1, 1) if axis is None else np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])
         if not len(rows):
             continue
+        if count and rows.shape[1] != len(mean):
+            message = (
+                f"`normalize`: the samples of '{name}' have different sizes along axis {axis}, so there is no mean"
+            )
+            raise UsageError(f"{message} for each index of it", "normalize the data before, or use MEAN/STD")
         own = rows.mean(0)
         shift, share = own - mean, len(rows) / (count + len(rows))
         spread = spread + np.square(rows - own).sum(0) + shift**2 * count * share

@@ -81,7 +81,7 @@ def prepared_alike(
     function = None if options.transform is None else Transformed(options.transform, seed)
     samples = replace(samples, normal={**samples.normal, **normal}, augment=changed, transform=function)
     if function is not None:
-        first = np.arange(min(len(samples), 2))
+        first = np.arange(min(len(samples), 2 if samples.padding is None else 1))
         samples.batch(first, BatchShard(first, len(first)))  # report errors of the transform before the first step
     return samples
 

@@ -22,6 +22,7 @@ import numpy as np
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.data.dataset import Data
 from onnxgrad_cli.data.part import BatchShard
+from onnxgrad_cli.data.ragged import ONE_BY_ONE
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 
 
@@ -144,6 +145,11 @@ class Batches:
 
 
 def _check_size(data: Data, size: int, world: int) -> None:
+    if size > world and data.padding is not None and data.padding.obstacle:
+        raise UsageError(
+            f"'{data.source}' has samples of different sizes, which can't be in one batch: {data.padding.obstacle}",
+            ONE_BY_ONE,
+        )
     if data.batch_size is not None and size != data.batch_size * world:
         each = f" in each of {world} processes" if world > 1 else ""
         hint = f"use batches of {data.batch_size * world}, or build the model with `dims` or `shapes` for another size"

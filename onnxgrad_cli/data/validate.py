@@ -17,6 +17,7 @@ from onnxgrad_cli.data.input_types import InputTypes, Range
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
 from onnxgrad_cli.data.pictures import Pictures
+from onnxgrad_cli.data.ragged import Ragged
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.types import FLOATS, UNNAMED, Shape, dtype_of, in_words, is_float, shape_of
 
@@ -127,12 +128,16 @@ def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mappin
     sizes: dict[str, tuple[int, str]] = {}
     for name, value_type in inputs.items():
         column = found.arrays[name]
-        _check_type(source, name, column.values if isinstance(column, Lists) else column, inputs)
+        plain = column.elements if isinstance(column, Ragged) else column
+        _check_type(source, name, plain.values if isinstance(plain, Lists) else plain, inputs)
+        if isinstance(column, Ragged):
+            continue
         if isinstance(column, Lists):
             _check_places(source, name, column, value_type)
         elif name not in same:
             of_classes = ranges[name].hint if name in ranges and is_float(value_type) else ""
             _check_shape(source, name, column, shape_of(value_type), sizes, of_classes)
+    _check_ragged(source, found.arrays, inputs, sizes)
     size = _count(source, {name: column for name, column in found.arrays.items() if name not in same}, inputs)
     for name in inputs:
         dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
@@ -245,6 +250,44 @@ def _check_places(source: Path, name: str, lists: Lists, value_type: TypeProto) 
         )
 
 
+def _check_ragged(source: Path, arrays: Arrays, inputs: InputTypes, sizes: Mapping[str, tuple[int, str]]) -> None:
+    """Check that arrays of different shapes fit their inputs, and have the same size along the same symbol.
+
+    Args:
+        source: the file or folder, for messages.
+        arrays: the columns.
+        inputs: the inputs and labels, with their types.
+        sizes: symbolic dimension -> its size in all samples of other columns, and the input with this size.
+
+    Raises:
+        UsageError: a sample does not fit. The message names the sample.
+    """
+    own: dict[str, tuple[np.ndarray, str]] = {}
+    for name in inputs:
+        column, shape = arrays[name], shape_of(inputs[name])
+        if not isinstance(column, Ragged) or shape is None:
+            continue
+        wanted = in_words(inputs[name])
+        if column.ndim != len(shape):
+            held = f"arrays with {column.ndim - 1} axes" if column.ndim > 2 else "lists"
+            message = f"'{source}': '{name}' holds {held} of different sizes, but the model takes {wanted}"
+            raise UsageError(message, f"save an array with {len(shape) - 1} axes for each sample")
+        for axis, dim in enumerate(shape[1:]):
+            there, by = column.shapes[:, axis], ""
+            bound: np.ndarray | int = dim if isinstance(dim, int) else there
+            if isinstance(dim, str) and dim != "?":
+                bound, by = sizes[dim] if dim in sizes else own.setdefault(dim, (there, name))
+            for wrong in (there != bound, there == 0):
+                if wrong.any():
+                    row = int(wrong.argmax())
+                    size = int(np.broadcast_to(bound, there.shape)[row])
+                    other = f", but '{by}' has {size}" if by and by != name else ""
+                    other = other or (f", but the model takes {wanted}" if there[row] else "")
+                    message = f"'{source}': '{name}' has size {there[row]} along axis {axis} in sample {row}"
+                    hint = "samples may differ only along axes that have a symbol in the model, and none is empty"
+                    raise UsageError(f"{message} (the first is 0){other}", hint)
+
+
 def _reshape(array: np.ndarray | Pictures, shape: tuple[int | str, ...], of_classes: str) -> str:
     if not array.ndim and shape:
         return "it is a single number, but each sample needs its own"
@@ -326,6 +369,8 @@ def check_whole(source: Path, name: str, array: Column, allowed: Range) -> None:
 
 
 def _parts(array: Column) -> Iterator[tuple[int, np.ndarray]]:
+    if isinstance(array, Ragged):
+        return array.samples()
     return array.blocks(BLOCK // 8) if isinstance(array, Lists) else blocks(array)
 
 
@@ -370,8 +415,8 @@ def _words(allowed: Range) -> str:
     return " or ".join([words, *map(str, sorted(allowed.besides))])
 
 
-def _check_finite(source: Path, name: str, array: np.ndarray | Pictures, dtype: np.dtype) -> None:
-    for start, block in blocks(array):
+def _check_finite(source: Path, name: str, array: np.ndarray | Ragged | Pictures, dtype: np.dtype) -> None:
+    for start, block in _parts(array):
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~np.isfinite(block if block.dtype == dtype else block.astype(dtype))
         if bad.any():

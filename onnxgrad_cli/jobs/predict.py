@@ -21,6 +21,7 @@ from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.common.wording import job
+from onnxgrad_cli.data.dataset import SIZES
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import AtomicWriteGroup, ModelSource, check_target, own_model
@@ -38,7 +39,8 @@ class Predicted:
     """The predictions of a model for data.
 
     Attributes:
-        outputs: output -> its values, with samples along the first axis. If the model stores class names for an output,
+        outputs: output -> its values, with samples along the first axis. If samples have different shapes, it is an
+            array of arrays. If the model stores class names for an output,
             there are also entries `<output>_class` and `<output>_label`.
         samples: the number of samples.
         files: the files written.
@@ -105,7 +107,23 @@ def run_predict(
     return Predicted(found, predictor.samples, [target])
 
 
+def _write_npz(arrays: Mapping[str, np.ndarray], stream: BinaryIO) -> None:
+    """Write arrays. Samples of different shapes are written as data files have them: all elements, and the shapes."""
+    found = dict[str, np.ndarray]()
+    for name, array in arrays.items():
+        if array.dtype == object:
+            found[name] = np.concatenate([sample.reshape(-1) for sample in array])
+            found[name + SIZES] = np.array([sample.shape for sample in array], np.int64)
+        else:
+            found[name] = array
+    write_npz(found, stream)
+
+
 def _write_csv(arrays: Mapping[str, np.ndarray], stream: BinaryIO) -> None:
+    uneven = next((name for name, array in arrays.items() if array.dtype == object), None)
+    if uneven is not None:
+        message = f"the samples of the output '{uneven}' have different shapes, which a table can't hold"
+        raise UsageError(message, "write .npz, .jsonl or .parquet")
     columns = [table_cell(column) for name, array in arrays.items() for column in _columns(name, array)]
     if len(columns) > MOST_COLUMNS:
         raise UsageError(
@@ -150,6 +168,8 @@ def _write_parquet(arrays: Mapping[str, np.ndarray], stream: BinaryIO) -> None:
 
 def _nested(arrow: Any, array: np.ndarray) -> Any:
     """Convert an array to a pyarrow column. Each axis after the first becomes a level of nested lists."""
+    if array.dtype == object:
+        return arrow.array([sample.tolist() for sample in array])
     column = arrow.array(np.ascontiguousarray(array).reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         ends = np.arange(math.prod(array.shape[:axis]) + 1, dtype=np.int64) * array.shape[axis]
@@ -158,6 +178,6 @@ def _nested(arrow: Any, array: np.ndarray) -> Any:
 
 
 FORMATS: dict[str, Callable[[Mapping[str, np.ndarray], BinaryIO], None]] = {
-    ".npz": write_npz, ".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet
+    ".npz": _write_npz, ".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet
 }  # fmt: skip
 """Suffix of a file of predictions -> the function that writes the file."""

@@ -27,7 +27,7 @@ LABELS = {
 }
 """Map from a kind of label to the description that users see."""
 
-OTHERS = ("input", "output", "label")
+OTHERS = ("input", "output", "label", "mask")
 """The kinds of parameters that a loss function may have in addition to prediction and label; see `of_function`."""
 
 RANKS = {"class": 2, "token": 3}
@@ -59,9 +59,9 @@ class Loss(Documented):
         rather: map from an operator to the name of another loss. If that operator computes the output, this loss is
             wrong and the error suggests the other one.
         operands: map from each parameter after the prediction, in order, to a pair. The first item is a kind in
-            `OTHERS`. The second is the name of the input or output that is passed or, for "label", of the value that
-            has the label's type. ("label", "") is the usual label of the loss. None if the label is the only such
-            parameter.
+            `OTHERS`. The second is the name of the input or output that is passed or, for "label" and "mask", of the
+            value that determines the label's type. ("label", "") is the usual label of the loss. None if the label is
+            the only such parameter.
     """
 
     name: str
@@ -198,6 +198,8 @@ def of_function(function: Callable[..., Any]) -> Loss:
     "output"          the model output with the name of the parameter; "output NAME" for another name
     "label NAME"      a further label, named like the parameter, with the type and shape of the input or
                       output NAME
+    "mask NAME"       a mask, a label of floats named like the parameter, with the first two axes of the input or
+                      output NAME: 1 for real entries of the second axis, 0 for padding. The data need not have it
     ================= ==================================================================================
 
     Raises:
@@ -232,12 +234,14 @@ def _kind_of(parameter: inspect.Parameter, what: str) -> str | tuple[str, str]:
         return "same"
     text = str(getattr(parameter.annotation, "__name__", parameter.annotation)).strip("'\"")
     kind, _, name = text.partition(" ")
-    if kind in OTHERS and (name or kind != "label"):
+    if kind in OTHERS and (name or kind in ("input", "output")):
         return kind, name or parameter.name
     if text == "Val":
         return "same"
     if text not in LABELS or text == "none":
-        kinds = [repr(kind) for kind in LABELS if kind != "none"] + ["'input'", "'output'", "'label NAME'"]
+        kinds = [repr(kind) for kind in LABELS if kind != "none"] + [
+            "'input'", "'output'", "'label NAME'", "'mask NAME'"
+        ]  # fmt: skip
         raise wrong_value(
             f"{what}: the annotation '{text}' is not a kind of parameter",
             f"annotate the parameter with one of {', '.join(kinds)}; without an annotation, it is a label like "

@@ -91,6 +91,8 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
         listed[:] = map(own, listed)
     training.sets = {data: {name: own(each) for name, each in arrays.items()} for data, arrays in training.sets.items()}
     training.factors = {position: own(name) for position, name in training.factors.items()}
+    training.more = {position: list(map(own, names)) for position, names in training.more.items()}
+    training.masks = {position: own(name) for position, name in training.masks.items()}
     training.divisors = {position: own(name) for position, name in training.divisors.items()}
     training.trained = list(map(own, training.trained))
     training.slots = {own(name): replace(slot, of=own(slot.of)) for name, slot in training.slots.items()}

@@ -65,7 +65,8 @@ def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator
         classes = shape[axis] if numbered and len(shape) > 1 else 0
         chunks = training.chunks.values if training.chunks is not None and training.chunks.of == output else ()
         classes, factor = classes if isinstance(classes, int) else 0, training.factors.get(position, "")
-        yield Term(name, output, label, spec.weight, classes, ignored, axis, chunks, spec.data, factor)
+        more, mask = tuple(training.more.get(position, ())), training.masks.get(position, "")
+        yield Term(name, output, label, spec.weight, classes, ignored, axis, chunks, spec.data, factor, more, mask)
 
 
 def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:

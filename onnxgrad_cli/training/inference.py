@@ -50,6 +50,7 @@ from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.evaluate import EvalSession, Evaluator, confusions, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of
+from onnxgrad_cli.training.padding_check import check_padding
 from onnxgrad_cli.verification.checks.freed_batch import freed
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ def evaluate(
     session = EvalSession(found, path, find_provider(setting.provider), setting.threads)
     batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
     evaluator = Evaluator(session, data, batches, asked, inputs=arrays)
+    if setting.batch_size > 1 and not keep_mode:
+        check_padding(session, data, arrays, {})
     evaluator.check({})
     taken = confusions(terms, MOST_CLASSES)
     results = evaluator.measure({}, taken)
@@ -282,7 +285,8 @@ class Predictor:
         )  # fmt: skip
         self.samples = len(self._data)
         self._axes = outputs_batch_first(model, self._data.axes)
-        self._size = self._data.batch_size or setting.batch_size
+        self._apart = self._data.padding is not None and self._data.ragged
+        self._size = 1 if self._apart else self._data.batch_size or setting.batch_size
         self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
         self._read = {name: name for name in self.outputs}
         if casts := unreadable(self._session, self.outputs):
@@ -320,6 +324,9 @@ class Predictor:
     def all(self) -> dict[str, np.ndarray]:
         """Return the outputs of all samples.
 
+        If the samples of the data have different shapes, so may those of an output. The output is then an array of
+        arrays.
+
         If the model stores class names for an output, also return the predicted class as `<output>_class` and the name
         of the class as `<output>_label`.
 
@@ -332,7 +339,8 @@ class Predictor:
             if not parts:
                 self._with_classes(part)  # report a name conflict before running the other batches
             parts.append(part)
-        return self._with_classes({name: _joined(name, [part[name] for part in parts]) for name in self.outputs})
+        joined = _apart if self._apart else _joined
+        return self._with_classes({name: joined(name, [part[name] for part in parts]) for name in self.outputs})
 
     def _with_classes(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs, and for outputs with class names also the predicted classes and their names."""
@@ -395,6 +403,15 @@ def _joined(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
             f"the output '{name}' has samples of different shapes: {list(shapes[0])} and {list(shapes[1])}", hint
         )
     return np.concatenate(parts)
+
+
+def _apart(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    if len({part.shape for part in parts}) == 1:
+        return _joined(name, parts)
+    found = np.empty(len(parts), object)
+    for row, part in enumerate(parts):
+        found[row] = part[0]
+    return found
 
 
 FEW_BITS = {"int4": TensorProto.INT8, "int2": TensorProto.INT8, "uint4": TensorProto.UINT8, "uint2": TensorProto.UINT8}

@@ -412,6 +412,13 @@ CASES = [
         "--max-length 4",
     ),
     Case(
+        "use `batch_size=1` with `accumulate=N`: no padding, and a step takes N samples; or use a model and a loss "
+        "that take a mask: an input called mask, and a Python function with a parameter annotated 'mask INPUT'",
+        "train free.onnx --data uneven.jsonl --loss mse --epochs 1 -o t.onnx",
+        "--batch-size 1 with --accumulate N",
+        {" with --accumulate N": " --accumulate 2"},
+    ),
+    Case(
         "continue with the same options, or {}",
         TRAIN + " --train w1 --resume",
         "leave --resume out and add --force",
@@ -896,6 +903,8 @@ def provide(words: str) -> None:
     np.savez("free.npz", x=floats(5, 3, 4), label=floats(5, 3, 4))
     Path("names.csv").write_text("x_0,x_1,x_2,x_3,label\n" + "".join(f"1,2,3,4,{name}\n" for name in "abcabc"))
     Path("tokens.jsonl").write_text('{"input_ids": [0, 1, 2, 1, 0, 1]}\n{"input_ids": [0, 1, 2]}\n' * 4)
+    points = [[[1.0, 2.0, 3.0, 4.0]] * size for size in (1, 2)]
+    Path("uneven.jsonl").write_text("".join(f'{{"x": {each}, "label": {each}}}\n' for each in points))
     Path("bad.toml").write_text("a = 1\n")
     Path("mine.onnx").write_bytes(Path("mlp.onnx").read_bytes() if Path("mlp.onnx").exists() else b"")
     Path("mine").mkdir()

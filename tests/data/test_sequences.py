@@ -240,8 +240,8 @@ def test_sets_that_tell_inputs_by_their_order(tmp_path: Path) -> None:
 
 def test_lists_where_none_are_taken(tmp_path: Path) -> None:
     path = to_json_lines(tmp_path, {"x": ROWS})
-    for kind in (tensor_type(FLOAT, ["n", "k"]), tensor_type(INT64, ["n", "k", 1])):
-        with pytest.raises(UsageError, match="'x' holds lists of 2 to 4 elements, but the model takes"):
+    for kind in (tensor_type(FLOAT, ["n"]), tensor_type(INT64, ["n", "k", 1])):
+        with pytest.raises(UsageError, match=r"'x' holds lists of (2 to 4 elements|different sizes), but the model"):
             open_data(path, {"x": kind})
     for options, said in (({"max_length": 4}, "no input of tokens"), ({"pad_id": 0}, "no input of tokens")):
         with pytest.raises(UsageError, match=said):
@@ -266,7 +266,7 @@ def test_packing_needs_tokens_alone(tmp_path: Path) -> None:
         ('{"x": [1, "a", 3], "y": 1}', "line 2: 'x' is neither a number nor a list of numbers"),
         ('{"x": 3, "y": 1}', "line 2: 'x' is a number, but was a list on the lines before"),
         ('{"x": [1, 2, [3]], "y": 1}', "line 2: 'x' is neither a number"),
-        ('{"x": [[1], [2], [3]], "y": 1}', "'x' has nested lists of different lengths"),
+        ('{"x": [[1], [2], [3]], "y": 1}', "'x' has lists of different depths"),
         ('{"x": [1, 2, 1e999], "y": 1}', r"'x' is inf in sample 1 \(the first is 0\) at index \[2\]"),
         ('{"x": [1, 2, 3], "y": 1.5}', "'y' holds float64"),
         ('{"x": [1, 2, 3], "y": 99999999999999999999}', "line 2: 'y' is neither a number"),

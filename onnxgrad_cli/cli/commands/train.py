@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="[SET=]DATA",
     help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
-    "files, or ONNX test_data_set_N. Also a folder of pictures, FOLDER/CLASS/1.png, or a Hugging Face dataset. Several "
-    "data sets have names, and each loss names its set; an epoch is one pass over the first set.",
+    "files, or ONNX test_data_set_N. Samples may differ in size. Also a folder of pictures, FOLDER/CLASS/1.png, or a "
+    "Hugging Face dataset. Several data sets have names, and each loss names its set; an epoch is one pass over the "
+    "first set.",
     common=True,
 )
 @declared_options(Course, only=("epochs", "batch_size", "learning_rate"))

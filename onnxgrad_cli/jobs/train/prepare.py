@@ -36,6 +36,7 @@ from onnxgrad_cli.data import (
     seed_of,
 )
 from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.data.ragged import Ragged
 from onnxgrad_cli.data.states import Recurrent, has_batch_behind, recurrent_values
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.nontermination import check_ends
@@ -51,7 +52,7 @@ from onnxgrad_cli.jobs.memory_plan import StepPlan, planned
 from onnxgrad_cli.jobs.train.data_sets import Source, losses_by_set, val_of
 from onnxgrad_cli.jobs.train.lbfgs import check_lbfgs
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
-from onnxgrad_cli.metadata import Adapter, Roles, check_is_original, describe
+from onnxgrad_cli.metadata import Adapter, Roles, Term, check_is_original, describe
 from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course
@@ -62,6 +63,7 @@ from onnxgrad_cli.training.distributed.communicator import Communicator
 from onnxgrad_cli.training.evaluate import EvalSession, Evaluator, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
+from onnxgrad_cli.training.padding_check import check_padding
 from onnxgrad_cli.training.schedules import cycles_momentum
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.batch_parts import divisors_of
@@ -132,10 +134,22 @@ def prepare(
             "use a function with one parameter, or another optimizer",
         )
     if free is not None:
-        feeds = samples.batch(np.arange(free.samples) % len(samples))
+        feeds = samples.batch(np.arange(free.samples) % (samples.batch_size or len(samples)))
         caution = free.compare(feeds)
         tell(f"{caution}; the trained model keeps its batch size of {free.batch.size}", 0)
         built.training.cautions.append(caution)
+    padded = [each for each in (samples, validation) if each is not None and each.padding is not None and each.ragged]
+    if padded and course.batch_size > link.world:
+        if padded[0] is samples and _takes_statistics(original, options):
+            raise UsageError(
+                f"'{samples.source}' has samples of different sizes: BatchNormalization in training mode would take "
+                "the padding into its statistics",
+                "use `mode='eval'`",
+            )
+        run = original if free is None else free.model
+        session, described = _session(run, path, options, course, trainer)
+        for each in padded:
+            check_padding(session, each, next(iter(described.sets.values()), {}), trainer.buffers)
     evaluator = None
     if validation is not None:
         run = original if free is None else free.model
@@ -155,6 +169,9 @@ def prepare(
         tell(f"the last {rest} samples of an epoch share a step with the first samples of the next epoch", 0)
     if solves and len(batches) > 1:
         divisors_of(built, "batch", f"use `batch_size={len(samples)}`")
+    if link.world > 1 or (solves and len(batches) > 1):
+        terms = roles.on_set(next(iter(data))).losses
+        _check_uneven_labels(samples, terms, built, "use another optimizer" if solves else "train in one process")
     if options.accumulate > len(batches):
         raise UsageError(
             f"`accumulate={options.accumulate}`: an epoch has only {len(batches)} batches, so no step would be taken",
@@ -188,6 +205,22 @@ def _check_sets(course: Course, link: Communicator) -> None:
         )
     if course.samples.balance:
         raise UsageError("`balance` can't be combined with several data sets", "leave it out", code="conflict")
+
+
+def _check_uneven_labels(samples: Data, terms: Sequence[Term], built: TrainingModel, alternative: str) -> None:
+    """Refuse labels of different sizes whose mean over a part of the samples has no share in the mean over all.
+
+    Raises:
+        UsageError: there is such a label, and its loss takes no mask and has no divisor.
+    """
+    for position, term in enumerate(terms):
+        uneven = isinstance(samples.arrays.get(term.label), Ragged) and not term.mask
+        if uneven and position not in built.training.divisors and built.options.reduction == "mean":
+            raise UsageError(
+                f"the label '{term.label}' has different sizes, so the loss '{term.name}' can't be computed from parts "
+                "of the samples",
+                alternative,
+            )
 
 
 def _other_set(opened: Mapping[str, Data], name: str, roles: Roles, course: Course, tell: Tell) -> NamedSet:
@@ -427,10 +460,14 @@ def _data(
         terms, options, how = roles.on_set(of).losses, course.sequences, course.samples
         columns = {column: name for column, name in how.columns.items() if name in fed[of] or name not in known_names}
         own = {name: ranges[each] for name, each in arrays[of].items() if each in ranges}
-        return open_data(
+        found = open_data(
             source, fed[of], own, prefix=prefix, terms=terms, options=options, samples=replace(how, columns=columns),
             known=known, elsewhere=elsewhere, recurrent=recurrent, trains=trains, tell=tell,
         )  # fmt: skip
+        if len(data) > 1 and found.padding is not None and found.ragged:
+            text = f"'{source}' has samples of different sizes, which can't be combined with several data sets"
+            raise UsageError(text, "train on one data set", code="conflict")
+        return found
 
     share = None if val is None else fraction_of(val)
     known_names = {name for names in fed.values() for name in names}
@@ -472,12 +509,17 @@ def _evaluator(
     model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, data: Data,
     link: Communicator, ema: Mapping[str, str], tell: Tell,
 ) -> Evaluator:  # fmt: skip
-    found = make_eval_model(model, options, trainer.buffers, path, keep_mode=course.keep_mode, counted=True)
-    session = EvalSession(found, path, find_provider(course.provider), course.threads)
-    roles = describe(found.model)
+    session, roles = _session(model, path, options, course, trainer)
     metrics = metrics_of(course.metrics, roles.losses)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
     evaluator = Evaluator(session, data, batches, metrics, ema, link, roles.losses, next(iter(roles.sets.values()), {}))
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator
+
+
+def _session(
+    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase
+) -> tuple[EvalSession, Roles]:
+    found = make_eval_model(model, options, trainer.buffers, path, keep_mode=course.keep_mode, counted=True)
+    return EvalSession(found, path, find_provider(course.provider), course.threads), describe(found.model)

@@ -169,6 +169,8 @@ def _term(
     else:
         values += _operands(op, training, spec.data, loss.operands, label)
     found, weights = _called(op, spec, loss, values, loss.settings(given))
+    if len(training.judged) - 1 in training.masks:
+        _refuse_padded_mean(spec, loss, found)
     if found.known_shape is not None and all(size == 1 for size in found.known_shape):
         training.scalars.add(len(training.judged) - 1)
     _caution_pairs(training, prediction, found)
@@ -227,19 +229,48 @@ def _operands(
         UsageError: the model has no such input or output.
     """
     known = {"input": training.inputs, "output": op.graph.output_names}
-    known["label"] = [*known["input"], *known["output"]]
+    known["label"] = known["mask"] = [*known["input"], *known["output"]]
+    position = len(training.judged) - 1
     for parameter, (kind, name) in operands.items():
         if kind == "label" and not name:
             assert label is not None
             yield op.wide(label)
         elif name not in known[kind]:
-            kinds = f"{kind}s" if kind != "label" else "inputs and outputs"
+            kinds = f"{kind}s" if kind in ("input", "output") else "inputs and outputs"
             message = f"`losses`: the parameter '{parameter}' names '{name}', which is not one of the model's {kinds}"
             raise unknown_name(message, suggest(name, known[kind], kinds))
         elif kind == "label":
-            yield op.wide(_label(op, training, data, parameter, op.graph.types[op.evaluation.own(name)]))
+            more = _label(op, training, data, parameter, op.graph.types[op.evaluation.own(name)])
+            training.more.setdefault(position, []).append(more.name)
+            yield op.wide(more)
+        elif kind == "mask":
+            mask = _label(op, training, data, parameter, _mask_type(op.val(name), parameter))
+            training.masks[position] = mask.name
+            yield op.wide(mask)
         else:
             yield op.val(op.evaluation.own(name))
+
+
+def _mask_type(value: Val, parameter: str) -> TypeProto:
+    """Return the type of a mask of the second axis of a value.
+
+    Raises:
+        UsageError: the value has no second axis, or its rank is unknown.
+    """
+    shape = value.known_shape or ()
+    if len(shape) < 2:
+        message = f"`losses`: the mask '{parameter}' needs a value with two axes or more, but '{value.name}' is"
+        raise UsageError(f"{message} {in_words(value.type) or 'of unknown type'}", "name another input or output")
+    return tensor_type(value.dtype if is_float(value.type) else TensorProto.FLOAT, shape[:2])
+
+
+def _refuse_padded_mean(spec: LossSpec, loss: losses.Loss, found: Val) -> None:
+    """Refuse a loss with a mask that has several elements per sample: their mean would also count the padding."""
+    shape = found.known_shape or ()
+    if any(size != 1 for size in shape[1:]):
+        mask = next(parameter for parameter, (kind, _) in (loss.operands or {}).items() if kind == "mask")
+        text = f"`losses`: {spec.name} takes the mask '{mask}', but returns several losses per sample, {list(shape)}"
+        raise UsageError(text, f"return one per sample, such as op.sum(losses * {mask}, [1]) / op.sum({mask}, [1])")
 
 
 def _called(

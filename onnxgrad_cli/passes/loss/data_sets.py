@@ -47,7 +47,7 @@ def _check_copies(options: AppendOptions, training: StepRecord) -> None:
     """Raise an error if an option or the model doesn't allow a second evaluation of the model.
 
     Raises:
-        UsageError: such an option is set, or the model updates running statistics.
+        UsageError: such an option is set, a loss takes a mask, or the model updates running statistics.
     """
     for option, is_set in (
         ("sample_weight", options.sample_weight is not None),
@@ -57,6 +57,15 @@ def _check_copies(options: AppendOptions, training: StepRecord) -> None:
         if is_set:
             raise UsageError(
                 f"`{option}` can't be combined with losses on several data sets", "leave it out", code="conflict"
+            )
+    for spec in options.losses:
+        operands = {} if spec.loss is None else spec.loss.operands or {}
+        mask = next((parameter for parameter, (kind, _) in operands.items() if kind == "mask"), None)
+        if mask is not None:
+            raise UsageError(
+                f"`losses`: {spec.name} takes the mask '{mask}', which can't be combined with several data sets",
+                "use a loss without a mask, or one data set",
+                code="conflict",
             )
     statistics = next(iter((*training.state, *training.fusions)), None)
     if statistics is not None:

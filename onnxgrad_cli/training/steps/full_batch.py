@@ -118,9 +118,12 @@ class FullBatchTrainer(TrainerBase):
         if self._sum:
             return [1.0]
         count = next((len(array) for array in feeds.values() if array.ndim), 1)
+        counts = [
+            len(feeds[term.mask]) if term.mask else feeds[term.label].size if term.label else count
+            for term in self.roles.losses
+        ]
         return [
-            float(self._results[name].read() if name else feeds[term.label].size if term.label else count)
-            for name, term in zip(self._divisors, self.roles.losses, strict=True)
+            float(self._results[name].read() if name else own) for name, own in zip(self._divisors, counts, strict=True)
         ]
 
     def _check_shares(self, divisors: np.ndarray) -> float:

@@ -113,14 +113,15 @@ class ParallelTrainer(SplitTrainer):
     def _shares(self, count: int, feeds: Mapping[str, np.ndarray]) -> tuple[float, float]:
         """Return the share of this process's part in the batch: its weight in the gradients, and in means over samples.
 
-        A loss without an output for its divisor is a mean over the elements of its label.
+        A loss without an output for its divisor is a mean over the elements of its label, or over the samples if it
+        takes a mask.
 
         Raises:
             OnnxgradError: there are several losses with different divisors, and the shares of a part in them differ.
         """
         own = [float(count)]
         for name, term in zip(self._divisors, self.roles.losses, strict=True):
-            elements = feeds[term.label].size if term.label else count
+            elements = feeds[term.label].size if term.label and not term.mask else count
             own.append(float(self._between[name].read() if name and count else elements if count else 0))
         total = np.array(own)
         self._communicator.all_reduce(total)

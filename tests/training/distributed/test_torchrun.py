@@ -147,7 +147,11 @@ ONE_FAILS = """
 import os, sys
 arguments = sys.argv[1:]
 if os.environ["RANK"] == "{rank}":
-    arguments += {more!r}
+    name, value = {more!r}
+    if name in arguments:
+        arguments[arguments.index(name) + 1] = value
+    else:
+        arguments += [name, value]
 os.execv(sys.executable, [sys.executable, "-m", "onnxgrad_cli", *arguments])
 """
 
