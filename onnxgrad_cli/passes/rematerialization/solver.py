@@ -55,8 +55,10 @@ class IntegerProgram:
 
         rows = [*self.rows, *more]
         entries = [(i, unknown, factor) for i, (terms, _) in enumerate(rows) for unknown, factor in terms.items()]
-        at, unknowns, factors = map(np.array, zip(*entries, strict=True))
-        sums = coo_array((factors.astype(float), (at, unknowns)), shape=(len(rows), len(cost))).tocsr()
+        at, unknowns, factors = zip(*entries, strict=True)
+        # scipy 1.13 hands the indices to HiGHS as they are, and HiGHS reads 32 bits.
+        indices = np.array(at, np.int32), np.array(unknowns, np.int32)
+        sums = coo_array((np.array(factors, float), indices), shape=(len(rows), len(cost))).tocsr()
         low, high = np.zeros(len(cost)), np.ones(len(cost))
         for unknown, value in self.fixed.items():
             low[unknown] = high[unknown] = value
