@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -273,7 +273,7 @@ def open_data(
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
     checked = check(path, LoadedColumns(named[0], others), *named[1:], finite)
     _refuse_labels_alone(path, {} if sequences else held, terms)
-    ignored = [name for name in others if name not in unread and not name.startswith(tuple(elsewhere))]
+    ignored = opened.surplus(others, elsewhere)
     if ignored and asked.tokenizer is None:
         tell(f"ignoring arrays of '{path}' that are not model inputs: {_listed(ignored)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
@@ -320,14 +320,23 @@ class _Source:
     order: Chosen
     tell: Tell
 
+    def column(self, name: str) -> str:
+        """Return the name in the data of an input or a label."""
+        mapped = {feed: column for column, feed in self.samples.columns.items()}
+        return mapped.get(name, self.prefix + name)
+
+    def surplus(self, others: Iterable[str], elsewhere: Iterable[str]) -> list[str]:
+        """Return the arrays to report as ignored, from those that no input is read from. A prefix leaves out others."""
+        unread = {self.column(name) for name in self.unread}
+        chosen = [name for name in others if name not in unread and name.startswith(self.prefix)]
+        return [name for name in chosen if not name.startswith(tuple(elsewhere))]
+
     def read(self, inputs: InputTypes) -> LoadedColumns:
         """Read the columns of `inputs`. In the result they have the names of the inputs, without the prefix."""
-        called, prefix = {feed: column for column, feed in self.samples.columns.items()}, self.prefix
-        there = {called.get(name, prefix + name): name for name in inputs}
-        unread = [called.get(name, prefix + name) for name in self.unread]
-        order = {called.get(name, prefix + name): columns for name, columns in self.order.items()}
+        there = {self.column(name): name for name in inputs}
+        order = {self.column(name): columns for name, columns in self.order.items()}
         wanted = {column: inputs[name] for column, name in there.items()}
-        found = _read(self.path, wanted, self, KnownColumns(unread, order))
+        found = _read(self.path, wanted, self, KnownColumns([self.column(name) for name in self.unread], order))
         return LoadedColumns(
             {there[column]: each for column, each in found.arrays.items()},
             found.others,

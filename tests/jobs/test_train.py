@@ -385,10 +385,10 @@ def test_each_epoch_and_each_unused_array_is_printed_once(shell: Shell) -> None:
     """In a pipe, and with one file for training and validation."""
     arrays = dict(np.load("data.npz"))
     prefixed = {f"{use}_{name}": array for use in ("train", "test") for name, array in arrays.items()}
-    np.savez("both.npz", **prefixed, extra=arrays["x"])
+    np.savez("both.npz", **prefixed, extra=arrays["x"], train_extra=arrays["x"])
     np.savez("one.npz", **arrays, extra=arrays["x"])
     prefixes = ("--prefix", "train_", "--val-prefix", "test_")
-    for name, more in (("both.npz", prefixes), ("one.npz", ())):
+    for name, extra, more in (("both.npz", "train_extra", prefixes), ("one.npz", "extra", ())):
         arguments = ("--data", name, "--val", name, *more, "--epochs", "3", "--force")
         result = shell("train", "mlp.onnx", *arguments, "-o", "t.onnx")
         assert result.code == 0, result.err
@@ -396,7 +396,7 @@ def test_each_epoch_and_each_unused_array_is_printed_once(shell: Shell) -> None:
         for epoch in (1, 2):
             assert sum(line.startswith((f"epoch {epoch}", f"{epoch} ")) for line in lines) == 1, lines
         ignored = [line for line in lines if "not model inputs" in line]
-        assert ignored == [f"ignoring arrays of '{name}' that are not model inputs: extra"], lines
+        assert ignored == [f"ignoring arrays of '{name}' that are not model inputs: {extra}"], lines
         assert not any("onnxgrad train" in line for line in lines), "the command line is not repeated"
 
 
