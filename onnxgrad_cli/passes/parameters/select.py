@@ -119,7 +119,7 @@ def _in_unknown_forms(graph: Graph) -> dict[str, str]:
 def _unfit(
     graph: Graph, training: SelectionRecord, floats: list[str], tied: set[str], by_name: ByName
 ) -> dict[str, str]:
-    """Return a map from each of `floats` that can't be trained, or is a constant nobody requested, to the reason."""
+    """Return a map: one of `floats` that can't be trained, or is a constant that `train` doesn't name -> the reason."""
     reached = tied_to(graph, training.ends, reads) if any(registry.all_stopped()) else tied
     roles = ConstantRoles(graph)
     released = {*training.learned_scales, *_released(roles, by_name, tied)}
@@ -147,7 +147,10 @@ def _unfit(
 
 
 def _released(roles: ConstantRoles, by_name: ByName, tied: Collection[str]) -> Iterator[str]:
-    """Yield tensors to train although they may be constants: named exactly, or if a glob matches only constants."""
+    """Yield the tensors that `train` selects even if they are constants by their role.
+
+    These are the tensors that `train` names exactly. If a glob matches only constants, it selects all of them.
+    """
     for pattern, hits in by_name.items():
         found = [name for name in hits if name in tied]
         if pattern in found:
@@ -221,9 +224,10 @@ def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
 
 
 def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> None:
-    """Don't train weights that were chosen by an output that no loss reads.
+    """Remove weights from `training.trained` if neither a loss nor an output that a loss reads depends on them.
 
-    The weights were chosen before the losses were known, by all outputs.
+    If a loss is a Python function, weights are chosen before the losses are known. Then each weight was chosen on which
+    any output of the model depends.
 
     Args:
         graph: the model with its losses.
@@ -246,7 +250,8 @@ def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> N
 def tied_to(graph: Graph, outputs: list[str], read: Callable[[Node], Sequence[str]] = open_reads) -> set[str]:
     """Return every value from which a path leads to `outputs`, through differentiable or refused operators.
 
-    A path ends where floats become integers, unless they are quantized floats.
+    A path ends where floats become integers, unless they are quantized floats. `read` returns the operands of a node
+    through which paths may lead.
     """
     tied, may_be_float = set(outputs), carriers(graph)
     opsets = {entry.domain or "": entry.version for entry in graph.proto.opset_import}
