@@ -165,7 +165,7 @@ class LossFile(ModelFile):
     Args:
         path: the file.
         graph: the model that the loss is appended to.
-        by_run: run the loss to find ranks that can't be inferred; None does so if that is quick.
+        by_run: True to run the loss in order to find ranks that can't be inferred. None does so only if that is quick.
 
     Raises:
         OnnxgradError: the file can't be read.
