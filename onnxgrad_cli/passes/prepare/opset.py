@@ -41,7 +41,10 @@ OLDEST_OPSET = 13
 
 
 def convert(graph: Graph, opset: int) -> None:
-    """Convert the graph to another opset. To a lower one, onnx's version converter is used; it may raise anything."""
+    """Convert the graph to another opset.
+
+    For an older opset, onnx's version converter is used, which may raise any exception.
+    """
     if opset >= (graph.opset() or opset):
         upgrade(graph, opset)
     else:
@@ -127,7 +130,7 @@ LAST_WITH_KERNELS = 27
 
 
 class Limit(NamedTuple):
-    """The highest opset that a graph may have, and the reason, which begins with 'the newest that'."""
+    """The highest opset that a graph may have, and the reason, which begins with 'the newest opset'."""
 
     opset: int
     reason: str

@@ -215,7 +215,8 @@ def check_hints(graph: Graph, training: Cautions, asked: bool | None = None) -> 
     Args:
         graph: the graph.
         training: receives cautions.
-        asked: see `observe_ranks`.
+        asked: True to run the model however large it is, False not to run it. By default, it runs only if that is
+            quick.
     """
     tested = [name for name, value_type in graph.assumed.items() if shape_of(value_type) is not None]
     tested = [name for name in tested if name not in graph.confirmed and name not in _of_any_rank(graph)]
