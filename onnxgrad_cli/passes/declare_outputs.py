@@ -1,8 +1,8 @@
 """Replace the YieldOp by standard operators, and declare the inputs and outputs of the training model.
 
-The YieldOp returns the cotangent of the loss. This becomes a tensor of ones (Shape and ConstantOfShape) or an input, or
-the YieldOp is kept. Trained weights become initializers that can be overridden by inputs. The outputs are the loss, one
-gradient per trained weight, and the next state.
+The YieldOp marks the end of the forward part and returns the cotangent of the loss. This becomes a tensor of ones
+(Shape and ConstantOfShape) or an input, or the YieldOp is kept. Trained weights become initializers that can be
+overridden by inputs. The outputs are the loss, one gradient per trained weight, and the next values of the state.
 """
 
 from __future__ import annotations
