@@ -128,5 +128,5 @@ def _address(launcher: str, environment: Mapping[str, str]) -> tuple[str, int]:
         return address, port
     job, step = (number_in(environment.get(name, "")) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    first = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]  # gpu[03-05,9],login is gpu03 at first
+    first = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]  # gpu03 for gpu[03-05,9],login
     return address or first, port or 10_000 + (7 * job + step) % 20_000
