@@ -374,7 +374,7 @@ def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float, gain: Val | N
         graph.declared_shapes.add(base)
     x = op.val(node.input[1 - reader.position])
     if dropout:
-        x, _ = op.Dropout(x, op.const(dropout, x), op.const(True), outputs=2)  # the mask is for the gradient
+        x, _ = op.Dropout(x, op.const(dropout, x), op.const(True), outputs=2)  # the gradient needs the mask
     bias, beta = bias_apart(node) if gain is not None else ("", 1.0)
     y = _THROUGH[node.op_type](op, reader, x, *_sides(op, adapter, reader), op.val(base), adapter.scale)
     if gain is not None:
@@ -393,7 +393,7 @@ def _matmul(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, sc
 def _gemm(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
     own = reader.settings
     alpha, turn_a, turn_b = own.get("alpha", 1.0) * scale, own.get("transA") or None, own.get("transB") or None
-    if x.dtype == TensorProto.DOUBLE and float(np.float32(alpha)) != alpha:  # the attribute is a float
+    if x.dtype == TensorProto.DOUBLE and float(np.float32(alpha)) != alpha:  # the attribute is float32
         alpha, left = own.get("alpha", 1.0), _scaled(left, scale)
     if reader.position == 1:
         first, last = (right, left) if turn_b else (left, right)

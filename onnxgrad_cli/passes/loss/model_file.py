@@ -54,7 +54,7 @@ class ModelFile:
             raise OnnxgradError(f"`losses`: {error.message}", error.hint, error.details) from error
         repair(model)
         self._graph = Graph(model, Path(path))
-        if any(map(is_external, tensors(model))):  # tensors of nodes too: they would be searched beside the model
+        if any(map(is_external, tensors(model))):  # also in nodes: files would be sought beside the model
             raise self._unfit("stores tensors in another file", "save it with its tensors inside the file")
         if self._graph.proto.graph.sparse_initializer:
             raise self._unfit("has sparse initializers", "store them as dense initializers")

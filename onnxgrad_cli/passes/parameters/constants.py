@@ -470,7 +470,7 @@ class ConstantRoles:
         values = None if name in self._irregular else self._values(name)
         if values is None:
             return None
-        if values.size and np.isnan(values).all():  # the variance of no numbers, as JAX stores it
+        if values.size and np.isnan(values).all():  # JAX stores NaN as the variance of no numbers
             return formulas.NOTHING
         tests = tuple(test for test in tests if f"formula: {test.name}" not in self.without)
         return formulas.first(values, formulas.tolerance(self.graph.initializers[name]), tests)

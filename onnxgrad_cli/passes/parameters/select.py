@@ -138,7 +138,7 @@ def _unfit(
         return UNTIED + (f": {cuts[name]}" if name in cuts else "")
 
     reasons = {name: reason(name) for name in floats}
-    if all(reasons.values()):  # somebody may have filled the only weights by a formula
+    if all(reasons.values()):  # then tensors that only follow a formula are weights, filled by that formula
         reasons = {name: reason for name, reason in reasons.items() if name not in roles.by_values}
     training.heuristics = {name: each for name, each in training.heuristics.items() if name in reasons}
     doubts = {name: text for name, text in roles.doubts.items() if name not in roles.by_values or name in reasons}
@@ -171,7 +171,7 @@ def _not_chosen(options: SelectionOptions, adaptable: list[str], others: set[str
 
 def _shared(graph: Graph, trained: list[str]) -> Iterator[Caution]:
     """Yield a note for each trained weight that several modules read. An exporter may have merged equal weights."""
-    if graph.derived:  # a weight is read by its module and by the module's derivative
+    if graph.derived:  # each weight has two readers: its module and the module's derivative
         return
     for name, owners in owners_of(graph, trained).items():
         if len(owners) > 1:

@@ -233,9 +233,9 @@ def _misfit(node: Node, types: Mapping[str, TypeProto], opset: int, target: int)
 def _means_the_same(node: Node, types: Mapping[str, TypeProto]) -> bool:
     """Return True if an older schema gives a node of opset 27 or 28 the same meaning, for the types it accepts."""
     given = {attribute.name: attribute for attribute in node.attribute}
-    if node.op_type == "Mod":  # of floats, fmod=0 is new
+    if node.op_type == "Mod":  # fmod=0 is new for floats
         return ("fmod" in given and given["fmod"].i == 1) or not is_float(types.get(node.input[0]))
-    if node.op_type == "SpaceToDepth":  # its mode is new
+    if node.op_type == "SpaceToDepth":  # the attribute mode is new
         return "mode" not in given or given["mode"].s == b"DCR"
     return node.op_type in WIDENED
 

@@ -296,7 +296,7 @@ def _product(op_type: str, axis: int) -> Callable[[_QuantizedWriter], None]:
         if scale:
             op("Div", y, scale)
         op.rename()
-        _forget_types(op.graph, {op.node.output[0]})  # it is not int32 now
+        _forget_types(op.graph, {op.node.output[0]})  # now float, not int32
 
     return write
 

@@ -278,7 +278,7 @@ def _runs(graph: Graph, names: list[str], ones: bool = False) -> list[_Run]:
         if fed in tried or (max(sizes.values(), default=0) > MAX_PROBED_SIZE and not few):
             continue
         tried.append(fed)
-        with suppress(Exception):  # others may be valid
+        with suppress(Exception):  # other sizes may be valid
             runs.append(_Run(fed, probe(fed)))
             base = base or sizes
         if len(runs) == RUNS:
