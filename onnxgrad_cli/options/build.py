@@ -70,7 +70,7 @@ def _mse() -> tuple[LossSpec, ...]:
 
 @part
 class LossOptions(_Part):
-    """The loss to minimize."""
+    """Options of the loss to minimize."""
 
     losses: tuple[LossSpec, ...] = option(
         default_factory=_mse,
@@ -151,7 +151,10 @@ class LossOptions(_Part):
 
 @part
 class ParameterOptions(_Part):
-    """The weights to train. Patterns match the names of weights, and of the nodes and modules that read them."""
+    """Options that select the weights to train.
+
+    Patterns match the names of weights, and of the nodes and modules that read them.
+    """
 
     train: tuple[str, ...] = option(
         default=(),
@@ -203,7 +206,7 @@ class ParameterOptions(_Part):
 
 @part
 class AdapterOptions(_Part):
-    """Low-rank adapters, which are trained in place of weights."""
+    """Options of low-rank adapters (LoRA), which are trained in place of weights."""
 
     lora: LoraSpec | None = option(
         default=None,
@@ -256,7 +259,7 @@ class AdapterOptions(_Part):
 
 @part
 class InputOptions(_Part):
-    """The inputs that get a gradient."""
+    """Options that select the model inputs that get a gradient."""
 
     grad_of_input: tuple[str, ...] = option(
         default=(),
@@ -269,7 +272,7 @@ class InputOptions(_Part):
 
 @part
 class OptimizerOptions(_Part):
-    """The optimizer and its step."""
+    """Options of the optimizer and its step."""
 
     optimizer: str = option(
         default="",
@@ -363,7 +366,7 @@ class OptimizerOptions(_Part):
 
 @part
 class InitOptions(_Part):
-    """The initial values of a training, and the training information that contains them."""
+    """Options of the initial values of a training, and of the training information that contains them."""
 
     training_info: bool = option(
         default=False,
@@ -388,7 +391,7 @@ class InitOptions(_Part):
 
 @part
 class MemoryOptions(_Part):
-    """Ways to save memory, such as computing values again instead of keeping them."""
+    """Options that save memory, for example by computing values again instead of keeping them."""
 
     recompute: RecomputeSpec | None = option(
         default=None,
@@ -410,7 +413,7 @@ class MemoryOptions(_Part):
 
 @part
 class OutputOptions(_Part):
-    """The form of the training model."""
+    """Options of the form of the training model, such as its outputs."""
 
     keep_outputs: bool = option(default=False, help="Keep the outputs of the inference model.", section=OUTPUT)
     yield_: Yield = option(
@@ -428,7 +431,7 @@ class OutputOptions(_Part):
 
 @part
 class ModeOptions(_Part):
-    """The mode of layers that behave differently in training and in inference."""
+    """Options of the mode of layers that behave differently in training and in inference."""
 
     mode: Mode = option(
         default="keep",
@@ -446,7 +449,7 @@ class ModeOptions(_Part):
 
 @part
 class GradientOptions(_Part):
-    """The computation of gradients."""
+    """Options that decide how gradients are computed."""
 
     quantization: Quantization = option(
         default="refuse",
@@ -477,7 +480,7 @@ class GradientOptions(_Part):
 
 @part
 class NameOptions(_Part):
-    """The names of values."""
+    """Options of the names that onnxgrad adds to the model."""
 
     identifiers: bool = option(
         default=False,
@@ -488,7 +491,7 @@ class NameOptions(_Part):
 
 @part
 class ShapeOptions(_Part):
-    """The shapes of the model."""
+    """Options of the shapes in the model."""
 
     dims: Mapping[str, int] = option(
         default_factory=dict,
@@ -555,7 +558,7 @@ class RematerializationOptions(OutputOptions, MemoryOptions):
 class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions, AdapterOptions):
     """The parts of `Options` read by the pass that writes a Gradient node in place of the backward part.
 
-    These include parts whose options it does not allow.
+    These include parts whose options the pass refuses.
     """
 
 

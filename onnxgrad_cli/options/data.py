@@ -23,7 +23,7 @@ If it has a second parameter, it gets a numpy.random.Generator in training, and 
 
 @options_class
 class SequenceOptions(checks.KnownKeywords):
-    """The conversion of text and lists of tokens to samples.
+    """Options of the conversion of text and lists of tokens to samples.
 
     Raises:
         UsageError: a value does not fit.
@@ -61,7 +61,7 @@ class SequenceOptions(checks.KnownKeywords):
 
 @options_class
 class SampleOptions(checks.KnownKeywords):
-    """The conversion of other data to samples.
+    """Options of the columns that inputs are read from, and of preprocessing, augmentation and sampling.
 
     These options override the preprocessing that a trained model stores (see `Preprocessing`).
 

@@ -1,6 +1,6 @@
 """Remove unused nodes, fold constants, transpose products, and scale channels by convolutions.
 
-Rules write unused nodes, for the gradients of operands that need none.
+Unused nodes exist because differentiation rules also write gradients of operands that need no gradient.
 """
 
 from __future__ import annotations

@@ -172,7 +172,11 @@ def _is_wide(graph: Graph, name: str, prediction: Val) -> bool:
 
 
 def _trains_a_matrix(graph: Graph, node: Node, fed: set[str], trained: set[str]) -> bool:
-    """Return True if a node reads a trained matrix wider than `MAX_THIN_COLUMNS`, also through stored operands."""
+    """Return True if a node reads, or reads a value computed from, a trained matrix that is too large for chunks.
+
+    Both sides of such a matrix are above `MAX_THIN_COLUMNS`. Operands that depend on inputs of the model (`fed`) are
+    not followed.
+    """
     stored = graph.ancestors(set(node.input) - fed) & trained
     return any(
         len(dims) > 1 and min(dims) > MAX_THIN_COLUMNS for dims in (graph.initializers[name].dims for name in stored)
