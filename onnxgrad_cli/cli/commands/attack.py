@@ -60,7 +60,7 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="pgd: number of runs, each from another random start; the best run of each sample counts.",
+    help="pgd: number of runs, each from another random start; for each sample, the most successful run counts.",
 )
 @option(
     "--seed",

@@ -22,21 +22,24 @@ from onnxgrad_cli.common.escape import escaped
     "--roles",
     type=FILE,
     metavar="FILE.json",
-    help="JSON file that describes the bytes of a .bin.  [default: the .json file of the same name]",
+    help="JSON file that lists the tensors in a .bin file.  [default: the .json file of the same name]",
 )
 @option(
     "--adaptable",
     is_flag=True,
-    help="Write MODEL with its own weights and empty LoRA matrices, in whose place a runtime can load an adapter.",
+    help="Write MODEL with its own weights, and with LoRA matrices that have no effect until a runtime loads an "
+    "adapter in their place.",
 )
 @option(
     "--merge",
     is_flag=True,
-    help="Merge adapters into integer matrices too, which rounds these again; prints the change of the outputs.",
+    help="Also merge adapters into matrices that are stored as integers. These are rounded again, and the change of "
+    "the outputs is measured and printed.",
 )
 @proof_data(
     "--test-data",
-    "Inputs for measuring the loss of precision of --merge: an .npz, or training data.  [default: random inputs]",
+    "With --merge: inputs on which the change of the outputs is measured: an .npz, or training data.  [default: random "
+    "inputs]",
 )
 @option(
     "--adapter",
@@ -44,11 +47,13 @@ from onnxgrad_cli.common.escape import escaped
     metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
     help="Write only the adapters, in the format of onnxgrad, of onnxruntime, or of PEFT (a folder).",
 )
-@option("--use-ema", is_flag=True, help="Write the moving averages that --ema has kept, instead of the last weights.")
+@option(
+    "--use-ema", is_flag=True, help="Write the moving averages of the weights that --ema kept, instead of the weights."
+)
 @option(
     "--keep-mode",
     is_flag=True,
-    help="Keep the mode of BatchNormalization and Dropout, instead of inference mode.",
+    help="Write BatchNormalization and Dropout in the mode stored in MODEL, instead of inference mode.",
     section="Output",
 )
 @option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.", common=True)
