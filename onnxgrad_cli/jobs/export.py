@@ -202,7 +202,7 @@ class _Trained:
 
     @property
     def stored(self) -> Arrays:
-        """The content of an adapter file: factors, weights trained in full, and state that the model stores, too."""
+        """The content of an adapter file: factors, weights trained in full, and state that the model also stores."""
         own = {name for _, name in stored_tensors(self.model.graph)} if self.adapters else set()
         return {**{name: array for name, array in self.state.items() if name in own}, **self.weights}
 

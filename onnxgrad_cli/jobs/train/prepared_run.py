@@ -1,4 +1,4 @@
-"""A training run that is ready for its first step, and the result of a run."""
+"""`PreparedRun`, a training run that is ready for its first step, and `Trained`, the result of a run."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class PreparedRun:
         return {**weights, **statistics}
 
     def stage(self, switch: AtomicWriteGroup, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
-        """Stage the model with the current weights, and if requested a file with its adapters.
+        """Add the model with the current weights, and if requested its adapters, to a group of files to write.
 
         Returns:
             The files.

@@ -48,9 +48,9 @@ def files_of_runs(folder: Path) -> list[Path]:
 def stage_report(
     switch: AtomicWriteGroup, folder: RunFolder, ready: PreparedRun, found: Trained, picture: Path | None
 ) -> None:
-    """Stage the reports in the run's folder, and the HTML page with the picture of the training model.
+    """Add the run's reports, and the HTML page with the picture of the training model, to a group of files to write.
 
-    These files are replaced atomically, together with the trained model.
+    They are written atomically, together with the trained model.
     """
     told = asdict(ready.course)
     told |= told.pop("sequences") | _shown(told.pop("samples"))
