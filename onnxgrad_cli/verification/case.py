@@ -18,12 +18,12 @@ from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.written import Ran
 
 LONG_RUN_OPERATIONS = 10 * 10**9
-"""If one run takes more floating-point operations than this, a proof makes as few runs as it can."""
+"""If a run of the model takes more floating-point operations than this, a proof makes as few runs as possible."""
 
 
 @dataclass
 class ProofCase:
-    """The input of a proof, and the values that its checks have computed so far.
+    """The model and data that a proof checks, and the values that its checks have computed so far.
 
     Attributes:
         model, roles, path, data, sizes, force, operations: see `prove`.
@@ -65,7 +65,7 @@ class ProofCase:
 
     @property
     def is_large(self) -> bool:
-        """Return True if the weights take much memory; each run computes gradients of the same size."""
+        """Return True if the weights take much memory. The gradients of each run then take as much again."""
         return weight_bytes(self.model) > MAX_WEIGHT_BYTES
 
     @property
@@ -100,8 +100,7 @@ class CheckOutcome:
         ends: True if the proof ends here, because the next checks would make no sense.
         leaves_unproved: the reason why the whole model counts as not proved, even if no check failed; "" if there is
             none.
-        hidden: tensors whose gradients may be wrong although the check found no error: it is not sensitive enough for
-            them.
+        hidden: tensors in whose gradients the check can't detect even large errors, so that they may be wrong.
     """
 
     status: str = ""

@@ -49,13 +49,16 @@ The noise is how much the gradients change if their inputs change by a rounding 
 """
 
 FEW_ENTRIES = 100
-"""If the model has at most this many gradient entries, wrong ones may agree by chance with slopes in float32.
+"""If the gradients have at most this many entries in total, wrong gradients may agree with float32 slopes by chance.
 
-Such slopes only show gradient errors above 20 %, so these gradients must pass two attempts.
+Slopes in float32 only show gradient errors above 20 %. So the few entries must pass two attempts.
 """
 
 NEARBY_POINTS = {True: 1, False: 2}
-"""Number of runs on inputs changed by a rounding error, which measure the noise, of costly (True) and other models."""
+"""Number of runs, on inputs changed by a rounding error, that measure the noise of the gradients.
+
+The key is True for costly models (see `ProofCase.is_costly`), False for others.
+"""
 
 
 def agrees_with_slopes(case: ProofCase) -> CheckOutcome:
@@ -67,7 +70,7 @@ def agrees_with_slopes(case: ProofCase) -> CheckOutcome:
     for look in (_here, _elsewhere, _in_double):
         try:
             found = look(case)
-            if look is _elsewhere and found.detail == STILL:  # all units of a layer may be off, or all signals masked
+            if look is _elsewhere and found.detail == STILL:  # a layer may be 0 everywhere, or all signals masked
                 found = _with_lengths(case) or look(case)
         except _Refuted as error:
             return CheckOutcome("failed", str(error))
@@ -152,7 +155,7 @@ def _point(case: ProofCase, by_entry: bool = False) -> Point:
     gradients = _gradients(case, case.outputs)
     for name, claim in gradients.items():
         shape = values[name].shape
-        if claim.shape != shape and (claim.size or math.prod(shape)):  # an empty past may have any sizes
+        if claim.shape != shape and (claim.size or math.prod(shape)):  # the sizes of an empty KV cache may differ
             raise _Refuted(
                 f"the gradient of '{name}' has the shape {list(claim.shape)}, but the tensor has {list(shape)}"
             )
@@ -162,7 +165,7 @@ def _point(case: ProofCase, by_entry: bool = False) -> Point:
         near = run_nearby(case)
         others.append(_loss(case, near))
         claims.compare(_gradients(case, near))
-        del near  # in large models, as much memory as all weights
+        del near  # takes as much memory as all weights
     allowed = FAITHFUL[narrowest(case.described.model)] * max(abs(value), 1e-6) + 10 * max(
         abs(other - value) for other in others
     )
@@ -193,7 +196,7 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 
 def _here(case: ProofCase) -> CheckOutcome:
-    """Check the gradients at the given point. Skip if it is on a kink, where wrong gradients would pass."""
+    """Check the gradients at the given point. Skip the check at a kink, where wrong gradients would pass."""
     point = _point(case)
     judge = Judge(point.loss, point.claims, case.rng)
     if point.loss.exact and judge.drowned():
@@ -283,17 +286,17 @@ def _compared_in_double(case: ProofCase, point: Point) -> CheckOutcome:
     delivered = in_single(point, exact, found, loss.value, least)
     if (
         delivered.status == "skipped" and NEARBY_POINTS[case.is_costly] < NEARBY_POINTS[False]
-    ):  # for too few points nearby
+    ):  # one nearby point may underestimate the noise
         point.claims.compare(_gradients(case, run_nearby(case)))
         delivered = in_single(point, exact, found, loss.value, least)
     return delivered
 
 
 def in_single(point: Point, exact: Arrays, found: CheckOutcome, value: float, least: float) -> CheckOutcome:
-    """Compare the gradients of the delivered model with float64 gradients that have passed their check.
+    """Compare the gradients of the model in its own precision with float64 gradients that have passed their check.
 
     Args:
-        point: the point with the delivered gradients.
+        point: the point, with the gradients in the model's own precision.
         exact: the gradients in float64.
         found: the outcome for the gradients in float64, which is 'passed'.
         value: the loss in float64.
@@ -325,5 +328,5 @@ def in_single(point: Point, exact: Arrays, found: CheckOutcome, value: float, le
 
 
 def _told(judge: Judge, case: ProofCase, named: bool = False) -> CheckOutcome:
-    """Check the gradients and return the outcome with a text; `named` also names the wrong gradients."""
+    """Check the gradients, and return the outcome with a text. With `named`, the text names the wrong gradients."""
     return in_words(judge, judge.judge(), case.roles.partial, named)
