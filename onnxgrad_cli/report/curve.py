@@ -1,7 +1,7 @@
 """Draw curves of a training run: as a line of block characters for a terminal, and as a self-contained SVG.
 
-Values that span more than a factor of ten are drawn on a logarithmic scale, so that small values remain visible. Equal
-numbers give the same bytes.
+Values that span more than a factor of ten are drawn on a logarithmic scale, so that small values remain visible. The
+same values always give the same bytes.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Curve:
 
     @staticmethod
     def others(log: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
-        """Return metric -> its curve, from the lines of a run's log. If the learning rate changes, 'rate' is its curve.
+        """Return metric -> its curve, from the lines of a run's log. Curves of a single point are omitted.
 
-        Curves of a single point are omitted.
+        If the learning rate changes during the run, the key 'rate' has its curve.
         """
         lines = list(log)
         names = dict.fromkeys(name for line in lines for name in line if name.startswith("val_") and name != "val_loss")

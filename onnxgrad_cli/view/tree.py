@@ -52,7 +52,7 @@ def tree(drawing: Drawing) -> Branch:
 
 
 def _container(group: Cluster, touching: Touching, title: str) -> Branch:
-    """Return the branch of a model's graph or of a body, with its modules, and with its values placed in these."""
+    """Return the branch of a model's graph or of a body: its modules, with the graph's values placed in them."""
     units = [part for part in group.parts if not is_value(part)]
     root = Branch(title, children=_cut(_modules(units, 0, touching)))
     paths = dict(_paths(root, ()))
