@@ -60,7 +60,7 @@ class ProofCase:
 
     @property
     def is_long(self) -> bool:
-        """Return True if each run takes long."""
+        """Return True if a run of the model takes long (see `LONG_RUN_OPERATIONS`)."""
         return self.operations > LONG_RUN_OPERATIONS
 
     @property
@@ -70,7 +70,7 @@ class ProofCase:
 
     @property
     def is_costly(self) -> bool:
-        """Return True if each run takes long, or much memory."""
+        """Return True if a run of the model takes long, or much memory."""
         return self.is_long or self.is_large
 
     @property
@@ -80,12 +80,12 @@ class ProofCase:
 
     @property
     def named_sizes(self) -> dict[str, int]:
-        """Return symbol -> chosen size, for the symbols in the shapes of the model's inputs."""
+        """Return symbolic dimension -> chosen size, for the shapes of the model's inputs."""
         return {symbol: size for symbol, size in (self.drawn or {}).items() if symbol in self.symbols}
 
     @property
     def symbols(self) -> list[str]:
-        """Return the symbols in the shapes of the model's inputs."""
+        """Return the symbolic dimensions in the shapes of the model's inputs."""
         inputs = (v for v in self.model.graph.input if self.roles.inputs.get(v.name) == "model input")
         return list(dict.fromkeys(d for v in inputs for d in shape_of(v.type) or () if isinstance(d, str) and d != "?"))
 

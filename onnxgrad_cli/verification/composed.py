@@ -32,10 +32,10 @@ MAX_ROUNDING = 1e-4
 """Largest accepted difference of the model's own derivatives, relative to the largest entry or sum of magnitudes."""
 
 MAX_DIFFERENCE = 1e-8
-"""Largest accepted difference of derivatives that are computed in float64, relative in the same way."""
+"""Largest accepted difference of derivatives in float64, relative to the largest entry or sum of magnitudes."""
 
 Prove = Callable[..., Proof]
-"""`prove_derived` of onnxgrad_cli/verification/derived.py."""
+"""Type of `prove_derived`. The function is passed as an argument, because its module imports this one."""
 
 
 def agrees_with_parts(derived: Derived, case: ProofCase, prove: Prove) -> CheckOutcome:
@@ -89,7 +89,7 @@ def _compare(derived: Derived, case: ProofCase, compare: Callable[[Arrays], Comp
 
 
 class _ProvedPart:
-    """One of the derivatives that others are composed of, as a model: for the same outputs and variables.
+    """A model of derivatives that the checked derivatives are composed of, for the same outputs and variables.
 
     Attributes:
         model: the model.

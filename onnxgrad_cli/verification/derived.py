@@ -64,7 +64,7 @@ MAX_RELATIVE_DIFFERENCE = 1e-4
 """Largest accepted difference between two computations of a derivative in float32, relative to the largest entry."""
 
 WIDE_RANGE = (-10.0, 10.0)
-"""Range of inputs for the second of the points at which derivatives that the graph computes as zero are checked."""
+"""Range of random inputs at the second point, if derivatives are checked that the graph computes as zero."""
 
 FAR_RANGE = (-1e3, 1e3)
 """Range of inputs large enough to show changes of a function that is constant near zero, such as Round(x / 100)."""
@@ -76,7 +76,7 @@ Every second attempt moves the weights in the opposite direction: a weight that 
 """
 
 POINTS = 3
-"""Number of points at which derivatives that the graph computes as zero are checked, if inputs can be random."""
+"""If the graph computes derivatives as zero, they are checked at this number of points, if inputs can be random."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
 def _gradient(
     derived: Derived, case: ProofCase, model: ModelProto, moves: Mapping[str, str], before: ModelProto | None
 ) -> Function | CheckOutcome:
-    """Prove the first derivatives, and return them as a function. Second derivatives must match its differences."""
+    """Prove the first derivatives, and return them as the function whose differences second derivatives must match."""
     gradient = _derive(model, derived, moves, case.path)
     said = read_derived(gradient)
     assert said is not None

@@ -117,7 +117,7 @@ The others lie inside the domains of functions such as Log, Acosh and Atanh.
 """
 
 MIXED = 8
-"""Number of draws in which each input has its own range."""
+"""Number of draws in which each input has its own random range, after the draws with one range for all inputs."""
 
 
 def run_on_drawn(
@@ -183,7 +183,7 @@ def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tu
 def _ranges(
     described: DescribedModel, rng: np.random.Generator, first: Sequence[Range]
 ) -> Iterator[Mapping[str, Range | None]]:
-    """Yield maps from float input to range: first the same range for all inputs, then a random one for each."""
+    """Yield maps, float input -> range: first the same range for all inputs, then a random range for each input."""
     names = [name for name in described.own if is_float(described.types[name])]
     yield from (dict.fromkeys(names, each) for each in (*first, *RANGES))
     if len(names) > 1 and described.differentiated:
@@ -407,7 +407,7 @@ _LOOKUPS = {
 
 
 def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]], replaced: bool = False) -> dict[str, int]:
-    """Return a map from input whose entries index a tensor to the number of rows of the tensor.
+    """Return input -> number of rows of the tensor that its entries index, for all inputs that are indices.
 
     Args:
         model: the model. The shape of an indexed tensor must be known: it is an initializer, or its shape is declared.

@@ -34,7 +34,7 @@ class Ran:
 
 
 def refused(model: ModelProto, path: Path | None, file: Path | None = None) -> str:
-    """Return the reason why onnxruntime does not open a model or its file, or "" if it opens it.
+    """Return the reason why onnxruntime does not open a model or its file; "" if it does.
 
     Args:
         model: the model.

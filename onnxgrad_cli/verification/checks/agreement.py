@@ -1,7 +1,7 @@
 """Check gradients against slopes: finite differences of the loss along random directions.
 
 There are three attempts: at the given point, at another point, and with the gradients in float64. The first attempt
-that the gradients clearly pass ends the check. They are wrong if they fail all three.
+that the gradients clearly pass ends the check. The gradients are wrong if they fail all three.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ The noise is how much the gradients change if their inputs change by a rounding 
 FEW_ENTRIES = 100
 """If the gradients have at most this many entries in total, wrong gradients may agree with float32 slopes by chance.
 
-Slopes in float32 only show gradient errors above 20 %. So the few entries must pass two attempts.
+Slopes in float32 only show gradient errors above 20 %. So the gradients must then pass two attempts.
 """
 
 NEARBY_POINTS = {True: 1, False: 2}
@@ -180,12 +180,12 @@ def _point(case: ProofCase, by_entry: bool = False) -> Point:
 
 
 def _loss(case: ProofCase, outputs: Arrays) -> float:
-    """Return the loss from the outputs, multiplied by the gradients of the loss that are fed as inputs."""
+    """Return the loss in the outputs of a run, multiplied by the model's inputs that are gradients of the loss."""
     return loss_factor(case.roles, case.feeds) * float(outputs[case.roles.loss])
 
 
 def _gradients(case: ProofCase, outputs: Arrays) -> Arrays:
-    """Return the gradients in float32 or wider, without the partial ones: those for which some paths are stopped."""
+    """Return tensor -> its gradient, in float32 or float64. Gradients that leave out some paths are not included."""
     whole = {n: output for n, output in case.roles.gradients.items() if n not in case.roles.partial}
     return {name: wide(outputs[output]) for name, output in whole.items()}
 
@@ -208,7 +208,7 @@ def _here(case: ProofCase) -> CheckOutcome:
 
 
 def _with_lengths(case: ProofCase) -> CheckOutcome | None:
-    """Check at another point, where inputs that hold signal lengths have the full length.
+    """Check the gradients at another point, at which inputs that may be signal lengths have the full length.
 
     Return None if the model has no such inputs, does not run, or its loss does not change there.
     """
@@ -228,7 +228,7 @@ def _with_lengths(case: ProofCase) -> CheckOutcome | None:
 
 
 def _elsewhere(case: ProofCase, lengths: bool = False) -> CheckOutcome:
-    """Check at another point, where each entry moves in proportion to its size.
+    """Check the gradients at another point, and move each entry in proportion to its size.
 
     At the given point, a correct gradient can disagree with slopes:
 

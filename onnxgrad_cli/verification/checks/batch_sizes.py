@@ -50,7 +50,7 @@ OUTPUTS = 1e-2
 ONLY_ONE_SAMPLE = "a batch of one sample runs; other sizes can't be compared, because"
 
 SMALL_GRADIENT_SHARE = 1e-2
-"""If a gradient is smaller than this fraction of the largest gradient, its difference is relative to that fraction."""
+"""Differences of gradients are divided by the largest entry, or by this fraction of the largest gradient if larger."""
 
 
 def agrees_across_batches(case: ProofCase) -> CheckOutcome:
@@ -275,7 +275,7 @@ class _Tiles:
     def _difference(
         self, run: Callable[[Arrays], Arrays], feeds: Arrays, once: Arrays, many: Arrays, count: int
     ) -> float:
-        """Return the largest relative difference of loss and gradients from those that the original batch implies.
+        """Return the largest relative difference of loss and gradients from those expected from the original batch.
 
         `once` are the outputs for the batch, and `many` those for `count` copies of it. If the loss is a sum, a part of
         it may not depend on the batch, such as a penalty. A run on two copies of the batch determines that part.

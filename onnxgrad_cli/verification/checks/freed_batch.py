@@ -31,7 +31,7 @@ BATCHES = 3
 """Number of batches of the original that are joined to one batch of the freed model, to compare the results."""
 
 SEARCH_SECONDS, MIN_TRIES = 3.0, 4
-"""The search for sizes of other symbols ends after `SEARCH_SECONDS` of processor time and `MIN_TRIES` tried sizes."""
+"""A search for sizes of other symbols ends after `SEARCH_SECONDS` of processor time, but tries `MIN_TRIES` sizes."""
 
 RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2}
 """Element type -> largest accepted difference, relative to the largest entry.
@@ -162,7 +162,7 @@ def _split(array: np.ndarray, axis: int, before: int, count: int) -> np.ndarray:
 
 
 def _taken(feeds: Mapping[str, np.ndarray], freed: FreedBatch, start: int, end: int) -> Arrays:
-    """Return the feeds of the samples from `start` to `end`."""
+    """Return the feeds of the samples from `start` to `end`, without `end`."""
     return {
         name: np.ascontiguousarray(np.take(x, range(start, end), freed.inputs[name])) if name in freed.inputs else x
         for name, x in feeds.items()
@@ -203,7 +203,7 @@ def _examples(
 
 
 def _check(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """Make sure that results agree.
+    """Check that an output of the model with a dynamic batch size agrees with the original's.
 
     Raises:
         UnsupportedError: the results differ.

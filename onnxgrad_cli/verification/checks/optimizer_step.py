@@ -33,7 +33,7 @@ FEW_ELEMENTS = 512
 
 PRECISION = {"float64": 1e-10}
 SINGLE = 1e-5
-"""Largest accepted difference, relative to the sum of a number's magnitudes before and after the step.
+"""Largest accepted difference of a weight or state, relative to the sum of its magnitudes before and after the step.
 
 `PRECISION` is for float64, `SINGLE` for other types.
 """
@@ -436,7 +436,7 @@ def _largest(step: _StepModel, point: _Point, norm: float) -> float:
 
 
 def _accumulated(step: _StepModel, before: Arrays, expected: dict[str, np.ndarray | float]) -> Arrays | None:
-    """Return the gradients for the step, over all runs since the last one; None if more runs come before the step.
+    """Return the gradients accumulated over all runs since the last step; None if the next step is not due yet.
 
     The accumulated gradients and the number of runs after this run are stored in `expected`.
     """

@@ -173,7 +173,8 @@ class _Runs:
     def run(self, classes: Mapping[Axis, int], descending: bool = False) -> bool:
         """Return True if the model runs with a different size for each class of axes.
 
-        Axes without a class are of class 0. `descending` gives larger sizes to lower classes.
+        `classes` maps an axis to the number of its class. Other axes are of class 0. With `descending`, lower numbers
+        get larger sizes.
         """
         shapes = self._assigned(classes, descending)
         try:

@@ -89,7 +89,7 @@ class SlopeComparison:
 
     @property
     def still(self) -> bool:
-        """True if all gradients are zero and the loss does not change. They agree then, but no rule was tested."""
+        """True if all gradients are zero and the loss does not change: the two agree, but no rule was tested."""
         return self.measured == 0 and not any(self.shares.values())
 
 
@@ -163,7 +163,7 @@ class Judge:
         return found.visible[name] * self._entries[name] / max(*self._entries.values(), 1e-300)
 
     def _judge_together(self, names: list[str], found: Judgement) -> None:
-        """Check tensors whose gradients have similar noise. More noise in one would hide errors in the others."""
+        """Check a group of tensors whose gradients have similar noise. A noisier gradient would hide their errors."""
         groups = [names]
         for _ in range(ROUNDS):
             left = [self._round(group, found) for group in groups if not found.refuted]
