@@ -86,7 +86,7 @@ class Model(NamedTuple):
 
 
 class Build(NamedTuple):
-    """One build.
+    """A build of a training model for which a digest is computed.
 
     Attributes:
         name: the names of the model, the target and the variant.

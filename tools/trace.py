@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "onnxgrad_cli"
 
 
 class Trace:
-    """The functions that were entered while the trace was on.
+    """Records the functions of the package that are called while the trace is on.
 
     Attributes:
         entered: file relative to the package -> the functions, in the order of their first call.

@@ -31,10 +31,10 @@ from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import Adapter, Quantized, Roles, describe
 
 KEPT = frozenset({"weight", "state"})
-"""The roles of inputs whose values are stored beside the model."""
+"""The roles of a training model's inputs whose start values are stored in a file beside the model."""
 
 ROLES, VALUES = ".json", ".bin"
-"""The suffixes of the two files. Their names are the model's name with another suffix."""
+"""The suffixes of the files with start values and their description. Otherwise their names equal the model's name."""
 
 ALIGNMENT = 8
 """Alignment of arrays in bytes. A typed array in JavaScript must start at a multiple of its element size."""
@@ -194,7 +194,7 @@ def _lines(said: Mapping[str, Any]) -> str:
 
 
 def is_values(path: Path) -> bool:
-    """Return True if a path has the suffix of one of the two files."""
+    """Return True if a path has the suffix of a file with start values (.bin) or of its description (.json)."""
     return path.suffix in (ROLES, VALUES)
 
 

@@ -320,7 +320,7 @@ class Build:
 
 
 REFUSALS = (UnsupportedError, CheckFailed)
-"""The errors that end a build, but not the job: the report gives the reason."""
+"""Types of errors that `Build.error` stores. They end the build, but not the job, which still writes a report."""
 
 
 def transform(
@@ -531,7 +531,7 @@ def _why_not_opened(build: Build, file: Path, model: ModelProto) -> str:
 
 
 def list_file(build: Build, switch: AtomicWriteGroup, file: Path, role: str) -> None:
-    """Add a file to the list in the report. On the disk, the file may still have a temporary name."""
+    """Add a file to the list of files in a build's report. The file may still have a temporary name on the disk."""
     build.files.append(replace(File.of(switch.where(file), role), path=str(file)))
 
 

@@ -155,7 +155,7 @@ def _save(
 
 
 def _check_asked(adaptable: bool, merge: bool, test_data: str | Path | None) -> None:
-    """Raise an error if arguments contradict each other."""
+    """Raise an error if `adaptable` is combined with `merge`, or `test_data` is given without `merge`."""
     if adaptable and merge:
         raise UsageError(
             "`merge` can't be combined with `adaptable`, which leaves the weights unchanged",

@@ -28,7 +28,7 @@ Build = Callable[[Options], TrainingModel]
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A way to take a step.
+    """A plan for the training step: the options of its model, and the number of runs.
 
     Attributes:
         options: the options of the training model.

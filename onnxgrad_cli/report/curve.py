@@ -19,10 +19,10 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 WIDTH, HEIGHT = 720.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 40.0, 40.0
-"""Size of a picture and its margins, in pixels."""
+"""Width, height and margins of the picture of a learning curve, in pixels."""
 
 COLUMNS, SMOOTH = 600, 50
-"""Largest number of points of the line through all steps, and of the smoothed line. A point may be a mean of steps."""
+"""Largest number of points in the line of all steps, and in the smoothed line. A point may average several steps."""
 
 STYLE = """
 .curve { max-width: 100%; height: auto; } .curve rect { fill: #fff; }

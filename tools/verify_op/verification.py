@@ -74,7 +74,7 @@ class Gradient:
         other: the other gradient in the shape of the input; None if it is refused.
         jacobian: the measured Jacobian; None if the other gradient is from PyTorch.
         difference: the largest relative difference, without the elements at a kink.
-        reason: the reason of a refusal.
+        reason: the reason why onnxgrad refuses to compute the gradient; "" if it doesn't.
     """
 
     operand: str

@@ -74,7 +74,7 @@ from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.freed_batch import FreedModel, freed
 
 SEVERAL_SETS = "each data set has batches of its own"
-"""The reason why a step on several data sets is not split into several runs."""
+"""Reason in error messages: a training step on several data sets can't be split into several runs."""
 
 
 def prepare(

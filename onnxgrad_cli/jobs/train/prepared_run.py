@@ -86,7 +86,7 @@ class PreparedRun:
         self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm],
         settings: Mapping[str, str], tell: Tell,
     ) -> TrainingLoop:  # fmt: skip
-        """Return the training loop."""
+        """Return the loop that takes the training steps, logs them, and writes checkpoints to `folder`."""
         course, evaluator = self.course, self.evaluator
         whole = course.epochs * len(self.batches)
         steps = whole if course.max_steps is None else min(whole, course.max_steps)

@@ -27,7 +27,7 @@ from onnxgrad_cli.view import draw
 from onnxgrad_cli.view.html import html as drawn
 
 REPORTS = ("report.md", "report.html")
-"""The names of the files of the report."""
+"""The names of the files with the report of a training."""
 
 
 def files_in(folder: Path, ready: PreparedRun) -> list[Path]:

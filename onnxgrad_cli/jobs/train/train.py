@@ -264,5 +264,5 @@ def _resume(loop: TrainingLoop, new_data: bool, drawn: Sequence[str], tell: Tell
 
 
 def _is_written(switch: AtomicWriteGroup, files: Sequence[Path]) -> bool:
-    """Return True if the files exist already with the content that was staged for them."""
+    """Return True if files exist already, with the content that a group of files has for them."""
     return all(file.is_file() and filecmp.cmp(switch.where(file), file, shallow=False) for file in files)
