@@ -394,6 +394,7 @@ class InitOptions(_Part):
         metavar="N",
         least=0,
         most=SEEDS - 1,
+        shown="0; in `build`, the runtime chooses, except for adapters",
     )
 
 
