@@ -74,8 +74,9 @@ class LossOptions(_Part):
 
     losses: tuple[LossSpec, ...] = option(
         default_factory=_mse,
-        help="Loss to minimize; several losses are summed. SET= computes it on the data set SET. "
-        "WEIGHT may follow a schedule, such as 10@cosine. See `onnxgrad list losses`.",
+        help="Loss to minimize. If the option is repeated, the weighted sum of the losses is minimized. SET= names the "
+        "data set for the loss. WEIGHT, by default 1, may follow a schedule, such as 10@cosine. See `onnxgrad list "
+        "losses`.",
         details="`LossSpec`, names as they are typed on the command line, or functions, written as `loss` describes.",
         section=LOSS,
         common=True,
@@ -162,6 +163,7 @@ class ParameterOptions(_Part):
         section=TRAINED,
         common=True,
         metavar="GLOB",
+        shown="all weights",
         example=PATTERNS,
     )
     freeze: tuple[str, ...] = option(
@@ -210,7 +212,8 @@ class AdapterOptions(_Part):
 
     lora: LoraSpec | None = option(
         default=None,
-        help="Train LoRA adapters of this rank and freeze the other weights that neither --train nor --preset selects.",
+        help="Train LoRA adapters of this rank and freeze the other weights. Weights that --train or --preset selects "
+        "are trained, too. ALPHA, by default the rank, scales the adapters.",
         section=TRAINED,
         common=True,
         metavar="RANK[:ALPHA]",
@@ -229,7 +232,7 @@ class AdapterOptions(_Part):
     )
     lora_scaling: Scaling = option(
         default="lora",
-        help="Divide alpha by the rank, or with rslora by the square root of the rank.",
+        help="Factor of an adapter's product of matrices. lora: ALPHA / RANK. rslora: ALPHA / square root of RANK.",
         section=TRAINED,
     )
     lora_dropout: float = option(
@@ -239,11 +242,12 @@ class AdapterOptions(_Part):
         metavar="PROBABILITY",
         least=0,
         below=1,
+        shown="0",
         example="0.05",
     )
     lora_dora: bool = option(
         default=False,
-        help="Also train the norm of each output of an adapted matrix (DoRA).",
+        help="Train DoRA adapters: also train the norm of the adapted matrix for each of its outputs.",
         section=TRAINED,
     )
 
@@ -276,10 +280,11 @@ class OptimizerOptions(_Part):
 
     optimizer: str = option(
         default="",
-        help="Append a step of this optimizer; see `onnxgrad list optimizers`.",
+        help="Append a step of this optimizer to the training model; see `onnxgrad list optimizers`.",
         section=OPTIMIZER,
         common=True,
         metavar="NAME",
+        shown="no step",
         complete="optimizers:OPTIMIZERS",
     )
     optimizer_options: Mapping[str, object] = option(
@@ -292,7 +297,8 @@ class OptimizerOptions(_Part):
     )
     group: tuple[Group, ...] = option(
         default=(),
-        help="Settings for the weights that match; lr is a factor of the learning rate. Later groups take precedence.",
+        help="Optimizer settings for the weights that match GLOB; lr is a factor by which the learning rate is "
+        "multiplied. If several groups set the same key for a weight, the last one applies.",
         section=OPTIMIZER,
         metavar="GLOB:KEY=VALUE,...",
         example="(Group('*.bias', {'weight_decay': 0}),)",
@@ -300,9 +306,10 @@ class OptimizerOptions(_Part):
     )
     clip_norm: float | None = option(
         default=None,
-        help="Scale the gradients down if their global norm is above MAX.",
+        help="Scale all gradients down by one factor if their global L2 norm is above MAX.",
         section=OPTIMIZER,
         metavar="MAX",
+        shown="no limit",
         above=0,
     )
     clip_value: float | None = option(
@@ -310,11 +317,12 @@ class OptimizerOptions(_Part):
         help="Clip each element of the gradients to the range -MAX to MAX.",
         section=OPTIMIZER,
         metavar="MAX",
+        shown="no limit",
         above=0,
     )
     accumulate: int = option(
         default=1,
-        help="Accumulate the gradients of N runs for one step.",
+        help="Take one optimizer step per N runs of the model, with the accumulated gradients of these runs.",
         details="The step equals the step of one batch with the samples of all runs. This requires a loss that is a "
         "mean over the labels that are not ignored, or runs with equal numbers of such labels.",
         section=OPTIMIZER,
@@ -327,6 +335,7 @@ class OptimizerOptions(_Part):
         "don't vanish; dynamic adapts the factor.",
         section=OPTIMIZER,
         metavar="FACTOR|dynamic",
+        shown="no scaling",
         parse="passes.loss_scale:parse_loss_scale",
     )
     ema: float | None = option(
@@ -336,6 +345,7 @@ class OptimizerOptions(_Part):
         metavar="DECAY",
         least=0,
         below=1,
+        shown="no averages",
         example="0.999",
     )
     embed_state: bool = option(
@@ -370,22 +380,24 @@ class InitOptions(_Part):
 
     training_info: bool = option(
         default=False,
-        help="Keep the inference graph, and describe the training in the standard's training_info.",
+        help="Write the inference model with the training step in its training_info (ONNX TrainingInfoProto), instead "
+        "of a training model.",
         section=OUTPUT,
     )
     init: Init = option(
         default="keep",
-        help="Keep the stored weights, or draw new ones. In `build`, it requires --training-info.",
+        help="Start from the stored weights (keep), or draw new ones. In `build`, drawing requires --training-info.",
         section=TRAINED,
     )
     seed: int | None = option(
         default=None,
-        help="Seed of all random numbers: new weights, adapters, order of the samples, Dropout.",
+        help="Seed of all random numbers: new weights, adapters, the order of the samples, and Dropout.",
         details="With None, the runtime chooses, and adapters are drawn with seed 0.",
         section=TRAINED,
         metavar="N",
         least=0,
         most=SEEDS - 1,
+        shown="0; in `build`, the runtime chooses, except for adapters",
     )
 
 
@@ -395,9 +407,12 @@ class MemoryOptions(_Part):
 
     recompute: RecomputeSpec | None = option(
         default=None,
-        help="Save memory: compute values again in the backward part instead of keeping them.",
+        help="Save memory: compute forward values again in the backward part instead of keeping them. elementwise: "
+        "results of elementwise operators. block: all values inside a layer, or between values that match GLOB. "
+        "budget, optimal: as many values as necessary to keep at most SIZE, such as 500MB.",
         section=MEMORY,
         metavar="elementwise|block:auto|block:GLOB|budget:SIZE|optimal:SIZE",
+        shown="keep all values",
         example="RecomputeSpec('elementwise') or None",
         parse="passes.rematerialization.recompute:parse_recompute",
     )
@@ -415,7 +430,9 @@ class MemoryOptions(_Part):
 class OutputOptions(_Part):
     """Options of the form of the training model, such as its outputs."""
 
-    keep_outputs: bool = option(default=False, help="Keep the outputs of the inference model.", section=OUTPUT)
+    keep_outputs: bool = option(
+        default=False, help="Keep the outputs of the inference model in the training model.", section=OUTPUT
+    )
     yield_: Yield = option(
         default="ones",
         help="Gradient with respect to the loss, from which the backward part starts. ones: ones in the shape of the "
@@ -504,7 +521,7 @@ class ShapeOptions(_Part):
     )
     shapes: Mapping[str, Shape] = option(
         default_factory=dict,
-        help="Set the shape of an input. A name in place of a fixed batch size makes the batch dynamic.",
+        help="Set the shape of an input. If a name replaces a fixed batch size, the batch size becomes dynamic.",
         section=MODEL,
         flags=("--shape",),
         metavar="INPUT:DIM,DIM,...",
@@ -512,9 +529,9 @@ class ShapeOptions(_Part):
     )
     infer_by_run: bool | None = option(
         default=None,
-        help="Run the model to find ranks that can't be inferred.",
+        help="Run the model to find the ranks of values that shape inference can't find.",
         section=MODEL,
-        shown="if that is quick",
+        shown="only if that is quick",
     )
 
     def __post_init__(self) -> None:

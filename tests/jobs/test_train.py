@@ -205,7 +205,7 @@ def test_a_measure_that_is_no_number_chooses_no_epoch(shell: Shell) -> None:
 
 def test_the_rule_is_in_the_help_and_in_what_is_shown(shell: Shell) -> None:
     told = " ".join(shell("train", "--help-all").out.split())
-    assert "the first one decides which epoch is best. [default: by loss]" in told
+    assert "the first one decides which epoch is best. [default: depends on the loss]" in told
     arguments = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--threads", "1")
     assert "best by validation loss" in shell(*arguments, "--val", "data.npz", "-o", "a.onnx").out
     assert "the last one" in shell(*arguments, "-o", "b.onnx").out
