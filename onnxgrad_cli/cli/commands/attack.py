@@ -68,13 +68,7 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
     metavar="N",
     help="pgd: number of runs, each from another random start; for each sample, the most successful run counts.",
 )
-@option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    help="pgd: seed of the random starts.",
-    section="Trained parameters",
-)
+@option("--seed", type=click.IntRange(min=0), default=0, help="pgd: seed of the random starts.")
 @option(
     "--label", metavar="NAME", help="Name of the labels in --data.  [default: the model's predictions]", common=True
 )

@@ -68,7 +68,7 @@ def _brief(text: str) -> str:
     """Return the first clause of an option's help, and its default."""
     words, bracket, default = text.partition("  [default: ")
     first = re.split(r"[;:] |\. |  \[", words)[0].rstrip(".")
-    return f"{first}{bracket}{default.partition('; x')[0].rstrip(']')}]" if bracket else first
+    return f"{first}{bracket}{re.split(r'; x|]  .x', default)[0].rstrip(']')}]" if bracket else first
 
 
 def sections(ctx: click.Context) -> Iterator[tuple[str, list[click.Option]]]:

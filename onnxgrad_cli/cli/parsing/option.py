@@ -25,6 +25,8 @@ class SectionOption(click.Option):
 
     def __init__(self, *arguments: Any, section: str = "", common: bool = False, **more: Any) -> None:
         super().__init__(*arguments, **more)
+        if self.metavar is None and isinstance(self.type, (click.IntRange, click.FloatRange)):
+            self.metavar = "N" if isinstance(self.type, click.IntRange) else "X"
         self.section, self.common = section, common
         FLAGS[str(self.name)] = max(self.opts, key=len)
 
