@@ -24,7 +24,7 @@ from onnxgrad_cli.errors import UsageError, suggest, unknown_name
 
 
 def numbers_in(cells: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Convert cells of text to numbers. Cells with an underscore such as 2024_01, which numpy accepts, are an error.
+    """Convert cells of text to numbers. A cell such as 2024_01 is an error, although numpy would ignore the underscore.
 
     Raises:
         ValueError: a cell is not a number of this type.
@@ -157,7 +157,7 @@ WORDS = ("argmax", "label")
 
 
 def class_names(model: ModelProto) -> dict[str, list[str]]:
-    """Read from the metadata a map: output or label -> its class names. The key '' stands for any output or label.
+    """Return the class names in a model's metadata: output or label -> names. The key '' means any output or label.
 
     Returns:
         {} if the model has no class names, or if they can't be parsed.
@@ -186,11 +186,12 @@ def _listed(classes: object) -> list[str]:
 def names_for(found: Mapping[str, Sequence[str]], count: int, *names: str) -> list[str]:
     """Return the names of `count` classes, or [] if no entry of `found` fits.
 
-    The first tensor in `names` that has an entry in `found` decides. If the entry has fewer than `count` names, the
-    other classes are named by their numbers. If it has more, the result is [].
+    `found` is the result of `class_names`: output or label -> its class names. The entry of the first tensor in `names`
+    that has one is used. If this entry has fewer than `count` names, the other classes are named by their numbers. If
+    it has more, the result is [].
 
-    If none of these tensors has an entry, and `found` has a single entry, its names are returned. It must have exactly
-    `count` names, otherwise the result is [].
+    If none of these tensors has an entry, but `found` has a single entry with exactly `count` names, these names are
+    returned.
     """
     own = next((found[name] for name in names if found.get(name)), None)
     if own is not None and len(own) < count:

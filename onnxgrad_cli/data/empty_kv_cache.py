@@ -64,7 +64,7 @@ def fed_types(model: ModelProto, path: Path | None, options: Options) -> dict[st
     Args:
         model: the inference model; not changed.
         path: the file that the model was read from; external data are relative to it.
-        options: sizes and shapes; see `with_empty_pasts`.
+        options: the user's options. Its `dims` and `shapes` set sizes of inputs.
     """
     graph = Graph(copied(model), path)
     if options.dims or options.shapes:
@@ -75,7 +75,7 @@ def fed_types(model: ModelProto, path: Path | None, options: Options) -> dict[st
 
 
 def with_sizes_of_pasts(inputs: Mapping[str, TypeProto], graph: Graph) -> dict[str, TypeProto]:
-    """Replace symbolic dimensions of inputs that have a dimension of 0 by the sizes that the graph requires.
+    """Return input types in which, for inputs with a dimension of 0, symbols are replaced by the sizes in the graph.
 
     onnxruntime-genai declares the head size of the KV cache as a symbol. The size follows from the node that reads the
     cache.
@@ -96,7 +96,7 @@ def with_sizes_of_pasts(inputs: Mapping[str, TypeProto], graph: Graph) -> dict[s
 
 
 def _met(graph: Graph, node: Node, name: str, value_type: TypeProto) -> Iterator[tuple[str, int]]:
-    """Yield pairs (symbol, size) for the symbolic dimensions of an input that follow from a node that reads it."""
+    """Yield (symbol, size) for each symbolic dimension of an input whose size follows from `node`, which reads it."""
     shape = shape_of(value_type) or ()
     if node.op_type == "GroupQueryAttention" and isinstance(shape[-1], str):
         counts = {a.name: a.i for a in node.attribute}
