@@ -1,7 +1,7 @@
 """Read ONNX test sets, which are published with models: folders test_data_set_0, ... with input_0.pb, input_1.pb, ...
 
 Each set is a batch; the batches are concatenated. A tensor belongs to the input with its name. If the names don't fit,
-the files belong to the inputs in the order of the model.
+the files belong to the model's inputs in order.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Batches:
             seed: the seed of the random order.
             shuffle: shuffle each epoch; if False, use the order of the data.
             drop_last: leave out the last batch of an epoch if it is short.
-            rank: the rank of this process.
+            rank: the index of this process, from 0.
             world: the number of processes.
             weights: the probability of drawing each sample, float64 (N,), with sum 1; None takes each sample once per
                 epoch.

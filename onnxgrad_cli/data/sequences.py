@@ -1,13 +1,13 @@
 """Pad token sequences in each batch, and compute inputs such as the attention mask if the data lack them.
 
-Besides tokens, a language model takes an attention mask, position ids and labels. They can be computed from the tokens,
-so the data need not have them. Sequences are right-padded to the longest of the batch. In the padding the mask is 0,
-and the labels have the value that the loss ignores.
+In addition to tokens, a language model takes an attention mask, position ids and labels. They can be computed from the
+tokens, so the data need not have them. Sequences are right-padded to the longest sequence of the batch. In the padding
+the mask is 0, and the labels have the value that the loss ignores.
 
 If several samples are packed into one row, a pair mask keeps each token from attending to other samples. A pair mask
-has an entry for each pair of positions, which allows or forbids the first to attend to the second. Here it is
-block-diagonal, and each block is a lower triangle. Source: M. Krell et al., Efficient Sequence Packing without
-Cross-contamination, 2021, arXiv:2107.02027, section 3.2.
+has an entry for each pair of positions, which allows or forbids the first to attend to the second. The pair mask of a
+packed row is block-diagonal, with a lower triangle for each sample. Source: M. Krell et al., Efficient Sequence Packing
+without Cross-contamination, 2021, arXiv:2107.02027, section 3.2.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ class Preparation:
     def _packed(self, columns: Columns) -> Columns:
         """Return the samples concatenated into rows of at most `max_length` tokens.
 
-        The arrays of values are not copied: only the offsets are replaced.
+        Tokens are not moved: a row is a range of consecutive samples, so only the offsets are replaced.
 
         Raises:
             UsageError: the loss is not `CAUSAL`, or the data have columns that can't be packed.
@@ -389,7 +389,7 @@ def _ends_of_rows(offsets: np.ndarray, longest: int) -> np.ndarray:
     Return the offsets of the rows, beginning with 0.
 
     Args:
-        offsets: the offsets of the samples; see `Lists.offsets`.
+        offsets: the index of each sample's first token, followed by the total number of tokens, int64 (samples + 1,).
         longest: the largest number of tokens in a row.
     """
     found, ends = [0], offsets.tolist()

@@ -116,7 +116,7 @@ def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mappin
         source: the file or folder, for messages.
         found: the data.
         inputs: the inputs and labels, with their types.
-        ranges: the integers that inputs accept.
+        ranges: input or label -> the integers that it accepts.
         finite: raise an error if the data contain NaN or infinity.
 
     Raises:
