@@ -151,7 +151,7 @@ class Trainer(TrainerBase):
             self._step = WholeStep(copy, roles, self._sides, scalars, start, provider)
         else:
             self._step = SlicedStep(parts, self._sides, self._successors, scalars, start, threads)
-        self._unbroken = nullcontext if parts is None else uninterrupted  # an interrupted in-place update is lost
+        self._unbroken = nullcontext if parts is None else uninterrupted  # an in-place update must not stop halfway
 
     @property
     def sessions(self) -> list[onnxruntime.InferenceSession]:
@@ -230,7 +230,8 @@ class Trainer(TrainerBase):
 
         Args:
             model: the inference model that the training model was built from.
-            keep_mode: see `save`.
+            keep_mode: leave BatchNormalization and Dropout in the mode that they have in `model`. By default they run
+                in inference mode.
 
         Returns:
             Output -> array, with samples along the first axis; see `Predictor.all`.
