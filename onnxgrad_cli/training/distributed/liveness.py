@@ -49,7 +49,7 @@ class Liveness:
 
     Attributes:
         others: the ranks of the other processes.
-        unreachable: True once the store did not answer.
+        unreachable: True after a call to the store has failed.
     """
 
     def __init__(self, store: Store, rank: int, world: int) -> None:

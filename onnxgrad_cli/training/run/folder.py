@@ -99,7 +99,7 @@ class RunFolder:
         """Remove the files of an earlier run. Other files in the folder stay.
 
         Args:
-            files: the files that runs write to the folder; see `check_replaceable`.
+            files: the files that runs write to the folder.
 
         Raises:
             UsageError: a file is an input.
