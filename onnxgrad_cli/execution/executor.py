@@ -1,4 +1,4 @@
-"""Run a model on numpy arrays, on onnxruntime or, if it lacks a kernel, on onnx.reference.
+"""Run a model with numpy arrays on onnxruntime, or on onnx.reference if onnxruntime lacks a kernel.
 
 `to_double` converts a model to float64.
 """
@@ -35,7 +35,7 @@ class Executor:
         prefer: 'reference' uses onnx.reference without trying onnxruntime.
         threads: the number of threads of onnxruntime; None uses all.
         fallback: True uses onnx.reference if onnxruntime has no kernels, False raises onnxruntime's error.
-        ops: Python implementations of operators that both lack, for onnx.reference.
+        ops: Python implementations, for onnx.reference, of operators that both runtimes lack.
 
     Attributes:
         name: the name of the runtime.

@@ -2,7 +2,7 @@
 
 A proof that the user did not request has these limits too. Without them a model could run for ever, such as with a Loop
 of 2^62 iterations, or fill the memory, such as with an Expand to 2^31. A run that is cut short counts as failed. After
-it no other run begins, because many attempts would each take as long. All parts of a job share its limits
+it no other run begins, because each of many attempts could take as long. All parts of a job share its limits
 (`shared_budget`).
 """
 
@@ -116,7 +116,7 @@ _patience: ContextVar[RunBudget | None] = ContextVar("patience", default=None)
 
 @contextmanager
 def shared_budget() -> Iterator[None]:
-    """Share one set of limits among all runs in the block, a whole job. `within_budget` makes the limits apply."""
+    """Share one set of limits among all runs in the block, which is a whole job. `within_budget` applies the limits."""
     token = _shared.set(_shared.get() or RunBudget())
     try:
         yield
