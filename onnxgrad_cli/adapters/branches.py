@@ -54,7 +54,7 @@ def add_branches(
     Args:
         model: the inference model; it is changed.
         adapters: the adapters.
-        values: their factors, by name.
+        values: name -> factor of an adapter.
         path: the file that the model was read from; external data are relative to it.
 
     Raises:
@@ -238,9 +238,10 @@ class _Branches:
 def _lengthened(branch: _Branch, place: AdapterSite, total: Sequence[str], gain: str) -> list[str]:
     """Write nodes that multiply the sum of product and branch by DoRA's gain.
 
-    Return the values to add up to the result.
+    The bias is removed from the product, so that it is not multiplied by the gain.
 
-    The bias is removed from the product and returned as a value of its own, so that it is not multiplied by the gain.
+    Returns:
+        The values whose sum is the result: the multiplied sum, and the bias if there is one.
     """
     bias, beta = bias_apart(place.reader.node)
     y = [branch.write("Mul", branch.write("Add", *total), gain)]

@@ -65,7 +65,7 @@ def is_known(kind: str) -> bool:
 def renamed(kind: str, module: str) -> str:
     """Convert a module's name in onnxruntime-genai's model builder to its name in transformers.
 
-    The module must not be part of a packed module; see `PACKED`.
+    The module must not be a part of a packed module, as listed in `PACKED`.
     """
     around, dot, last = module.rpartition(".")
     return around + dot + RENAMED.get(kind, {}).get(last, last)
@@ -150,7 +150,7 @@ def as_built(
     """Convert factors of the modules in transformers to factors of the builder's modules. Packed modules are split.
 
     Args:
-        kind: the model type; see `kind_of`.
+        kind: the model type in genai_config.json; "" if it is unknown.
         stored: module in transformers -> its factors.
         sizes: module of the builder -> its number of outputs.
 

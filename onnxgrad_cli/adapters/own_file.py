@@ -24,7 +24,7 @@ ADAPTERS = "onnxgrad.adapters"
 """The key of the metadata entry with the list of adapters."""
 
 BASE = "onnxgrad.base"
-"""The key of the metadata entry with the digest of the base model; see `untrained_digest`."""
+"""The key of the metadata entry with the digest of the base model, which `untrained_digest` computes."""
 
 
 def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], base: str = "") -> bytes:

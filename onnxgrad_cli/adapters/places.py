@@ -1,8 +1,8 @@
 """Find the matrix products of an inference model that can have adapters, and the module that each product belongs to.
 
 Other programs name an adapter after its module, such as 'model.layers.0.self_attn.q_proj'. They store the factors A
-[rank, in] and B [out, rank] for y = x W + scale (x Aᵀ) Bᵀ. Several modules may share a matrix, and then have one
-adapter here; see `together`.
+[rank, in] and B [out, rank] for y = x W + scale (x Aᵀ) Bᵀ. Several modules may share a matrix. Their adapters must be
+equal, and become one adapter of the matrix.
 """
 
 from __future__ import annotations
@@ -207,10 +207,7 @@ def _of(
 
 
 def _dtype(uses: Uses, weight: str, stored: Mapping[str, TensorProto]) -> int:
-    """Return the element type with which products of a matrix compute.
-
-    If it is quantized, this is the type of its scales.
-    """
+    """Return the element type with which products of a matrix compute. For integers, it is the type of their scales."""
     if not is_integer(stored[weight]):
         return stored[weight].data_type
     beside = (node.input[position + 1] for node, position in uses[weight] if len(node.input) > position + 1)
@@ -267,7 +264,7 @@ def _named(
     Args:
         path: the module path in the model.
         outputs: the number of outputs of the module.
-        heads: see `_heads`; None if genai's builder did not write the model, and the path is the name.
+        heads: the result of `_heads`; None if genai's builder did not write the model. The path is then the name.
 
     Returns:
         The name of the module; and for a packed module (name, number of outputs) of each part, otherwise ().
