@@ -85,7 +85,7 @@ message would advise the user to trust the file.
 """
 
 SLACK = 1024
-"""The number of bytes by which very small arrays may exceed the size that the ratio in `MAX_COMPRESSION` allows."""
+"""Number of bytes by which an array may exceed the size that the ratio in `MAX_COMPRESSION` allows."""
 
 
 def read_npz(path: Path, inputs: InputTypes) -> LoadedColumns:

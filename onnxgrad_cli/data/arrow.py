@@ -84,7 +84,7 @@ def _is_pictures(column: Any) -> bool:
 
 
 class _Contents(Sequence[bytes]):
-    """The contents of the files in a column, read on access."""
+    """The contents of the picture files in a column. A file is read on access."""
 
     def __init__(self, column: Any) -> None:
         self._column = column
@@ -113,9 +113,9 @@ def _side_by_side(path: Path, names: Sequence[str], columns: Sequence[Any]) -> n
 
 
 def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists | Ragged:
-    """Convert a column to an array in which lists become further axes.
+    """Convert a column to an array (rows, ...) with a further axis for each level of nested lists.
 
-    If the lists differ in length, convert it to `Lists`, or to `Ragged` for nested lists.
+    If the lists differ in length, convert the column to `Lists`, or to `Ragged` for nested lists.
     """
     levels, inner = [], column
     while not inner.null_count and _is_lists(inner):
@@ -145,7 +145,7 @@ def _is_lists(column: Any) -> bool:
 
 
 def _array(path: Path, name: str, column: Any) -> np.ndarray:
-    """Convert a column to an array in which lists become further axes."""
+    """Convert a column to an array (rows, ...) with a further axis for each level of nested lists."""
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         hint = "fill in a value, or drop the row"

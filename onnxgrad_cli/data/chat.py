@@ -257,10 +257,7 @@ def _compiled(source: str) -> tuple[Callable[..., str], Callable[[], None]]:
             raise ValueError(f"it takes more than {ROUNDS:,} rounds of loops and calls")
 
     class Generation(Extension):
-        """Support for the block {% generation %}, which marks answers.
-
-        The template may contain it, but it has no effect.
-        """
+        """Accept the block {% generation %}, with which some templates mark answers. The mark has no effect here."""
 
         tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 

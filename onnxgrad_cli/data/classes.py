@@ -72,7 +72,7 @@ Names = tuple[str, ...]
 WHOLE = np.dtype(np.int64)
 
 FOR_NUMBERS = "for class names use a classification loss, `losses='cross-entropy'`; for yes and no save 1 and 0"
-"""The hint of the error about text in a column for an input of floats."""
+"""The hint of the error about a column of text if its input takes floats."""
 
 
 def is_text(array: object) -> bool:
@@ -83,7 +83,7 @@ def is_text(array: object) -> bool:
 def as_numbers(source: Path, label: str, column: np.ndarray, known: Names | None) -> np.ndarray | None:
     """Convert a column of text to integers, int64 (N,).
 
-    Return None if it holds class names or values that are not text.
+    Return None if the column holds class names or values that are not text.
 
     Args:
         source: the file or folder, for messages.
@@ -153,7 +153,7 @@ CLASSES, NAMES = "onnxgrad.classes", "names"
 """The metadata keys under which onnxgrad and Ultralytics store class names in a model."""
 
 WORDS = ("argmax", "label")
-"""Words that stand for a class that is only known when the model runs. They are never taken as class names."""
+"""Words that a user can give instead of a class, which is then known only when the model runs. They name no class."""
 
 
 def class_names(model: ModelProto) -> dict[str, list[str]]:
@@ -204,7 +204,7 @@ def names_for(found: Mapping[str, Sequence[str]], count: int, *names: str) -> li
 def number_of(class_: int | str, names: Sequence[str]) -> int | str:
     """Convert a class name to its number. Numbers and words such as 'argmax' are returned unchanged.
 
-    Without `names`, any class is returned unchanged.
+    If `names` is empty, any class is returned unchanged.
 
     Raises:
         UsageError: the class is not among `names`.

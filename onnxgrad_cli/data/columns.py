@@ -90,7 +90,7 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes, known: KnownCol
 
 
 def _as_before(path: Path, feed: str, left: list[str], order: Chosen) -> list[str]:
-    """Return the columns in `left` that an input takes: those that it took from the training data, or all if unknown.
+    """Return the columns in `left` that an input takes: its columns in the training data, or all if these are unknown.
 
     Raises:
         UsageError: a column of the training data is missing.

@@ -209,7 +209,7 @@ class Data:
         return strict_json.dumps(said) if said else ""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return the row in `arrays` of each of the samples `indices`."""
+        """Return the rows in `arrays` of the samples with the given indices."""
         return indices if self.samples is None else self.samples[indices]
 
 
@@ -521,7 +521,7 @@ def _refuse_ragged(path: Path, columns: Mapping[str, Column]) -> None:
 
 
 def _refuse_labels_alone(path: Path, columns: Mapping[str, Column], terms: Sequence[Term]) -> None:
-    """Raise an error if only labels have different sizes in different samples, and no input of the model has."""
+    """Raise an error if samples differ in the sizes of labels, but not in the sizes of the model's inputs."""
     labels = {name for term in terms for name in (term.label, *term.more)}
     uneven = [name for name, column in columns.items() if isinstance(column, (Lists, Ragged))]
     if uneven and labels.issuperset(uneven):

@@ -25,7 +25,7 @@ PAST = "past"
 def with_empty_pasts(
     model: ModelProto, options: Options, held: Callable[[], Collection[str] | None], tell: Tell
 ) -> Options:
-    """Set the number of past tokens to 0, unless the options set the sizes of the cache or the data contain a cache.
+    """Set the length of a decoder's KV cache to 0, unless the options set its sizes or the data contain a cache.
 
     Args:
         model: the inference model.
@@ -49,7 +49,7 @@ def with_empty_pasts(
 
 
 def _pasts(model: ModelProto) -> Iterator[tuple[str, str]]:
-    """Yield pairs (input, symbol) for each input of floats with a symbolic number of past tokens."""
+    """Yield (input, symbol) for each KV cache input: an input of floats with a symbolic number of past tokens."""
     for value in model.graph.input:
         for dim in (shape_of(value.type) or ())[1:]:
             if isinstance(dim, str) and dim.startswith(PAST) and "+" not in dim and is_float(value.type):
@@ -75,7 +75,7 @@ def fed_types(model: ModelProto, path: Path | None, options: Options) -> dict[st
 
 
 def with_sizes_of_pasts(inputs: Mapping[str, TypeProto], graph: Graph) -> dict[str, TypeProto]:
-    """Return input types in which, for inputs with a dimension of 0, symbols are replaced by the sizes in the graph.
+    """Return the types of inputs. In types with a dimension of 0, replace symbols by the sizes that the graph requires.
 
     onnxruntime-genai declares the head size of the KV cache as a symbol. The size follows from the node that reads the
     cache.

@@ -22,7 +22,7 @@ PREFIX = "test_data_set_"
 
 
 def folders(path: Path) -> list[Path]:
-    """Return the test sets at a path: the path itself if it is a test set, otherwise those in it, sorted by number."""
+    """Return the test sets at a path: the path if it is a test set, otherwise the test sets in it, sorted by number."""
     if path.name.startswith(PREFIX):
         return [path]
     return sorted((f for f in path.glob(f"{PREFIX}*") if f.is_dir()), key=lambda f: _number(f.name, PREFIX))

@@ -29,7 +29,7 @@ The value is a JSON object: input -> its normalization, '' -> resize and order.
 """
 
 FILE = "preprocessing.json"
-"""The name of the file in the run folder."""
+"""The name of the file with the preprocessing in the run folder."""
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def padding_of(
 
 
 def masks_of(inputs: InputTypes, terms: Sequence[Term]) -> list[str]:
-    """Return the masks: those of the losses, and inputs [batch, entries] whose name is mask or ends in _mask.
+    """Return the names of masks: the masks of losses, and inputs [batch, entries] called mask or ending in _mask.
 
     Names with "pad" are left out, because such masks, as in PyTorch, are often true for padding.
     """
@@ -214,7 +214,7 @@ def _is_matrix(kind: TypeProto) -> bool:
 
 
 def _along(dim: int | str, inputs: InputTypes, columns: Collection[str]) -> tuple[str, int] | None:
-    """Return the first column with an axis of this size or symbol, and the axis; None if there is no such column."""
+    """Return the first column with an axis of the size or symbol `dim`, and this axis; None if there is none."""
     for name, kind in inputs.items():
         shape = shape_of(kind) or ()
         if name in columns and dim in shape[1:] and dim != "?":

@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxgrad_cli.errors import OnnxgradError, unreadable
 
 OBJECTS = (
-    "save an array of numbers with as many for each sample: array.astype(float), "
+    "save an array of numbers, with the same shape for each sample: array.astype(float), "
     "or numpy.stack(list(array)) if the elements are arrays"
 )
 """The hint for an array of Python objects. numpy stores it as a pickle, and loading a pickle can run any code."""

@@ -95,7 +95,7 @@ class Batches:
             yield self.at(epoch * count + position)
 
     def at(self, number: int) -> BatchShard:
-        """Return this process's part of a batch, given the number of batches before it in all epochs."""
+        """Return this process's part of the batch with the index `number`, counted from 0 over all epochs."""
         epoch, position = divmod(number, len(self))
         if epoch != self._ordered[0]:
             self._ordered = epoch, self._order(epoch)
@@ -222,7 +222,7 @@ def held_out(data: Data, fraction: float, seed: int = 0) -> tuple[Data, Data]:
         least = "one sample" if unit == 1 else f"a batch of {unit}"
         raise UsageError(
             f"'{data.source}' has {len(data)} samples: a fraction of {fraction:g} for validation would be {count}",
-            f"choose another fraction, or add samples: that part and the rest need at least {least} each",
+            f"choose another fraction, or add samples: both parts need at least {least}",
         )
     stream = np.random.SeedSequence(seed).spawn(1)[0]
     order = np.random.Generator(np.random.PCG64(stream)).permutation(len(data))

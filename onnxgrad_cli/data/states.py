@@ -168,7 +168,7 @@ def has_batch_behind(model: ModelProto) -> bool:
 
 
 def outputs_batch_first(model: ModelProto, axes: Mapping[str, int]) -> dict[str, int]:
-    """Return a map: output whose declared shape has the batch on a later axis than the first -> this axis.
+    """Return a map: output whose batch axis is not the first -> its batch axis, according to its declared shape.
 
     Args:
         model: the model.
