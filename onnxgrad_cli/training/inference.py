@@ -213,7 +213,7 @@ def evaluate(
 
 
 def with_free_batch(model: ModelProto, path: Path | None, batch_size: int, options: Options, tell: Tell) -> ModelProto:
-    """Return the model, with a dynamic batch size if the data can't be run with the fixed batch size of the model.
+    """Return a copy of the model with a dynamic batch size, or the model itself if its batch size fits.
 
     The batch size is made dynamic if the `shapes` option requests it, or if the fixed batch size of the model is not
     `batch_size`. In the second case, the original model is returned if its batch size can't be made dynamic.

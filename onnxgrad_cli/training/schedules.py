@@ -314,7 +314,7 @@ def multi_step(steps: int, *, at: Lengths = (0.5, 0.75), factor: float = 0.1) ->
     },
 )
 def exponential(steps: int, *, every: Length = 0.3, factor: float = 0.1) -> Factor:
-    """Decay exponentially, by the factor over each interval. As ExponentialLR for every=1."""
+    """Decay exponentially, so that each interval multiplies the rate by a factor. As ExponentialLR for every=1."""
     stretch = _stretch(every, steps, "every")
     require(0 < factor <= 1, f"factor must be above 0 and at most 1, not {factor:g}")
     return lambda step: factor ** (step / stretch)

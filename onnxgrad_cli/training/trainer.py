@@ -39,8 +39,8 @@ class WholeStep:
     There are two sets of weights and state, called sides. A step reads one side and writes the other; then they swap.
 
     Attributes:
-        sessions: a list of the one session.
-        runs: the session bound to the buffers of a step that reads side 0, and of one that reads side 1.
+        sessions: a list with the only session.
+        runs: two bindings of the session to buffers: for steps that read side 0, and for steps that read side 1.
     """
 
     def __init__(
@@ -161,7 +161,9 @@ class Trainer(TrainerBase):
     def step(
         self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE, uncounted: bool = False
     ) -> float:
-        """Take a step on a batch; see `TrainerBase.step`.
+        """Take a step on a batch, and return the loss.
+
+        The arguments that are not described here are those of `TrainerBase.step`.
 
         Args:
             uncounted: True if the loss ignores all labels of the batch. Then the loss is nan, the gradient is 0, and

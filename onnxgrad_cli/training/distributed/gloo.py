@@ -37,7 +37,7 @@ REPORT = 5.0
 
 
 class Gloo:
-    """The processes that a launcher has started, connected by gloo; see `Communicator`."""
+    """The processes that a launcher has started, connected by gloo. This class implements `Communicator`."""
 
     package = "torch"
 
@@ -54,7 +54,7 @@ class Gloo:
         self._tensor = torch.from_numpy
         if not launch.address:
             hint = "set MASTER_ADDR to the host name of rank 0"
-            raise UsageError(f"{launch.launcher} does not say where rank 0 runs", hint)
+            raise UsageError(f"{launch.launcher} does not set the address of rank 0", hint)
         self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # True: rank 0 hosts, not torchrun
         try:
             store = self._connected(distributed.TCPStore, launch)

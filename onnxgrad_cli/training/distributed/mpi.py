@@ -15,7 +15,7 @@ from onnxgrad_cli.training.distributed.communicator import RankError
 
 
 class Mpi:
-    """The processes that MPI has started; see `Communicator`."""
+    """The processes that MPI has started. This class implements `Communicator`."""
 
     package = "mpi4py"
 

@@ -177,7 +177,7 @@ def _check_is_function(built: TrainingModel, roles: Roles) -> None:
 
 
 def _check_types(values: Mapping[str, np.ndarray]) -> None:
-    """Raise an error if a weight has 16 bits. Its rounding would hide the differences that a line search compares."""
+    """Raise an error for weights of 16 bits, whose rounding would hide the differences that a line search compares."""
     short = next((name for name, array in values.items() if array.dtype not in (np.float32, np.float64)), None)
     if short is not None:
         raise UsageError(

@@ -104,8 +104,8 @@ def parts_of(model: ModelProto, values: Mapping[str, np.ndarray]) -> Parts | Non
 class SlicedStep:
     """A step that runs its parts in sessions and threads.
 
-    Tensors that are not updated in place have two buffers. A step reads the buffers of one side and writes those of the
-    other.
+    Tensors that are not updated in place have two buffers, one on each of two sides. A step reads the buffers on one
+    side, and writes the buffers on the other side.
 
     Attributes:
         sessions: the sessions of the gradient and of the common part.
