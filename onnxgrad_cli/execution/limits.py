@@ -171,7 +171,7 @@ def limited() -> Iterator[RunBudget | None]:
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """If limits apply, count the block, such as the drawing of random data, as time that a run takes.
+    """If limits apply, count the time of the block, which may draw random data, as time of a run.
 
     Raises:
         OverLimit: no time is left.

@@ -50,7 +50,7 @@ ENTRY_BY_ENTRY = frozenset({"Add", "Div", "Mul", "PRelu", "Pow", "Sub", "Where"}
 """Elementwise operators. A stored vector among their inputs shows the size of the last axis."""
 
 LEADING = 2
-"""The size of batches."""
+"""The number of samples in a batch."""
 
 ALIKE = (0, 0)
 APART = ((1, 1), (1, 0), ALIKE)
@@ -216,7 +216,10 @@ def _is_integer(value_type: TypeProto) -> bool:
 
 
 def _demanded(model: ModelProto) -> list[int]:
-    """Return lengths of stored vectors in elementwise operators, and inner sizes of products with stored matrices."""
+    """Return sizes of axes that stored constants require, other than shapes.
+
+    These are the lengths of vectors in elementwise operators, and the inner sizes of products with matrices.
+    """
     dims = {name: tensor.dims for name, tensor in _constants(model)}
     sizes: set[int] = set()
     for node in model.graph.node:
