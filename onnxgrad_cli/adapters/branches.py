@@ -157,7 +157,7 @@ def factors_of(place: AdapterSite, a: np.ndarray, b: np.ndarray, scale: float) -
 
 
 def _checked(graph: Graph, adapters: Sequence[Adapter]) -> list[AdapterSite]:
-    """Return the matrix products that read the adapters' weights, after checking that all adapters have some.
+    """Return the matrix products that read the adapters' weights, after checking that each adapter has at least one.
 
     Raises:
         UsageError: no matrix product in the model's main graph reads an adapted weight, or another kind of node reads
@@ -310,7 +310,7 @@ def _override(graph: Graph, name: str) -> None:
     tensor = graph.initializers.get(name)
     if tensor is None:
         raise UsageError(
-            f"'{name}' was trained in full, but a runtime can't override it: it is no initializer of the main graph",
+            f"'{name}' was trained in full, but no runtime can override it: it is not an initializer of the main graph",
             "write the trained model itself with `onnxgrad export`",
         )
     graph.proto.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))

@@ -135,7 +135,7 @@ def _by_ending(text: str) -> Form:
     if text.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
         return "peft"
     hint = "use the ending .safetensors or .onnx_adapter; for a folder of PEFT use no ending, or 'peft:' in front"
-    raise UsageError(f"`adapter`: the ending of '{text}' does not say the format", hint)
+    raise UsageError(f"`adapter`: the ending of '{text}' is not a known format", hint)
 
 
 def _own(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:

@@ -43,7 +43,7 @@ def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
 
 
 def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
-    """Read the adapters in a file, and a map: name -> array of their factors and of all other trained values.
+    """Read adapters from a file. Return them, and a map: name -> array of their factors and other trained values.
 
     Raises:
         OnnxgradError: the file can't be read, or has no adapters of onnxgrad, or a factor is missing or doesn't fit.

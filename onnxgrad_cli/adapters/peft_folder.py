@@ -172,7 +172,7 @@ def _safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
 
 
 def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str, np.ndarray]]:
-    """Read the adapters of a model from a folder of PEFT, and a map: name of a factor -> array.
+    """Read the adapters of a model from a folder of PEFT. Return them, and a map: name of a factor -> array.
 
     Raises:
         OnnxgradError: a file is missing or damaged, contains more than factors, or contains a module that the model
@@ -359,7 +359,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Read a map: module -> its arrays 'A', 'B', and with DoRA `MAGNITUDE`.
+    """Read the factors in a file: module -> its arrays 'A', 'B', and with DoRA `MAGNITUDE`.
 
     Args:
         path: the safetensors file.

@@ -126,7 +126,7 @@ class AdapterSite:
         return ""
 
     def of(self, adapter: Adapter, values: Mapping[str, np.ndarray]) -> Factors:
-        """Return the factors of the matrix's adapter in PEFT's orientation for this product.
+        """Return the factors of the matrix's adapter for this product, as A [rank, in] and B [out, rank], like in PEFT.
 
         Raises:
             OnnxgradError: the factors don't fit the matrix.
@@ -247,7 +247,7 @@ def is_product(reader: Reader) -> bool:
 
 
 def _heads(graph: Graph) -> dict[str, tuple[int, int]]:
-    """Return a map: module path of an attention -> its number of query heads and its number of key heads."""
+    """Return a map: module path of an attention layer -> its numbers of query heads and of key heads."""
     found = {}
     for node in graph.nodes:
         if node.op_type == "GroupQueryAttention":
@@ -259,7 +259,7 @@ def _heads(graph: Graph) -> dict[str, tuple[int, int]]:
 def _named(
     path: str, outputs: int, heads: Mapping[str, tuple[int, int]] | None
 ) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """Convert the path of a module in a model of genai's builder to its name, and find the parts of a packed module.
+    """Convert a module path in a model of onnxruntime-genai to the module's name, and find parts of a packed module.
 
     Args:
         path: the module path in the model.
