@@ -63,7 +63,7 @@ def columns_of(
     """
     choice = choose(path, names, inputs, known)
     table = take([name for each in choice.chosen.values() for name in each])
-    table.validate(full=True)  # without it pyarrow trusts offsets and indices, which may point to any memory
+    table.validate(full=True)  # otherwise pyarrow trusts offsets and indices, which may point to any memory
     arrays: dict[str, Column] = {}
     for feed, each in choice.chosen.items():
         columns = [table.column(name).combine_chunks() for name in each]

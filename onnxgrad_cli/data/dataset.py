@@ -240,7 +240,8 @@ def open_data(
         ranges: input or label -> the integers that it accepts.
         prefix: the prefix of names in the data, such as 'train_'.
         finite: raise an error if the data contain nan or infinity.
-        terms: the losses. The labels of a causal-lm loss are computed from the tokens.
+        terms: the losses, which determine what labels mean. If the data lack the labels of a causal-lm loss, they are
+            computed from the tokens.
         options: the user's options for text and token sequences.
         samples: the user's options for samples. Those that need the whole training data, such as normalization and
             balance, have no effect here.

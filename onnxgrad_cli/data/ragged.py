@@ -173,7 +173,7 @@ def padding_of(
     obstacle, fill = "", dict[str, int]()
     for name, column in ragged.items():
         shape = shape_of(inputs[name]) or ()
-        if len(shape) != column.ndim:  # refused by the check of the data
+        if len(shape) != column.ndim:  # `validate.check` refuses such data
             continue
         dims = {shape[axis + 1] for axis, size in enumerate(np.ptp(column.shapes, axis=0)) if size}
         readers = [term for term in terms if name in (term.label, *term.more)]

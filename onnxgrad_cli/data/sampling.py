@@ -76,7 +76,7 @@ class Batches:
             whose = "each epoch" if shuffle else f"'{data.source}'"
             tell(f"the model takes batches of {data.batch_size}: the last {rest} samples of {whose} are left out", 0)
         self.epoch = self.position = 0
-        self._ordered = -1, np.arange(0)  # an epoch and its order
+        self._ordered = -1, np.arange(0)  # (an epoch, the order of the samples in this epoch)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""

@@ -120,7 +120,7 @@ def arrays_batch_first(
 
 
 def _batch_first(source: Path, name: str, array: Column, value_type: TypeProto, axis: int) -> Column:
-    if not isinstance(array, np.ndarray):  # lists and pictures have their batch first
+    if not isinstance(array, np.ndarray):  # lists and pictures always have the batch as their first axis
         return array
     rest, shape = (shape_of(value_type) or ())[1:], list(array.shape)
     wanted = [*rest[:axis], "batch", *rest[axis:]]
