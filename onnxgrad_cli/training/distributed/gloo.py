@@ -55,7 +55,7 @@ class Gloo:
         if not launch.address:
             hint = "set MASTER_ADDR to the host name of rank 0"
             raise UsageError(f"{launch.launcher} does not set the address of rank 0", hint)
-        self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # True: rank 0 hosts, not torchrun
+        self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # by rank 0, not torchrun
         try:
             store = self._connected(distributed.TCPStore, launch)
             # torchrun's store outlives the processes that it restarts after a failure
