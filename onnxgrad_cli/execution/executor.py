@@ -64,7 +64,7 @@ class Executor:
                 self._run, self.stored, self._options = session.array_run(opened), stored, runtime.RunOptions
                 self.name = f"onnxruntime {runtime.__version__}"
                 return
-            except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
+            except (errors.NotImplemented, errors.Fail) as error:  # no kernel, or the model is too new
                 known = any(text in str(error) for text in ("not supported", "Current official support"))
                 if not fallback or not (known or isinstance(error, errors.NotImplemented)):
                     raise

@@ -213,7 +213,7 @@ def at_once(run: Callable[[T], R], values: Sequence[T]) -> list[R]:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    with limited(), ThreadPoolExecutor(len(values)) as pool:  # it closes when all runs have ended
+    with limited(), ThreadPoolExecutor(len(values)) as pool:  # the pool closes when all runs have ended
         runs = [pool.submit(copy_context().run, run, value) for value in values]
         return [each.result() for each in runs]
 

@@ -290,7 +290,7 @@ class GlobalLpPool(OpRun):  # onnx.reference does not implement it
         return (np.asarray((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p), x.dtype),)
 
 
-class Resize(_Resize):  # onnx.reference takes cubic weights in float32, as it reads the attribute
+class Resize(_Resize):  # onnx.reference computes cubic weights in float32, the type of its attribute
     """Resize with interpolation weights computed in float64."""
 
     def _run(self, *inputs: Any, **attributes: Any) -> Any:
@@ -323,7 +323,7 @@ class _Recurrent(OpRun):  # onnx.reference lacks sequence_lens, clip, and most a
             wb, rb = np.split(np.zeros(2 * w.shape[1], x.dtype) if b is None else b[d], 2)
             weights = w[d], r[d], wb, rb, np.zeros(3 * units, x.dtype) if p is None else p[d]
             own = functions[d * len(self.functions) : (d + 1) * len(self.functions)]
-            own[:2] = [_clipped(function, clip) for function in own[:2]]  # not the LSTM's h
+            own[:2] = [_clipped(function, clip) for function in own[:2]]  # not the activation h of an LSTM
             h, c = hs[d], cs[d]
             for t in reversed(range(steps)) if direction == "reverse" or d == 1 else range(steps):
                 live = (t < lengths)[:, None]
@@ -484,7 +484,7 @@ def _sampled(x: np.ndarray, at: np.ndarray, mode: str, padding: str, corners: bo
     return np.asarray(total)
 
 
-class GridSample(OpRun):  # onnx.reference takes positions in float32, lacks modes of opset 16, clamps cubic ones
+class GridSample(OpRun):  # onnx.reference has float32 positions, lacks modes of opset 16, clamps positions of cubic
     """GridSample, with positions in float64."""
 
     def _run(
@@ -528,7 +528,7 @@ class DeformConv(OpRun):  # onnx.reference takes positions in float32 and fails 
         return ((y if b is None else y + b.reshape(-1, *(1,) * n)).astype(x.dtype),)
 
 
-class GatherElements(OpRun):  # onnx.reference takes at most 32 places along the axis, and refuses shorter other axes
+class GatherElements(OpRun):  # onnx.reference fails on axes of more than 32 elements, and if other axes are shorter
     """Elements of a tensor, each at its own index along one axis."""
 
     def _run(self, x: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:

@@ -261,7 +261,7 @@ def start_session(
     else:
         source = _FileName(file)
     session = _opened(runtime, model, source, options, providers)
-    if provider not in session.get_providers():  # onnxruntime only logs that it continues without
+    if provider not in session.get_providers():  # onnxruntime only logs that it continues without the provider
         raise RuntimeError(
             f"it can't load {provider}, because a library that it needs is missing or has another version"
         )
@@ -285,7 +285,7 @@ def ort_format(model: ModelProto) -> bytes:
         options.add_session_config_entry("session.save_model_format", "ORT")
         try:
             runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU], disabled_optimizers=PLATFORMS)
-        except Exception as error:  # onnxruntime's exceptions have no class in common
+        except Exception as error:  # onnxruntime's exceptions share no base class
             raise OnnxgradError(f"onnxruntime can't write the model as .ort: {error}") from None
         return path.read_bytes()
 
