@@ -163,7 +163,7 @@ def as_built(
         called |= dict.fromkeys(parts, module)
         ends = np.cumsum([sizes.get(part, 0) for part in parts])[:-1]
         for name, array in stored.get(module, {}).items():
-            shared = name == "A"  # the others are split along the outputs; the size of the last part is checked later
+            shared = name == "A"  # B and magnitudes are split along the outputs; the last part's size is checked later
             pieces = [array] * len(parts) if shared else np.split(np.atleast_1d(array), ends)
             for part, piece in zip(parts, pieces, strict=True):
                 found.setdefault(part, {})[name] = piece

@@ -226,7 +226,7 @@ def readers_of(uses: Uses, weight: str) -> Iterator[Reader]:
             if kind == "DequantizeLinear" and reader.position == 0:
                 found = [each for _, own in views_of(uses, reader.node.output[0], reader.transposed) for each in own]
                 yield from (each for each in found if each.node.op_type not in LOOKUPS)
-            elif kind == "MatMulNBits":  # it stores a row for each output
+            elif kind == "MatMulNBits":  # MatMulNBits stores a row for each output
                 yield Reader(reader.node, reader.position, transposed=True)
             elif kind not in LOOKUPS and not _is_looked_up(uses, reader.node):
                 yield reader
