@@ -19,7 +19,7 @@ class NamedSet:
     Attributes:
         name: the name.
         data: the samples.
-        batches: the batches of the samples, in their order.
+        batches: the order of the samples, in batches.
         inputs: name of an array in the data -> input of the training model that it is fed to.
     """
 
@@ -49,10 +49,10 @@ class DataSets:
     others: Sequence[NamedSet]
 
     def batch(self, indices: np.ndarray, part: BatchShard) -> dict[str, np.ndarray]:
-        """Return a batch of each set together: input of the training model -> array.
+        """Return the arrays of a step, which takes a batch of each set: input of the training model -> array.
 
         Args:
-            indices: the indices of the samples of the first set, which are those of `part`.
+            indices: not used, because `part` has the indices. `Data.batch` has the same parameters.
             part: the batch of the first set.
         """
         order = self.first.batches

@@ -1,8 +1,8 @@
 """Run a model in float64. Operators without a float64 kernel in onnxruntime run on onnx.reference.
 
-Many activations have only float32 kernels in onnxruntime. The model is cut at such operators into pieces, which run one
-after the other: those between the operators on onnxruntime. Convolutions are replaced by matrix products, and average
-pooling by sums.
+Many activations have only float32 kernels in onnxruntime. The model is cut into pieces that run one after the other.
+Pieces of such operators run on onnx.reference, and the other pieces on onnxruntime. Convolutions are replaced by matrix
+products, and average pooling by sums.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Buffers:
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def made(self, value: Deferred) -> np.ndarray:
-        """Return the array that a `Deferred` stands for, filled with its elements."""
+        """Return a float64 array with the elements of a `Deferred`."""
         try:
             array = self._free[value.nbytes].pop().reshape(value.shape)
         except IndexError:
@@ -230,7 +230,7 @@ class _NoKernel(Exception):
 
 
 class _Piece:
-    """Consecutive nodes of a model that run together. The first run opens them, because then all types are known."""
+    """Consecutive nodes of a model that run together. The first run opens their session, when types are known."""
 
     def __init__(
         self, model: ModelProto, nodes: list[NodeProto], outputs: Sequence[str], readers: Mapping[str, int],

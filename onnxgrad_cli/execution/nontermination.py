@@ -21,7 +21,7 @@ def check_ends(graph: Graph) -> None:
     interrupt.
 
     Args:
-        graph: the training model. Constants must have been moved out of the loop bodies.
+        graph: the model, an inference or a training model. Constants must have been moved out of the loop bodies.
 
     Raises:
         UnsupportedError: a loop runs for ever; the message names it.

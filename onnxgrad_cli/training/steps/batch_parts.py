@@ -1,4 +1,4 @@
-"""Check that the loss of a batch can be computed from parts of the batch, and find the divisors of their means."""
+"""Check that the loss of a batch can be computed from parts of the batch, and find the divisors of its means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from onnxgrad_cli.ir.types import shape_of
 
 
 def divisors_of(built: TrainingModel, part: str, alternative: str) -> list[str]:
-    """Return, for each loss, the output with the divisor of its mean; "" if it is proportional to the batch size.
+    """Return, for each loss, the output with the number by which the loss divides its sum to get the mean.
+
+    The name of the output is "" if this number is proportional to the batch size.
 
     Args:
         built: the training model.
