@@ -1,9 +1,9 @@
-"""Several ways ("forms") to compute the gradient of a convolution's weight. The shapes determine the default.
+"""The gradient of a convolution's weight, in several forms that compute the same. The shapes determine the default.
 
-A tap is one position of the kernel. Some forms read shifted images. They flatten each image and put zeros after each
-row. A tap then reads a contiguous part of the flat image, which begins at an offset. Beyond the end of a row it reads a
-zero. The shifted copies of an image are stored one after the other, with zeros in between. This takes a
-few long memory copies. Without flattening, each row of pixels would be cut out and padded on its own.
+A tap is one position of the kernel. Some forms read shifted images. They put zeros after each row of an image and
+flatten it. A tap then reads a contiguous part of the flat image, which begins at an offset. Beyond the end of a row it
+reads a zero. The shifted copies of an image are stored one after the other, with zeros in between. This takes a few
+long memory copies. Without flattening, each row of pixels would be cut out and padded on its own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 
 MAX_SMALL_IMAGE, MIN_LARGE_WEIGHT = 196, 100_000
-"""SMALL is the largest number of pixels of a small image, LARGE the smallest number of elements of a large weight.
+"""Largest number of pixels of a small image, and smallest number of elements of a large weight.
 
-The weights outweigh small images. Transposing a large weight takes noticeable time.
+For small images, the weights have more elements than the images. Transposing a large weight takes noticeable time.
 """
 
 NARROW = 64
-"""Largest width of an image for which the form "diagonals" (products of whole rows) is the default."""
+"""Largest width of an image, in pixels, for which the form "diagonals" (products of whole rows) is the default."""
 
 MIN_WIDE_KERNEL = 32
 """Smallest width of a kernel that excludes the form "pixels", which needs one node for each column of the kernel."""
@@ -136,7 +136,7 @@ def _matrices(op, x):
 
 
 def _by_shifts(op, x, g, w, win):
-    """For depthwise convolutions: for each tap, the sum of `g` times the image shifted by the tap, [C, taps].
+    """Return the sum of `g` times the image shifted by each tap, [C, taps], for a depthwise convolution.
 
     A small image is flattened, so that a tap reads one piece of memory instead of a short piece for each row
     (960x7x7: 0.6 of the time, 384x14x14: 0.9). At 28x28 a flat image is as fast; for larger images it is slower.
@@ -157,12 +157,12 @@ def _by_shifts(op, x, g, w, win):
 
 
 def _by_product(op, x, g, w, win):
-    """For 1x1 kernels: one matrix product per sample, summed over the samples.
+    """Return the sum of one matrix product per sample, for 1x1 kernels.
 
-    The products are reshaped to the shape of `w` before the sum. A Reshape after it would copy the result if that is an
-    output of the model. If the weight has many more elements than the images, one product for all samples is used. It
-    takes 0.46-0.75 of the time (49 pixels and 2048x512 channels 0.46, 960x160 0.72; 196 pixels and 1024x256 0.94,
-    576x96 1.22).
+    The products are reshaped to the shape of `w` before the sum. A Reshape after the sum would copy the result if the
+    result is an output of the model. If the weight has many more elements than the images, one product for all samples
+    is used. It takes 0.46-0.75 of the time (49 pixels and 2048x512 channels 0.46, 960x160 0.72; 196 pixels and 1024x256
+    0.94, 576x96 1.22).
     """
     if any(s != 1 for s in win.strides):
         n = len(win.kernel)
@@ -218,7 +218,10 @@ def _by_channels(op, x, g, w, win):
 
 
 def _grouped(op, x, group, channels, perm):
-    """Flatten spatial axes and permute (batch, channels of a group, cells) by `perm`. The axis of groups is first."""
+    """Flatten the spatial axes of `x` and permute [batch, channels of a group, pixels] by `perm`.
+
+    If there are several groups, the result has an axis of groups in front.
+    """
     if group == 1:
         return op.transpose(windows.flat(op, x), perm)
     sizes = [channels, windows.cells(x)]
@@ -229,7 +232,10 @@ def _grouped(op, x, group, channels, perm):
 
 
 def _by_convolution(op, image, g, w, win):
-    """Textbook form: a convolution with the batch as channels, `g` as kernel, and strides and dilations exchanged."""
+    """Return the convolution of the input with the kernel `g`. It has the batch as channels, strides as dilations.
+
+    The strides of this convolution are the dilations of the forward convolution.
+    """
     image, g = _filled(op, image), _filled(op, g)
     spatial, x = win.axes, image
     if win.group == 1:
@@ -239,7 +245,7 @@ def _by_convolution(op, image, g, w, win):
         x = op.reshape(x, [op.size(x, 0), win.group, op.size(w, 1), *sizes])
         x = op.transpose(x, [2, 1, 0, *(axis + 1 for axis in spatial)])
         x = op.reshape(x, [op.size(w, 1), -1, *sizes])
-    # A stride can leave cells beyond the last window. This convolution reads them too and gives more values than taps.
+    # A stride can leave elements beyond the last window. This convolution reads them and returns more values than taps.
     each = zip(win.kernel, windows.remainder(win, image, g), win.strides, win.dilations, strict=True)
     steps = tuple(
         "?" if rest is None and stride > 1 else tap if stride == 1 else tap + rest // dilation
@@ -262,7 +268,10 @@ def _by_convolution(op, image, g, w, win):
 
 
 def _filled(op, x):
-    """Return `x`, or one sample of zeros if the batch is empty, because a convolution without channels may hang."""
+    """Return `x`, or one sample of zeros if the batch is empty.
+
+    The batch becomes the channels of a convolution, and a convolution without channels may hang.
+    """
     if isinstance(x.shape[0], int) and x.shape[0] > 0:
         return x
     missing = op.cast(op.Equal(op.dim(x, 0), op.ints([0])), TensorProto.INT64)
@@ -270,7 +279,9 @@ def _filled(op, x):
 
 
 def _by_diagonals(op, x, g, w, win):
-    """For depthwise convolutions: correlate each channel of `x` with that of `g` by products of rows, [C, kH * kW].
+    """Correlate each channel of `x` with the same channel of `g` by products of rows, for depthwise convolutions.
+
+    The result is [C, kH * kW].
 
     A tap multiplies each pixel of a row of `g` by the pixel of the image that the tap reads. The outer product of the
     two rows has the products of all pairs of pixels, and the pairs of one tap lie on one of its diagonals. A matrix
@@ -308,9 +319,9 @@ def _shifted_correlation(op: Op, x: Val, g: Val, win: windows.Window) -> Val:
     """Correlate an image with the cotangent of its convolution (strides of 1), and sum over the batch.
 
     The tap (r, s) multiplies the pixel (i, j) of g by the pixel (i + r - top, j + s - left) of x, which is `r - top`
-    rows and `s - left` pixels further on. g is shifted by the rows and x by the pixels. So there are as many copies of
-    g as taps in a column of the kernel, and as many copies of x as taps in a row. Each row of g is followed by zeros
-    too, so what x holds at these positions adds nothing.
+    rows and `s - left` pixels further on. g is shifted by the rows and x by the pixels. So there is one copy of g for
+    each tap in a column of the kernel, and one copy of x for each tap in a row. Each row of g is followed by zeros too,
+    so the elements of x at these positions add nothing.
 
     Args:
         x: the image, [N, C, H, W].
@@ -354,9 +365,9 @@ def _flattened(op: Op, x: Val, g: Val, win: windows.Window) -> tuple[Val, Val, n
 
 
 def _gaps(win: windows.Window) -> tuple[int, int]:
-    """Return how many zeros to put after each row of the image, and how many after each row of G.
+    """Return the number of zeros to put after each row of the image, and the number to put after each row of G.
 
-    The rows of both are then equally long, and a tap that reads beyond either end of a row reads a zero.
+    The rows of both are then equally long, and a tap that reads beyond either end of a row of the image reads a zero.
     """
     left, right = win.begins[1], win.ends[1]
     wider = left + right - (win.extents[1] - 1)  # the width of G minus the width of the image
@@ -365,7 +376,7 @@ def _gaps(win: windows.Window) -> tuple[int, int]:
 
 
 def _laid(op: Op, x: Val, ahead: Sequence[int | Val], length: int | Val) -> Val:
-    """Flatten each plane of `x` and return several copies of it, each shifted by zeros in front.
+    """Flatten each plane of `x`. Return several copies of it, each shifted by a number of zeros in front.
 
     Args:
         x: [N, C, H, W].
