@@ -266,7 +266,7 @@ def feature_vectorizer(op, *xs, inputdimensions=None):
 
 # -- operators without a derivative ----------------------------------------------------------------------------------
 
-no_gradient("Binarizer", domain=ML, kink="at the threshold zero")
+no_gradient("Binarizer", domain=ML, kink="0 at the threshold")
 no_gradient("LabelEncoder OneHotEncoder", domain=ML, kink="0 where the code changes")
 refuse(
     "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",

@@ -521,7 +521,7 @@ def tensor_scatter(op, g, y, past, update, starts, *, axis, mode):
     return gpast, op.GatherElements(g, op.Expand(rows, op.shape(update), shape=update.shape), axis=axis), None
 
 
-@rule("Unique", needs_opset=16, kink="of equal elements, the first")
+@rule("Unique", needs_opset=16, kink="the first of equal elements gets the gradient")
 def unique(op, gs, ys, x, *, axis, sorted):
     first = ys[1] if len(ys) > 1 and ys[1] is not None else op.Unique(x, axis=axis, sorted=sorted, outputs=2)[1]
     if axis is not None:
@@ -530,7 +530,7 @@ def unique(op, gs, ys, x, *, axis, sorted):
     return op.reshape_like(flat, x)
 
 
-@rule("TopK", kink="of equal elements, those that the operator returns")
+@rule("TopK", kink="of equal elements, those that the operator returns get the gradient")
 def top_k(op, gs, ys, x, k, *, axis, largest, sorted):
     """Write each cotangent at its index. The indices never repeat, so no sum is needed."""
     return op.ScatterElements(op.fill(0.0, x), ys[1], gs[0], axis=axis), None

@@ -131,7 +131,7 @@ class Samples(NamedTuple):
     """Interpolated samples, P in each of the images `x`, which are [B, C, *sizes].
 
     Attributes:
-        axes: the axes of `x` along which the positions lie.
+        axes: the spatial axes of `x`, in the order of the coordinates of a position.
         taps: the elements around the positions, [elements per axis, axes, B, P].
     """
 
@@ -335,7 +335,7 @@ def _windows(op, win, offset, like):
 # -- boxes --------------------------------------------------------------------------------------------------------
 
 
-@rule("RoiAlign", kink="max: the first of equal candidates, elements times their weights", needs_opset=16)
+@rule("RoiAlign", kink="in mode max, the first of equal elements times weights", needs_opset=16)
 def roi_align(
     op, g, y, x, rois, batch_indices, *, coordinate_transformation_mode, mode, output_height,
     output_width, sampling_ratio, spatial_scale,
@@ -406,7 +406,8 @@ def _averages(op, size, places, weights, present):
 def _spread_boxes(op, g, x, batch_indices, rows, columns):
     """Return dX[n] = Σ rowsᵀ G columns, summed over the boxes of image n.
 
-    A scatter would need four additions for each sample of each box instead.
+    `rows` and `columns` are the averaging matrices of the two axes, from `_averages`. A scatter would instead need four
+    additions for each sample of each box.
     """
     n, c, h, w = (op.size(x, axis) for axis in range(4))
     boxes, _, bins, across = (op.size(g, axis) for axis in range(4))
