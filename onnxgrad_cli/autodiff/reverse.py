@@ -172,7 +172,7 @@ class _Walk:
         return bool(read)
 
     def accumulate_cotangent(self, node: Node, x: Val, cotangent: Val | No) -> None:
-        """Add a rule's result to the cotangents of an operand. Refuse the node if it is a `No` or does not fit."""
+        """Add a rule's result to the cotangents of an operand. If it is a `No` or does not fit, refuse the node."""
         if isinstance(cotangent, No):
             self.refuse(node, cotangent.reason, cotangent.hint)
         elif reason := shape_mismatch(cotangent, x):

@@ -342,10 +342,7 @@ def simplified_layer_normalization(op, x, scale, *, axis=-1, epsilon=1e-5, stash
 
 @definition("GatedRMSNorm", domain=MICROSOFT)
 def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
-    """Divide each group of x, which is as long as `scale`, by its root mean square. Multiply by scale and opened gate.
-
-    The opened gate is activation(gate).
-    """
+    """Divide groups of x, as long as `scale`, by their root mean square. Multiply by `scale` and activation(gate)."""
     if activation not in ("silu", "swish", "sigmoid"):
         raise Unknown(f"its activation '{activation}' is not supported")
     size = scale.known_size(0, "the size of its groups")

@@ -53,7 +53,7 @@ class Packing(NamedTuple):
         return op.Where(valid, x, op.const(0.0, x))
 
     def packed(self, op: Op, x: Val, like: Val) -> Val:
-        """Pack padded values to [tokens, ...]. `like` is any packed value; the symbol of its size is used."""
+        """Pack padded values to [tokens, ...]. The result gets the symbol for the number of tokens of `like`."""
         flat = op.reshape(x, [-1, *(op.size(x, axis) for axis in range(2, x.rank))])
         return op.state(op.Gather(flat, self.places, axis=0), (like.shape[0], *x.shape[2:]))
 

@@ -59,8 +59,9 @@ def quantized_mixture(
 ):  # fmt: skip
     """The operator MoE with quantized weights. Probabilities are always normalized over the chosen experts.
 
-    With `router_weights`, the router only chooses the experts, and their results are weighted by `router_weights`.
-    Inputs are never quantized, even if `accuracy_level` allows that.
+    With `router_weights`, the router only chooses the experts, and their results are weighted by `router_weights`,
+    which are normalized only if `normalize_routing_weights` is set. Inputs are never quantized, even if
+    `accuracy_level` allows that.
     """
     _is_known(fc3, use_sparse_mixer, activation_type, swiglu_fusion, swiglu_limit_after_activation)
     if quant_type != "int" or fc1_scales is None or fc2_scales is None:

@@ -150,7 +150,9 @@ def tanh(op, g, y, x):
 
 @rule("Gelu")
 def gelu(op, g, y, x, *, approximate):
-    """y = x cdf(x) of the normal distribution; 'tanh': y = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3).
+    """y = x cdf(x), where cdf is that of the normal distribution, or with approximate='tanh' y = x sigmoid(2 u).
+
+    Here u = sqrt(2/pi) (x + 0.044715 x^3).
 
     Source: D. Hendrycks and K. Gimpel, Gaussian Error Linear Units, 2016. The sigmoid form of the tanh
     approximation takes 0.77 times as long as the textbook form (1024x3072).

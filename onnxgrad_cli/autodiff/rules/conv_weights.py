@@ -43,8 +43,8 @@ def weight_gradient(op, x, g, w, win):
     - "product": 0.2-0.9, for 1x1 kernels. It is one batched product.
     - "pixels": 1.0-2.4 (a stem 1.4, 64x56x56 1.3, 16x128x128 2.2), for few channels, or for rows that have about as
       many pixels as there are channels.
-    - "channels": 0.8-1.2 (128x28x28 1.2, 256x14x14 1.1, 512x7x7 0.8), for more channels. "pixels" and "channels" are
-      each the slower one in the other's range.
+    - "channels": 0.8-1.2 (128x28x28 1.2, 256x14x14 1.1, 512x7x7 0.8), for more channels. In the range of "pixels", it
+      is slower than "pixels", and vice versa.
     - "convolution": 2-7. It is the textbook form, for all other cases.
 
     The other ratios compare two forms with each other:
@@ -86,10 +86,11 @@ def _by_pixels(op, x, g, w, win):
     """Multiply `g` by the matrix of the elements that each tap reads from `x`, gathered as rows of pixels.
 
     Shapes: x [N, C, H, W], g [N, M, P, Q] -> [M, C, kH, kW]. A single spatial axis counts as W. For small images, one
-    product sums over the pixels of all samples (6x10x10: 0.5 of the time). For large images, there is one product per
-    sample, and the products are summed (3x112x112: 0.8). At stride 1, shifted images take 0.6-0.9 of the time of
-    gathered rows (16x128x128: 0.6, 64x56x56: 0.85). They are slower if `x` has far fewer channels than `g`, because
-    they copy `g` many times (3x224x224 and 64 channels in `g`: 1.7).
+    product sums over the pixels of all samples. It takes 0.5 times as long as one product per sample for 6x10x10. For
+    large images, there is one product per sample, and the products are summed. This takes 0.8 times as long as one
+    product for 3x112x112. At stride 1, shifted images take 0.6-0.9 times as long as gathered rows (16x128x128: 0.6,
+    64x56x56: 0.85). They are slower if `x` has far fewer channels than `g`, because they copy `g` many times (3x224x224
+    and 64 channels in `g`: 1.7).
     """
     if len(win.kernel) == 1:
         x, g = op.unsqueeze(x, [2]), op.unsqueeze(g, [2])
@@ -138,8 +139,9 @@ def _matrices(op, x):
 def _by_shifts(op, x, g, w, win):
     """Return the sum of `g` times the image shifted by each tap, [C, taps], for a depthwise convolution.
 
-    A small image is flattened, so that a tap reads one piece of memory instead of a short piece for each row
-    (960x7x7: 0.6 of the time, 384x14x14: 0.9). At 28x28 a flat image is as fast; for larger images it is slower.
+    A small image is flattened, so that a tap reads one piece of memory instead of a short piece for each row. This
+    takes 0.6 times as long for 960x7x7 and 0.9 times as long for 384x14x14. At 28x28 it takes equally long, and for
+    larger images longer.
     """
     if len(win.kernel) == 2 and 0 < windows.cells(g) <= MAX_SMALL_IMAGE and windows.cells(x) > 0:
         x, g, starts = _flattened(op, x, g, win)
@@ -160,9 +162,10 @@ def _by_product(op, x, g, w, win):
     """Return the sum of one matrix product per sample, for 1x1 kernels.
 
     The products are reshaped to the shape of `w` before the sum. A Reshape after the sum would copy the result if the
-    result is an output of the model. If the weight has many more elements than the images, one product for all samples
-    is used. It takes 0.46-0.75 of the time (49 pixels and 2048x512 channels 0.46, 960x160 0.72; 196 pixels and 1024x256
-    0.94, 576x96 1.22).
+    result is an output of the model. If the weight has many more elements than the images (see `outweighs`), one
+    product for all samples is used. It takes 0.46-0.75 times as long as one product per sample (49 pixels and 2048x512
+    channels 0.46, 960x160 channels 0.72). For smaller weights it would take longer (196 pixels and 1024x256 channels
+    0.94, 576x96 channels 1.22).
     """
     if any(s != 1 for s in win.strides):
         n = len(win.kernel)
@@ -191,11 +194,11 @@ def joined(op, x):
 def _by_channels(op, x, g, w, win):
     """Multiply `g` by the matrix of the elements that each tap reads from `x`, gathered as rows of channels.
 
-    One product for each kernel row takes 0.8-1.0 of the time of one product for all taps, and a third of the memory.
-    For small images the weights are larger than the images, and one product for all taps is faster (512 channels at
-    7x7: 0.9). At the end, the axis of the taps is moved after the channels. For large weights, this is done by a
-    product with an identity matrix. It runs in all threads, while a Transpose runs in one thread, and takes 0.5-0.9 of
-    the time.
+    One product for each kernel row takes 0.8-1.0 times as long as one product for all taps, and a third of the memory.
+    For small images the weights are larger than the images, and one product for all taps is faster (0.9 times as long
+    for 512 channels at 7x7). At the end, the axis of the taps is moved after the channels. For large weights, this is
+    done by a product with an identity matrix. It runs in all threads, while a Transpose runs in one thread, and takes
+    0.5-0.9 times as long.
     """
     per, channels = windows.divided(op, w, 0, win.group), op.size(w, 1)
     lead = [win.group] if win.group > 1 else []

@@ -165,7 +165,7 @@ def extremum(op, g, y, *xs):
 
 @rule("Clip", kink="1 at the bounds; the bounds themselves have a gradient only outside the range")
 def clip(op, g, y, x, low, high):
-    """The gradient of torch.clamp. An element of x is inside the bounds if it equals its element of y and low <= high.
+    """The gradient of torch.clamp. An element of x counts as inside the bounds if y has the same value and low <= high.
 
     `g` is multiplied by a mask: 3.1 ms for 4 million elements, instead of 4.1 ms with Where (onnxruntime 1.31, 2
     threads).

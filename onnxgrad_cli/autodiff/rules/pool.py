@@ -250,7 +250,7 @@ def _taps_inside(win, i, outputs, size, count_include_pad):
 
 
 def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
-    """Return the number of elements that each window averages along one axis, for sizes known only at run time too.
+    """Return the number of elements that each window averages along one axis. Sizes may be known only at run time.
 
     The result is a float if it is the same constant for all windows, otherwise a value in the type of `g` that
     broadcasts to `g`.

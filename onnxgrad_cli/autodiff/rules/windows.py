@@ -237,10 +237,18 @@ def spread(op: Op, g: Val, w: Val, x: Val, win: Window, exact: bool = True) -> V
 def reads(
     op: Op, win: Window, i: int, g: Val, taps: Sequence[int], axes: tuple[int, int], rank: int
 ) -> np.ndarray | Val:
-    """Return the positions in the padded input that windows read along spatial axis `i`, as a tensor of rank `rank`.
+    """Return the positions in the padded input that windows read along spatial axis `i`, as a tensor of `rank` axes.
 
-    `axes` are two axes of the result: along the first it varies with the window (as many as `g` has), along the second
-    with the tap. The result is a numpy array if the size of `g` is static and at most `MAX_COUNTING_LENGTH`.
+    The result is a numpy array if the size of `g` is static and at most `MAX_COUNTING_LENGTH`.
+
+    Args:
+        op: the emitter.
+        win: the window.
+        i: the spatial axis, counted from 0.
+        g: the outputs, one per window.
+        taps: the taps to read.
+        axes: two axes of the result: the axis of the windows and the axis of the taps.
+        rank: the number of axes of the result; the other axes have size one.
     """
     outputs, steps = axes
     size = g.shape[2 + i]
