@@ -127,7 +127,7 @@ class Mixed(Exception):
 
 
 def mixed(why: str, certain: bool = False) -> NoReturn:
-    """Raise `Mixed`, in places where a value is expected."""
+    """Raise `Mixed`. Unlike a raise statement, a call can stand where a value is expected."""
     raise Mixed(why, certain)
 
 
@@ -542,7 +542,10 @@ def _resized(n: _NodeAxes) -> SampleAxis:
 
 
 def _along(default: int) -> Form:
-    """Operators that work along one axis. Before opset 13, they work along all later axes too."""
+    """Return the function of `FORMS` for operators that work along one axis, before opset 13 along all later axes too.
+
+    `default` is the operator's default axis.
+    """
 
     def form(n: _NodeAxes) -> SampleAxis:
         place = n.first()
@@ -632,7 +635,7 @@ def _transposed(n: _NodeAxes) -> SampleAxis:
 
 
 def _reshaped(n: _NodeAxes) -> SampleAxis:
-    """Reshape and Flatten: elements that come before the samples in memory stay before them."""
+    """Reshape and Flatten keep the order of elements in memory, so the sizes show where the samples can be."""
     place, before, after = n.first(), n.shape(0), n.result()
     found = n.reshaped(place, before, after)
     if n.node.op_type == "Flatten":
