@@ -112,7 +112,7 @@ def adamw(
     op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
     amsgrad: bool = False,
 ):  # fmt: skip
-    """Adam, but w is first multiplied by 1 - rate weight_decay, and g stays without weight decay. As torch.optim.AdamW.
+    """Adam whose weight decay multiplies w by 1 - rate weight_decay and does not change g. As torch.optim.AdamW.
 
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, ICLR 2019.
     """
