@@ -18,7 +18,10 @@ ENDING = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getat
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt. During an import, delay it, because partly imported modules would cause tracebacks."""
+    """Raise KeyboardInterrupt, but not during an import, because partly imported modules would cause tracebacks.
+
+    During an import, the signal is sent again after `LATER` seconds.
+    """
     while frame is not None and hasattr(signal, "setitimer"):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             signal.signal(signal.SIGALRM, lambda _, frame: signal.raise_signal(number))
