@@ -12,13 +12,13 @@ IN_PLACE = frozenset(
     "Abs Add Cast Ceil Clip Cos Div Elu Erf Exp Floor Identity LeakyRelu Log Mul Neg Not Pow Reciprocal Relu Sigmoid "
     "Sign Sin Softmax Softplus Sqrt Sub Sum Tanh Where".split()
 )
-"""Operators whose result can be written into the memory of an operand of the same size that no later node reads."""
+"""Operators that can write their result into the memory of an operand of the same size that no later node reads."""
 
 COURSE = 200
 """Largest number of points that `course_of_memory` returns."""
 
 NEVER, GONE = -1, -2
-"""Stored in place of the position of a value's last reader: no node reads it, or its last reader has already run."""
+"""Stored in place of the position of a value's last reader if no node reads it, or if its last reader has run."""
 
 
 def live_bytes(steps: Sequence[ScheduledNode], outputs: Iterable[str], facts: Facts) -> list[int]:

@@ -15,7 +15,10 @@ import onnx
 from onnx import AttributeProto, NodeProto, StringStringEntryProto
 
 ROLE, FORWARD = "onnxgrad.role", "onnxgrad.forward"
-"""Keys in the metadata of a node: its part of the training model, and the name of the node that it differentiates."""
+"""Keys in the metadata of a node: the part of the training model, and the name of the forward node it belongs to.
+
+`FORWARD` names the forward node that a backward node differentiates, or the node of the file that a node replaces.
+"""
 
 
 class Node:
@@ -144,7 +147,7 @@ def refill(field: Any, entries: Iterable[Any]) -> None:
 
 
 def _stands_in(node: Node | NodeProto, message: NodeProto) -> bool:
-    """Return True if `message` is the message that the node was read from, after updating the message."""
+    """Update the message of a node. Return True if it is `message`, so that it is already in the right place."""
     return isinstance(node, Node) and node._message is message and node.message() is message
 
 
