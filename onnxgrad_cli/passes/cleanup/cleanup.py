@@ -1,4 +1,4 @@
-"""Remove unused nodes, fold constants, transpose products, and scale channels by convolutions.
+"""Remove unused nodes, fold constants, and replace nodes by faster ones.
 
 Unused nodes exist because differentiation rules also write gradients of operands that need no gradient.
 """

@@ -71,7 +71,7 @@ def computes_the_original(case: ProofCase) -> CheckOutcome:
 
 
 def _copy_agrees(case: ProofCase, original: Original, data: str) -> CheckOutcome:
-    """Compare the outputs of a data set's copy of the model with those of the original for the same data."""
+    """Compare the outputs of the copy of the model that runs on a data set with those of the original model."""
     fed = {name: case.feeds[own] for name, own in case.roles.sets[data].items() if own in case.feeds}
     made = {name for node in case.described.model.graph.node for name in node.output}
     outputs = [value for value in original.model.graph.output if f"{data}/{value.name}" in made]
