@@ -169,6 +169,7 @@ def _term(
     else:
         values += _operands(op, training, spec.data, loss.operands, label)
     found, weights = _called(op, spec, loss, values, loss.settings(given))
+    found, weights = op.wide(found), None if weights is None else op.wide(weights)
     if len(training.judged) - 1 in training.masks:
         _refuse_padded_mean(spec, loss, found)
     if found.known_shape is not None and all(size == 1 for size in found.known_shape):
@@ -248,7 +249,7 @@ def _operands(
             training.masks[position] = mask.name
             yield op.wide(mask)
         else:
-            yield op.val(op.evaluation.own(name))
+            yield op.wide(op.val(op.evaluation.own(name)))
 
 
 def _mask_type(value: Val, parameter: str) -> TypeProto:
@@ -409,7 +410,7 @@ def _note_mixing(op: LossOp, training: LossRecord, spec: LossSpec, values: Seque
     if batch is None:
         return
     op.flush()
-    samples = [value.name for value in values if (value.known_shape or (None,))[0] == batch]
+    samples = [op.own(value).name for value in values if (value.known_shape or (None,))[0] == batch]
     tracker = Tracker(op.graph, batch, {name: [SampleAxis(0)] for name in samples}, frees=False)
     tracker.run([found.name], "")
     if tracker.refusals:

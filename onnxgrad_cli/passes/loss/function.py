@@ -2,6 +2,9 @@
 
 A derivative is emitted by the same reverse walk as the backward part, as nodes of the loss. The backward part
 differentiates through these nodes, and the gradients are checked as for any other loss.
+
+The values of a 16-bit model are cast to float32 before a loss function receives them. A derivative with respect to such
+a value is the derivative with respect to the model's own value, cast to float32.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnx import TypeProto
+from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
@@ -22,7 +25,7 @@ from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import in_words, is_float, known_sizes, shape_of
+from onnxgrad_cli.ir.types import HALVES, in_words, is_float, known_sizes, shape_of
 from onnxgrad_cli.metadata import InnerDerivative
 from onnxgrad_cli.passes.loss.model_file import ModelFile, append_copy
 from onnxgrad_cli.record import LossRecord
@@ -72,6 +75,25 @@ class LossOp(Op):
         self.role, self.training = "loss", training
         self.evaluation = Evaluation({}, list(graph.nodes))
         self._derived: set[str] = set()  # results of derivatives
+        self._narrow: dict[str, str] = {}  # value that was cast to float32 -> the 16-bit value
+
+    # -- 16-bit models ----------------------------------------------------------------------------------------
+
+    def wide(self, x: Val) -> Val:
+        """Return `x`, cast to float32 if it has 16 bits."""
+        found = super().wide(x)
+        if found is not x:
+            self._narrow[found.name] = x.name
+        return found
+
+    def own(self, x: Val) -> Val:
+        """Return the 16-bit value that `x` was cast from by `wide`, or `x` itself."""
+        return self.val(self._narrow.get(x.name, x.name)) if isinstance(x, Val) else x
+
+    def _as(self, place: Val, value: Val) -> Val:
+        """Return a float32 value in the 16-bit type of its place, or the value itself."""
+        is_wide = isinstance(value, Val) and place.dtype in HALVES and value.dtype == TensorProto.FLOAT
+        return self.cast(self.own(value), place.dtype) if is_wide else value
 
     # -- derivatives ------------------------------------------------------------------------------------------
 
@@ -97,10 +119,12 @@ class LossOp(Op):
         return self._vjp("vjp", y, cotangent, xs)
 
     def _vjp(self, name: str, y: Val, cotangent: Val | None, xs: Sequence[Val]) -> Any:
-        found = self._walk(name, y, self.fill(1.0, y) if cotangent is None else cotangent, xs)
+        own = [self.own(x) for x in xs]
+        found = self._walk(name, y, self.fill(1.0, y) if cotangent is None else cotangent, own)
         seed = "" if cotangent is None else cotangent.name
-        self._record("vjp", y, seed, xs, found)
-        return found[0] if len(found) == 1 else tuple(found)
+        self._record("vjp", y, seed, own, found)
+        results = [each if x is given else self.wide(each) for each, x, given in zip(found, own, xs, strict=True)]
+        return results[0] if len(results) == 1 else tuple(results)
 
     def jvp(self, y: Val, x: Val, tangent: Val) -> Val:
         """Return the product of the Jacobian dy/dx with `tangent`, which has the shape of x.
@@ -112,6 +136,8 @@ class LossOp(Op):
             UsageError: y does not depend on x.
             UnsupportedError: a node between x and y can't be differentiated twice.
         """
+        x = self.own(x)
+        tangent = self._as(x, tangent)
         self._check_fits("jvp", f"the tangent of '{x.name}'", x, tangent)
         cotangent = self.rename(self.fill(0.0, y), self.graph.fresh(f"{self.scope}/cotangent"))
         (transposed,) = self._walk("jvp", y, cotangent, [x])
@@ -269,10 +295,11 @@ class LossOp(Op):
             if name not in known:
                 raise unknown_name(f"`op.model`: the model has no input '{name}'", suggest(name, known, "inputs"))
             own = self.val(self.evaluation.own(name))
+            value = self._as(own, value)
             self._check_fits("model", f"the input '{name}'", own, value)
             names[own.name] = value.name
         found = self.evaluate(names)
-        outputs = [self.val(found.own(self.evaluation.own(name))) for name in self.graph.output_names]
+        outputs = [self.wide(self.val(found.own(self.evaluation.own(name)))) for name in self.graph.output_names]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def evaluate(self, names: dict[str, str], retyped: Callable[[TypeProto], TypeProto] | None = None) -> Evaluation:
@@ -325,7 +352,7 @@ class LossOp(Op):
         if unknown := inputs.keys() - given.keys():
             name = min(unknown)
             raise unknown_name(f"`op.load`: '{path}' has no input '{name}'", suggest(name, list(given), "inputs"))
-        outputs = tuple(file.splice(self, given).values())
+        outputs = tuple(map(self.wide, file.splice(self, given).values()))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 

@@ -182,6 +182,70 @@ def test_gradients_of_weights_pass_through_derivatives(shell: Shell, name: str, 
         assert np.abs(gradient - wanted).max() <= 1e-5 * scale, parameter
 
 
+IN_16_BITS = """
+def forces(op, y, label, force: "label x", x: "input"):
+    error = op.grad(y, x) + force
+    return (y - label) * (y - label) + op.sum(error * error, [1])
+
+def laplacian(op, y, x: "input"):
+    error = op.laplacian(y, x) - y
+    return error * error
+
+def along(op, y, x: "input", v: "label x"):
+    error = op.jvp(y, x, v) - y
+    return error * error
+
+def moved(op, y, x: "input", v: "label x"):
+    error = op.model(x=v + 0.5 * op.grad(y, x)) - op.load("net.onnx", x=v)
+    return error * error
+
+def weighted(op, y, x: "input"):
+    weights = op.Exp(op.sum(x, [1]))
+    return y * y * weights, weights
+"""
+
+WITH_TORCH_IN_16_BITS: dict[str, Callable[..., Tensor]] = {
+    "forces": lambda net, x, label, force: (net(x) - label) ** 2 + ((grad(net(x), x) + force) ** 2).sum(1, True),
+    "laplacian": lambda net, x: (laplacian(net(x), x)[:, None] - net(x)) ** 2,
+    "along": lambda net, x, v: ((grad(net(x), x) * v).sum(1, True) - net(x)) ** 2,
+    "moved": lambda net, x, v: (net(v + 0.5 * grad(net(x), x)) - net(v).detach()) ** 2,
+    "weighted": lambda net, x: (net(x) ** 2 * x.sum(1, True).exp()).sum() / x.sum(1, True).exp().sum(),
+}
+
+
+@pytest.mark.parametrize("name", WITH_TORCH_IN_16_BITS)
+def test_losses_of_a_16_bit_model_are_computed_in_float32(shell: Shell, name: str) -> None:
+    Path("losses.py").write_text(IN_16_BITS)
+    torch.manual_seed(3)
+    net = Net(3)
+    net.load_state_dict({key: value.half().float() for key, value in net.state_dict().items()})
+    export(net, "net.onnx", {"x": 3})
+    model = onnx.load("net.onnx")
+    del model.graph.value_info[:]
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    onnx.save(model, "net.onnx")
+    built = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert built.code == 0, built.err
+    session = onnxruntime.InferenceSession("train.onnx")
+    sizes = {value.name: value.shape[1] for value in session.get_inputs()}
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((7, size)).astype(np.float16) for name, size in sizes.items()}
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, feeds), strict=True))
+    assert found["loss"].dtype == np.float32
+    arrays = {n: torch.tensor(x, dtype=torch.float64, requires_grad=n == "x") for n, x in feeds.items()}
+    loss = WITH_TORCH_IN_16_BITS[name](net.double(), **arrays).mean()
+    loss.backward()
+    np.testing.assert_allclose(found["loss"], loss.item(), rtol=3e-3)
+    for key, value in net.named_parameters():
+        if value.grad is not None and value.grad.any():
+            scale = float(value.grad.abs().max())
+            np.testing.assert_allclose(found[f"{key}_grad"], value.grad.numpy(), atol=1e-2 * scale, err_msg=key)
+
+
 def test_training_takes_the_steps_of_pytorch(shell: Shell) -> None:
     """Force matching for 50 steps of Adam, and its evaluation."""
     torch.manual_seed(0)
