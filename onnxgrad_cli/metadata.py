@@ -170,6 +170,19 @@ class InnerDerivative:
 
 
 @dataclass(frozen=True)
+class InnerEvaluation:
+    """An evaluation of the model on other inputs that is part of a loss.
+
+    Attributes:
+        inputs: input of the model -> the value that the evaluation uses for it.
+        outputs: output of the model -> the value that the evaluation computes for it.
+    """
+
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+@dataclass(frozen=True)
 class StepSettings:
     """The settings of the optimizer's step. With them, a check can repeat the step in a reference implementation.
 
@@ -202,7 +215,9 @@ TENSORS = "onnxgrad.tensors"
 """The keys of onnxgrad's entries in the model's metadata_props."""
 
 
-_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner sets".split()
+_FIELDS = (
+    "inputs outputs estimated partial optimizer step adapters slots quantized held inner evaluated proof_part sets"
+).split()
 PORTS = {name: "state" if name == "slots" else name for name in _FIELDS}
 """Field of `Roles` that the metadata entry `ROLES` contains -> its key in the entry."""
 
@@ -298,6 +313,9 @@ class Roles:
         held: values that are treated as constants in the gradients although they depend on weights, such as DoRA's
             norms.
         inner: the derivatives that are parts of the loss.
+        evaluated: the evaluations of the model on other inputs that are parts of the loss.
+        proof_part: the nodes and constants that compute the values in `inner` and `evaluated` if the training model
+            does not need these values itself. It is the base64 text of a GraphProto; "" if there are none.
         sets: data set -> a map from the name of each array of the set to the input that takes it. Empty if the losses
             name no data sets.
     """
@@ -316,6 +334,8 @@ class Roles:
     held: tuple[str, ...] = ()
     step: StepSettings | None = None
     inner: tuple[InnerDerivative, ...] = ()
+    evaluated: tuple[InnerEvaluation, ...] = ()
+    proof_part: str = ""
     sets: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property

@@ -15,6 +15,8 @@ from onnx import GraphProto
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD
 from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.metadata import InnerEvaluation
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
 from onnxgrad_cli.passes.pipeline import Pass
@@ -107,6 +109,13 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
                 results=tuple(map(own, each.results)))
         for each in training.inner
     ]  # fmt: skip
+    training.evaluated = [
+        InnerEvaluation({name: own(value) for name, value in each.inputs.items()},
+                        {name: own(value) for name, value in each.outputs.items()})
+        for each in training.evaluated
+    ]  # fmt: skip
+    rename(training.proof_nodes, names)
+    training.proof_constants = {own(name): tensor for name, tensor in training.proof_constants.items()}
     graph.held = set(map(own, graph.held))
     training.integer_weights = [replace(w, weight=own(w.weight)) for w in training.integer_weights]
     if training.chunks is not None:

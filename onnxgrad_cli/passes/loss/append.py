@@ -36,6 +36,7 @@ from onnxgrad_cli.passes.loss.function import LossOp
 from onnxgrad_cli.passes.loss.model_file import LossFile
 from onnxgrad_cli.passes.parameters.select import drop_untied
 from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.proof_part import keep_for_proof
 from onnxgrad_cli.record import LossRecord, StepRecord
 
 LABEL = LossOptions.label
@@ -80,6 +81,7 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     training.loss = op.rename(total, graph.fresh("loss")).name
     training.terms = [training.loss if name == total.name else name for name in training.terms]
     graph.nodes.extend(op.nodes)
+    keep_for_proof(graph, training)
     fed_first(graph)
     return True
 

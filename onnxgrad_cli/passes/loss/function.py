@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import HALVES, in_words, is_float, known_sizes, shape_of
-from onnxgrad_cli.metadata import InnerDerivative
+from onnxgrad_cli.metadata import InnerDerivative, InnerEvaluation
 from onnxgrad_cli.passes.loss.model_file import ModelFile, append_copy
 from onnxgrad_cli.record import LossRecord
 
@@ -120,6 +120,7 @@ class LossOp(Op):
 
     def _vjp(self, name: str, y: Val, cotangent: Val | None, xs: Sequence[Val]) -> Any:
         own = [self.own(x) for x in xs]
+        cotangent = None if cotangent is None else self._apart(cotangent, y)
         found = self._walk(name, y, self.fill(1.0, y) if cotangent is None else cotangent, own)
         seed = "" if cotangent is None else cotangent.name
         self._record("vjp", y, seed, own, found)
@@ -139,11 +140,22 @@ class LossOp(Op):
         x = self.own(x)
         tangent = self._as(x, tangent)
         self._check_fits("jvp", f"the tangent of '{x.name}'", x, tangent)
+        tangent = self._apart(tangent, y)
         cotangent = self.rename(self.fill(0.0, y), self.graph.fresh(f"{self.scope}/cotangent"))
         (transposed,) = self._walk("jvp", y, cotangent, [x])
         (found,) = self._walk("jvp", transposed, tangent, [cotangent])
         self._record("jvp", y, tangent.name, [x], [found])
         return found
+
+    def _apart(self, seed: Val, y: Val) -> Val:
+        """Return a copy of a cotangent or tangent if `y` is computed from it. The proof replaces the seed by an input,
+        which must not change `y`.
+        """
+        if not isinstance(seed, Val) or not isinstance(y, Val):
+            return seed  # refused by _walk
+        self.flush()
+        is_shared = seed.name in self.graph.initializers or seed.name in self.graph.ancestors([y.name])
+        return self.Identity(seed) if is_shared else seed
 
     def _record(self, kind: str, y: Val, seed: str, xs: Sequence[Val], found: Sequence[Val]) -> None:
         wrt, results = tuple(x.name for x in xs), tuple(each.name for each in found)
@@ -289,16 +301,20 @@ class LossOp(Op):
         Raises:
             UsageError: the model has no such input, or a value is of another type.
         """
-        names: dict[str, str] = {}
+        names, known = dict[str, str](), self.training.inputs
         for name, value in inputs.items():
-            known = self.training.inputs
             if name not in known:
                 raise unknown_name(f"`op.model`: the model has no input '{name}'", suggest(name, known, "inputs"))
             own = self.val(self.evaluation.own(name))
             value = self._as(own, value)
             self._check_fits("model", f"the input '{name}'", own, value)
             names[own.name] = value.name
+        given = dict(names)
         found = self.evaluate(names)
+        before = {name: self.evaluation.own(name) for name in (*known, *self.graph.output_names)}
+        fed = {name: given.get(before[name], before[name]) for name in known}
+        made = {name: found.own(before[name]) for name in self.graph.output_names if before[name] in found.names}
+        self.training.evaluated.append(InnerEvaluation(fed, made))
         outputs = [self.wide(self.val(found.own(self.evaluation.own(name)))) for name in self.graph.output_names]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 

@@ -182,6 +182,72 @@ def test_gradients_of_weights_pass_through_derivatives(shell: Shell, name: str, 
         assert np.abs(gradient - wanted).max() <= 1e-5 * scale, parameter
 
 
+SECOND = """
+def product(op, y, x: "input", v: "label x"):
+    h = op.jvp(op.grad(y, x), x, v)
+    return h * h
+
+def transposed(op, y, x: "input", v: "label x"):
+    h = op.vjp(op.grad(y, x), v, x)
+    return h * h
+
+def curvature(op, y, x: "input", v: "label x"):
+    c = op.jvp(op.jvp(y, x, v), x, v)
+    return c * c
+
+def of_itself(op, y, x: "input"):
+    g = op.grad(y, x)
+    return op.vjp(y * y, y, x) * op.jvp(g, x, g)
+
+def laplace(op, y, x: "input"):
+    d = op.laplacian(y, x)
+    return d * d
+
+def unread(op, y, x: "input"):
+    op.laplacian(op.model(x=2.0 * x), x)
+    return y * y
+"""
+
+SECOND_WITH_TORCH: dict[str, Callable[..., Tensor]] = {
+    "product": lambda net, x, v: grad((grad(net(x), x) * v).sum(1), x) ** 2,
+    "transposed": lambda net, x, v: grad((grad(net(x), x) * v).sum(1), x) ** 2,
+    "curvature": lambda net, x, v: (grad((grad(net(x), x) * v).sum(1), x) * v).sum(1) ** 2,
+    "of_itself": lambda net, x: 2 * net(x) ** 2 * grad(net(x), x) * grad((grad(net(x), x) ** 2).sum(1), x) / 2,
+    "laplace": lambda net, x: laplacian(net(x), x) ** 2,
+    "unread": lambda net, x: net(x) ** 2,
+}
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["any batch", "fixed batch"])
+@pytest.mark.parametrize("name", SECOND_WITH_TORCH)
+def test_derivatives_whose_values_the_loss_does_not_read_are_proved(shell: Shell, name: str, fixed: bool) -> None:
+    """The training model computes neither these values nor anything that is not read; `check` still proves them."""
+    Path("losses.py").write_text(SECOND)
+    torch.manual_seed(3)
+    net, x = Net(3), torch.randn(7, 3, requires_grad=True)
+    axes = {} if fixed else {"x": {0: "n"}, "y": {0: "n"}}
+    torch.onnx.export(net, (x,), "net.onnx", dynamo=False, input_names=["x"], output_names=["y"], dynamic_axes=axes)
+    built = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert built.code == 0, built.err
+    again = shell("check", "train.onnx", "--original", "net.onnx")
+    assert again.code == 0, again.out
+    session = onnxruntime.InferenceSession("train.onnx")
+    feeds = {"x": x.detach().numpy(), "v": np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)}
+    feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, feeds), strict=True))
+    loss = SECOND_WITH_TORCH[name](net, x, *(torch.tensor(array) for key, array in feeds.items() if key != "x")).mean()
+    loss.backward()
+    np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-4)
+    for key, value in net.named_parameters():
+        if value.grad is not None and value.grad.any():
+            scale = float(value.grad.abs().max())
+            np.testing.assert_allclose(found[f"{key}_grad"], value.grad.numpy(), atol=1e-5 * scale, err_msg=key)
+    graph = onnx.load("train.onnx").graph
+    read = {name for node in graph.node for name in node.input} | set(names)
+    assert all(read.intersection(node.output) for node in graph.node)
+
+
 IN_16_BITS = """
 def forces(op, y, label, force: "label x", x: "input"):
     error = op.grad(y, x) + force
@@ -449,6 +515,48 @@ def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
     onnx.save(model, "changed.onnx")
     result = shell("check", "changed.onnx", "--original", "net.onnx")
     assert result.code == 4 and "derivatives in the loss" in result.out + result.err
+
+
+EVALUATED = """
+def moved(op, y, x: "input", edge: "label x"):
+    value = op.model(x=edge)
+    return value * value
+
+def stretched(op, y, x: "input"):
+    z = 2.0 * x
+    g = op.grad(op.model(x=z), z)
+    return g * g
+"""
+
+
+@pytest.mark.parametrize("name", ["moved", "stretched"])
+def test_evaluations_in_the_loss_are_compared_with_the_original(shell: Shell, name: str) -> None:
+    """The loss does not read the output itself. A check notices if the evaluation is that of another model."""
+    Path("losses.py").write_text(EVALUATED)
+    net = Net(3)
+    export(net, "net.onnx", {"x": 3})
+    built = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert built.code == 0, built.err
+    model = onnx.load("net.onnx")
+    next(node for node in model.graph.node if node.op_type == "Tanh").op_type = "Sin"
+    onnx.save(model, "other.onnx")
+    result = shell("check", "train.onnx", "--original", "other.onnx")
+    assert result.code == 4 and "on other inputs in the loss" in result.out + result.err, result.out
+
+
+def test_the_nodes_of_a_proof_may_be_unreadable(shell: Shell) -> None:
+    Path("losses.py").write_text(SECOND)
+    export(Net(3), "net.onnx", {"x": 3})
+    assert shell("build", "net.onnx", "--loss", "losses.py:product", "-o", "train.onnx").code == 0
+    for text in ("?", "AAAA", "CgA="):
+        model = onnx.load("train.onnx")
+        (entry,) = (each for each in model.metadata_props if each.key == "onnxgrad.roles")
+        roles = json.loads(entry.value)
+        assert roles["proof_part"]
+        entry.value = json.dumps({**roles, "proof_part": text})
+        onnx.save(model, "changed.onnx")
+        result = shell("check", "changed.onnx", "--original", "net.onnx")
+        assert result.code in (1, 4) and "internal" not in result.err, result.err
 
 
 def test_a_loss_that_depends_on_its_batch_is_not_computed_in_parts(shell: Shell) -> None:
