@@ -277,18 +277,24 @@ def _refuse_padded_mean(spec: LossSpec, loss: losses.Loss, found: Val) -> None:
 
 
 def _called(
-    op: Op, spec: LossSpec, loss: losses.Loss, values: Sequence[Val], settings: Mapping[str, Any]
+    op: LossOp, spec: LossSpec, loss: losses.Loss, values: Sequence[Val], settings: Mapping[str, Any]
 ) -> tuple[Val, Val | None]:
     """Call a loss function, and return losses and weights. Errors of a user's function become UsageErrors."""
     op.in_function = spec.function is not None
+    file = getattr(getattr(spec.function, "__code__", None), "co_filename", None)
+    op.folder = Path(file or "").parent
     try:
         result = loss.function(op, *values, **settings)
     except Exception as error:
-        if spec.function is None or (isinstance(error, OnnxgradError) and not isinstance(error, InternalError)):
+        if spec.function is None:
             raise
-        file = getattr(getattr(spec.function, "__code__", None), "co_filename", None)
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        where = f" in line {lines[-1]} of '{file}'" if lines else ""
+        place = f"in line {lines[-1]} of '{file}'" if lines else ""
+        if isinstance(error, OnnxgradError) and not isinstance(error, InternalError):
+            if place:
+                error.put_place(place)
+            raise
+        where = place and f" {place}"
         reason = f"{type(error).__name__}{where}: {str(error).removeprefix('internal: ')}"
         raise UsageError(
             f"`losses`: the function '{loss.name}' raised an error: {reason}", "correct the function"

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from onnx import TensorProto, TypeProto
@@ -68,12 +69,14 @@ class LossOp(Op):
 
     Attributes:
         evaluation: the evaluation of the model that the current loss is computed on.
+        folder: the folder of the file with the current loss.
     """
 
     def __init__(self, graph: Graph, training: LossRecord) -> None:
         super().__init__(graph)
         self.role, self.training = "loss", training
         self.evaluation = Evaluation({}, list(graph.nodes))
+        self.folder = Path()
         self._derived: set[str] = set()  # results of derivatives
         self._narrow: dict[str, str] = {}  # value that was cast to float32 -> the 16-bit value
 
@@ -342,11 +345,12 @@ class LossOp(Op):
         self.flush()
         return Evaluation(names, copies)
 
-    def load(self, path: str, **inputs: Val) -> Any:
+    def load(self, path: str | Path, **inputs: Val) -> Any:
         """Evaluate another model, whose weights are constants, such as the teacher of a distillation.
 
         Args:
-            path: an ONNX file that contains the weights. It is converted to the opset of the model.
+            path: an ONNX file. Its path is relative to the folder of the file with the loss. The file is converted to
+                the opset of the model.
             inputs: map from an input of the file to its value. An input that is left out gets the model's value with
                 the same name.
 
@@ -356,7 +360,7 @@ class LossOp(Op):
         Raises:
             UsageError: the file can't be used, has no such input, or lacks a value for one.
         """
-        file = ModelFile(path, self.graph)
+        file = ModelFile(str(self.folder / path), self.graph)
         given = {}
         for name in file.inputs:
             own = self.evaluation.labels.get(name, self.evaluation.own(name))

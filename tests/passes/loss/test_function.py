@@ -312,6 +312,47 @@ def test_losses_of_a_16_bit_model_are_computed_in_float32(shell: Shell, name: st
             np.testing.assert_allclose(found[f"{key}_grad"], value.grad.numpy(), atol=1e-2 * scale, err_msg=key)
 
 
+LOADED = """
+from pathlib import Path
+
+def near(op, y, x: "input"):
+    error = y - op.load("teacher.onnx")
+    return error * error
+
+def absolute(op, y, x: "input"):
+    error = y - op.load(Path(__file__).parent / "teacher.onnx", x=x)
+    return error * error
+"""
+
+
+@pytest.mark.parametrize("name", ["near", "absolute"])
+@pytest.mark.parametrize("saved", ["plain", "external data", "fixed batch", "opset 13"])
+def test_another_model_is_read_beside_the_loss(shell: Shell, name: str, saved: str) -> None:
+    """In the working directory, another file has its name. It may store its weights elsewhere or have other sizes."""
+    torch.manual_seed(5)
+    net, teacher = Net(3), Net(3)
+    Path("losses").mkdir()
+    Path("losses/losses.py").write_text(LOADED)
+    export(net, "net.onnx", {"x": 3})
+    export(net, "teacher.onnx", {"x": 3})
+    axes = {} if saved == "fixed batch" else {"x": {0: "batch"}, "y": {0: "batch"}}
+    opset = 13 if saved == "opset 13" else 17
+    torch.onnx.export(teacher, (torch.zeros(7, 3),), "losses/teacher.onnx", dynamo=False, input_names=["x"],
+                      output_names=["y"], dynamic_axes=axes, opset_version=opset)  # fmt: skip
+    if saved == "external data":
+        model = onnx.load("losses/teacher.onnx")
+        onnx.save(model, "losses/teacher.onnx", save_as_external_data=True, size_threshold=0, location="teacher.data")
+    built = shell("build", "net.onnx", "--loss", f"losses/losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert built.code == 0, built.err
+    x = torch.randn(5, 3)
+    (found,) = onnxruntime.InferenceSession("train.onnx").run(["loss"], {"x": x.numpy()})
+    np.testing.assert_allclose(found, ((net(x) - teacher(x)) ** 2).mean().item(), rtol=1e-5)
+    Path("losses/teacher.onnx").unlink()
+    missing = shell("build", "net.onnx", "--loss", f"losses/losses.py:{name}", "-o", "again.onnx")
+    words = f"in line {5 if name == 'near' else 9} of 'losses/losses.py'"
+    assert missing.code == 1 and words in missing.err and "teacher.onnx" in missing.err, missing.err
+
+
 def test_training_takes_the_steps_of_pytorch(shell: Shell) -> None:
     """Force matching for 50 steps of Adam, and its evaluation."""
     torch.manual_seed(0)
@@ -371,7 +412,7 @@ def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
     [
         ("stranger", 2, "the parameter 'z' names 'z', which is not one of the model's inputs"),
         ("no_value", 2, "which is not one of the model's inputs and outputs"),
-        ("apart", 2, "does not depend on 't'"),
+        ("apart", 2, "in line 4 of 'losses.py': `op.grad`: "),
         ("whole", 2, "pass float tensors, because only they have derivatives"),
         ("number", 2, "`op.grad` accepts only values of the graph"),
         ("wide", 2, "`op.divergence`: "),
