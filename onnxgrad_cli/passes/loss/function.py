@@ -35,6 +35,13 @@ LEAVE_OUT = "remove this derivative from the loss"
 """The hint for a derivative that is zero."""
 
 
+PIECEWISE_LINEAR = frozenset(
+    "Abs Clip GlobalMaxPool HardSigmoid LeakyRelu Max MaxPool Min PRelu ReduceL1 ReduceMax ReduceMin Relu Shrink "
+    "ThresholdedRelu".split()
+)
+"""Operators whose second derivative is zero wherever it exists."""
+
+
 class _IndependentError(UsageError):
     """The value to differentiate does not depend on the value to differentiate with respect to."""
 
@@ -78,6 +85,7 @@ class LossOp(Op):
         self.evaluation = Evaluation({}, list(graph.nodes))
         self.folder = Path()
         self._derived: set[str] = set()  # results of derivatives
+        self._linear_pieces: set[str] = set()  # operators in `PIECEWISE_LINEAR` that were differentiated
         self._narrow: dict[str, str] = {}  # value that was cast to float32 -> the 16-bit value
 
     # -- 16-bit models ----------------------------------------------------------------------------------------
@@ -250,8 +258,10 @@ class LossOp(Op):
         for x in wanted:
             if found[x] is None:
                 raise _IndependentError(f"`op.{name}`: '{y.name}' does not depend on '{x}'", LEAVE_OUT)
-        if training.kinks and self.graph.ancestors([y.name]) & self._derived:
-            kinds = ", ".join(sorted(training.kinks))
+        if self.graph.ancestors([y.name]).isdisjoint(self._derived):
+            self._linear_pieces.update(PIECEWISE_LINEAR.intersection(record.kinks))
+        elif self._linear_pieces:
+            kinds = ", ".join(sorted(self._linear_pieces))
             text = f"a second derivative passes through {kinds}, whose own second derivative is zero wherever it exists"
             training.cautions.append(Caution("note", y.name, text))
         training.rules.update(record.rules)

@@ -543,6 +543,17 @@ def test_what_changes_a_result_unseen_is_a_warning(shell: Shell, name: str, word
     assert result.code == 0 and words in result.out, result.out
 
 
+@pytest.mark.parametrize("activation", [nn.ELU(), nn.Hardswish()])
+def test_a_second_derivative_that_exists_is_no_warning(shell: Shell, activation: nn.Module) -> None:
+    """These operators have a kink or a jump, but also a second derivative."""
+    net = Net(2)
+    net.net[1] = activation
+    Path("losses.py").write_text(CAUTIONS + 'def laplace(op, y, x: "input"): return op.laplacian(y, x)')
+    export(net, "net.onnx", {"x": 2})
+    result = shell("build", "net.onnx", "--loss", "losses.py:laplace", "-o", "train.onnx")
+    assert result.code == 0 and "passes through" not in result.out, result.out
+
+
 def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
     """The gradients of the weights stay right; the description then speaks of a derivative that is not computed."""
     export(Net(2), "net.onnx", {"x": 1, "t": 1})
