@@ -82,8 +82,25 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     training.terms = [training.loss if name == total.name else name for name in training.terms]
     graph.nodes.extend(op.nodes)
     keep_for_proof(graph, training)
+    if any(spec.function for spec in options.losses):
+        _drop_unread_labels(graph, training)
     fed_first(graph)
     return True
+
+
+def _drop_unread_labels(graph: Graph, training: LossRecord) -> None:
+    """Remove the labels that no loss reads from the model, with a note for each. Masks stay; data may lack them."""
+    needed = graph.ancestors([training.loss]).union(training.masks.values())
+    for name in [label for label in training.labels if label not in needed]:
+        refill(graph.proto.graph.input, [value for value in graph.proto.graph.input if value.name != name])
+        training.labels.remove(name)
+        training.judged = ["" if label == name else label for label in training.judged]
+        training.more = {at: [label for label in labels if label != name] for at, labels in training.more.items()}
+        for arrays in training.sets.values():
+            for array in [array for array, own in arrays.items() if own == name]:
+                del arrays[array]
+        text = f"no loss reads the label '{name}', so the training model has no such input"
+        training.cautions.append(Caution("note", name, text))
 
 
 def _factor(op: LossOp, training: LossRecord, spec: LossSpec, term: Val) -> Val | float:

@@ -569,6 +569,27 @@ def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
     assert result.code == 4 and "derivatives in the loss" in result.out + result.err
 
 
+def test_labels_that_the_loss_does_not_read_are_no_inputs(shell: Shell) -> None:
+    Path("losses.py").write_text(
+        'def squared(op, y, label, x: "input", old: "label x", edge: "label x"):\n    return y * y + op.model(x=edge)\n'
+    )
+    net = Net(3)
+    export(net, "net.onnx", {"x": 3})
+    result = shell("build", "net.onnx", "--loss", "losses.py:squared", "-o", "train.onnx", "--verify")
+    assert result.code == 0, result.err
+    for name in ("label", "old"):
+        assert f"no loss reads the label '{name}'" in result.out
+    session = onnxruntime.InferenceSession("train.onnx")
+    assert [value.name for value in session.get_inputs()] == ["x", "edge"]
+    x, edge = torch.randn(2, 5, 3)
+    (found,) = session.run(["loss"], {"x": x.numpy(), "edge": edge.numpy()})
+    np.testing.assert_allclose(found, (net(x) ** 2 + net(edge)).mean().item(), rtol=1e-5)
+    np.savez("data.npz", x=x.numpy(), edge=edge.numpy())
+    command = ("--loss", "losses.py:squared", "--data", "data.npz")
+    assert shell("train", "net.onnx", *command, "--epochs", 1, "-o", "trained.onnx").code == 0
+    assert shell("evaluate", "trained.onnx", *command).code == 0
+
+
 EVALUATED = """
 def moved(op, y, x: "input", edge: "label x"):
     value = op.model(x=edge)
