@@ -168,6 +168,12 @@ class InnerDerivative:
     wrt: tuple[str, ...]
     results: tuple[str, ...]
 
+    def renamed(self, names: Mapping[str, str]) -> InnerDerivative:
+        """Return a copy in which values are renamed. `names` maps old names to new names."""
+        wrt, results = ([names.get(name, name) for name in field] for field in (self.wrt, self.results))
+        of, seed = names.get(self.of, self.of), names.get(self.seed, self.seed)
+        return InnerDerivative(self.kind, of, seed, tuple(wrt), tuple(results))
+
 
 @dataclass(frozen=True)
 class InnerEvaluation:
@@ -180,6 +186,13 @@ class InnerEvaluation:
 
     inputs: dict[str, str]
     outputs: dict[str, str]
+
+    def renamed(self, names: Mapping[str, str]) -> InnerEvaluation:
+        """Return a copy in which values are renamed. `names` maps old names to new names."""
+        inputs, outputs = (
+            {key: names.get(name, name) for key, name in field.items()} for field in (self.inputs, self.outputs)
+        )
+        return InnerEvaluation(inputs, outputs)
 
 
 @dataclass(frozen=True)
@@ -233,6 +246,9 @@ OUTPUTS = frozenset({"loss", "gradient", "next state", "kept output"})
 
 CHANGED = "the model was changed after it was built: build it again"
 """The hint of errors about a model that does not match the description in its metadata."""
+
+PROOF_PREFIX = "proof/"
+"""The prefix of the names of the values that only `Roles.proof_part` computes."""
 
 AVERAGE = "ema"
 """The `Slot.kind` of a state that is the moving average of a weight."""

@@ -16,7 +16,6 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.metadata import InnerEvaluation
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
 from onnxgrad_cli.passes.pipeline import Pass
@@ -104,16 +103,8 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     training.adapters = [
         replace(each, a=own(each.a), b=own(each.b), magnitude=own(each.magnitude)) for each in training.adapters
     ]
-    training.inner = [
-        replace(each, of=own(each.of), seed=own(each.seed), wrt=tuple(map(own, each.wrt)),
-                results=tuple(map(own, each.results)))
-        for each in training.inner
-    ]  # fmt: skip
-    training.evaluated = [
-        InnerEvaluation({name: own(value) for name, value in each.inputs.items()},
-                        {name: own(value) for name, value in each.outputs.items()})
-        for each in training.evaluated
-    ]  # fmt: skip
+    training.inner = [each.renamed(names) for each in training.inner]
+    training.evaluated = [each.renamed(names) for each in training.evaluated]
     rename(training.proof_nodes, names)
     training.proof_constants = {own(name): tensor for name, tensor in training.proof_constants.items()}
     graph.held = set(map(own, graph.held))

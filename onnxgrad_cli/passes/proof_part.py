@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
+from typing import NamedTuple
 
 from onnx import GraphProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import copied
 from onnxgrad_cli.ir.nodes import behind, read_by, reads
-from onnxgrad_cli.metadata import InnerDerivative
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.metadata import PROOF_PREFIX, InnerDerivative, InnerEvaluation
 from onnxgrad_cli.record import LossRecord
 
 MAX_BYTES = 2**20
@@ -51,19 +53,34 @@ def _values(training: LossRecord) -> set[str]:
     return named - {""}
 
 
-def proof_part(graph: Graph, training: LossRecord) -> str:
-    """Return the nodes and constants that a proof needs and the graph does not have, as described in `Roles`."""
+class ProofPart(NamedTuple):
+    """The description of the derivatives and evaluations of a loss, as in `Roles`."""
+
+    inner: tuple[InnerDerivative, ...]
+    evaluated: tuple[InnerEvaluation, ...]
+    text: str
+
+
+def proof_part(graph: Graph, training: LossRecord) -> ProofPart:
+    """Return the derivatives and evaluations of the loss, and the nodes that a proof needs in addition to the graph.
+
+    The values of these nodes are renamed, because a later pass or tool may use their names again.
+    """
     made = {*graph.producers(), *graph.input_names, *read_by(graph.nodes)}
     made.update(tensor.name for tensor in graph.proto.graph.initializer)
     wanted, nodes = _values(training) - made, []
     for node in reversed(training.proof_nodes):
         if not wanted.isdisjoint(node.output):
-            nodes.append(node)
+            nodes.append(copied(node))
             wanted |= set(reads(node)) - made
+    names = {name: f"{PROOF_PREFIX}{name}" for name in wanted - {""}}
+    rename(nodes, names)
     stored = GraphProto(node=[node.message() for node in reversed(nodes)])
     for name in sorted(wanted & training.proof_constants.keys()):
         stored.initializer.append(training.proof_constants[name])
-        stored.initializer[-1].name = name
+        stored.initializer[-1].name = names[name]
     if not nodes or stored.ByteSize() > MAX_BYTES:
-        return ""
-    return base64.b64encode(stored.SerializeToString(deterministic=True)).decode()
+        return ProofPart(tuple(training.inner), tuple(training.evaluated), "")
+    text = base64.b64encode(stored.SerializeToString(deterministic=True)).decode()
+    inner = tuple(each.renamed(names) for each in training.inner)
+    return ProofPart(inner, tuple(each.renamed(names) for each in training.evaluated), text)

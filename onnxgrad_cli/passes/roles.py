@@ -48,9 +48,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         ),
         tuple(sorted(graph.held.intersection(graph.producers()))) if graph.held else (),
         training.step,
-        tuple(training.inner),
-        tuple(training.evaluated),
-        proof_part(graph, training),
+        *proof_part(graph, training),
         {data: {name: own for name, own in arrays.items() if own in there} for data, arrays in training.sets.items()},
     )
 
