@@ -34,7 +34,7 @@ from onnxgrad_cli.passes.loss.chunks import write_chunks
 from onnxgrad_cli.passes.loss.data_sets import evaluations
 from onnxgrad_cli.passes.loss.function import LossOp
 from onnxgrad_cli.passes.loss.model_file import LossFile
-from onnxgrad_cli.passes.parameters.select import drop_untied
+from onnxgrad_cli.passes.parameters.select import drop_untied, refuse_constant_loss
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.proof_part import keep_for_proof
 from onnxgrad_cli.record import LossRecord, StepRecord
@@ -69,6 +69,8 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     if any(spec.function for spec in options.losses):
         op.flush()
         drop_untied(graph, training, training.terms)
+        if not options.l1 and not options.l2:
+            refuse_constant_loss(graph, training, training.terms)
     for kind, factor in (("ReduceL1", options.l1), ("ReduceSumSquare", options.l2)):
         op.scope = f"loss/{kind}"
         if factor:

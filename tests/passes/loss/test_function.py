@@ -407,6 +407,8 @@ def untyped(op, y): return op.TopK(y, [1], outputs=2)[0]
 def wider(op, y, x: "input"): return op.model(x=op.Concat(x, x, axis=1)) + y
 def broadcast(op, y, x: "input"): return op.vjp(op.Tanh(y), op.const(2.0, y), x)
 def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
+def constant(op, y, x: "input"): return x * x
+def stepped(op, y): return op.Sign(y)
 """
 
 
@@ -439,6 +441,8 @@ def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
             "the cotangent of 'loss/broadcast/Tanh_out' must be float[n, 1], but the given value is float[]",
         ),
         ("narrow", 2, "the tangent of 'x' must be float[n, 1], but the given value is double[n, 1]"),
+        ("constant", 3, "no differentiable path leads from a trained weight to the loss"),
+        ("stepped", 3, "no differentiable path leads from a trained weight to the loss"),
     ],
 )
 def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: str) -> None:
@@ -447,6 +451,17 @@ def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: st
     result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx")
     assert result.code == code and words in result.err, result.err
     assert not Path("train.onnx").exists()
+
+
+def test_a_loss_without_gradients_can_be_evaluated(shell: Shell) -> None:
+    Path("losses.py").write_text("def wrong(op, y, label): return op.Abs(op.Sign(y) - op.Sign(label)) * 0.5")
+    net, x = Net(3), torch.randn(20, 3)
+    label = torch.randn(20, 1)
+    export(net, "net.onnx", {"x": 3})
+    np.savez("data.npz", x=x.numpy(), label=label.numpy())
+    judged = shell("evaluate", "net.onnx", "--loss", "losses.py:wrong", "--data", "data.npz", "--json")
+    assert judged.code == 0, judged.err
+    assert judged.json["results"]["loss"] == pytest.approx(((net(x) > 0) != (label > 0)).float().mean().item())
 
 
 OF_TWO_HEADS = """
@@ -510,8 +525,8 @@ def kinked(op, y, x: "input"):
     second = op.grad(op.grad(y, x), x)
     return y + second * second
 
-def constant(op, y, x: "input"):
-    return x * x
+def of_a_slope(op, y, x: "input"):
+    return op.grad(y, x)
 
 def paired(op, y, x: "input"):
     return y - op.squeeze(x, [1])
@@ -528,7 +543,7 @@ def of_a_mean(op, y, x: "input"):
     ("name", "words"),
     [
         ("kinked", "a second derivative passes through Relu"),
-        ("constant", "the gradient of 'net.0.weight' is zero"),
+        ("of_a_slope", "the gradient of 'net.4.bias' is zero"),
         ("paired", "one for each pair of samples"),
         ("centered", "the loss centered of a sample depends on its batch"),
         ("of_a_mean", "it computes with the number of samples"),
@@ -647,5 +662,5 @@ def test_a_loss_that_depends_on_its_batch_is_not_computed_in_parts(shell: Shell)
     refused = shell("train", *command, "--loss", "losses.py:centered")
     assert refused.code == 2 and "can't be split into several runs" in refused.err
     assert "reduces along the axis of the samples" in refused.err
-    refused = shell("train", *command, "--loss", "losses.py:constant")
+    refused = shell("train", *command, "--loss", "losses.py:of_a_slope")
     assert refused.code == 2 and "can't be split" not in refused.err
