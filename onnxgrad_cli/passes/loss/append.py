@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.losses.classes import causal_lm, soft_cross_entropy
-from onnxgrad_cli.losses.registry import FOR_OUTPUTS
+from onnxgrad_cli.losses.registry import FOR_OUTPUTS, written_function
 from onnxgrad_cli.losses.spec import LossSpec, default_loss, settings_of
 from onnxgrad_cli.losses.values import checked_axis, weighted_mean
 from onnxgrad_cli.options import AppendOptions, LossOptions
@@ -300,8 +300,9 @@ def _called(
 ) -> tuple[Val, Val | None]:
     """Call a loss function, and return losses and weights. Errors of a user's function become UsageErrors."""
     op.in_function = spec.function is not None
-    file = getattr(getattr(spec.function, "__code__", None), "co_filename", None)
-    op.folder = Path(file or "").parent
+    code = getattr(written_function(loss.function), "__code__", None)
+    file = code.co_filename if code is not None else ""
+    op.folder = Path(file).parent
     try:
         result = loss.function(op, *values, **settings)
     except Exception as error:
@@ -327,11 +328,12 @@ def _called(
             f"{type(result).__name__}",
             "compute the losses with op and return them, or return a tuple of the losses and their weights",
         )
-    if not is_float(parts[0].type):
-        raise UsageError(
-            f"`losses`: the function '{loss.name}' must return floats, but returns {in_words(parts[0].type)}",
-            "compute the losses from floats",
-        )
+    for part in filter(None, parts):
+        if not is_float(part.type):
+            raise UsageError(
+                f"`losses`: the function '{loss.name}' must return floats, but returns {in_words(part.type)}",
+                "compute the losses from floats",
+            )
     return parts[0], parts[1]
 
 

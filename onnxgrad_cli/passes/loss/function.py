@@ -99,7 +99,7 @@ class LossOp(Op):
 
     def own(self, x: Val) -> Val:
         """Return the 16-bit value that `x` was cast from by `wide`, or `x` itself."""
-        return self.val(self._narrow.get(x.name, x.name)) if isinstance(x, Val) else x
+        return self.val(self._narrow.get(x.name, x.name))
 
     def _as(self, place: Val, value: Val) -> Val:
         """Return a float32 value in the 16-bit type of its place, or the value itself."""
@@ -130,6 +130,7 @@ class LossOp(Op):
         return self._vjp("vjp", y, cotangent, xs)
 
     def _vjp(self, name: str, y: Val, cotangent: Val | None, xs: Sequence[Val]) -> Any:
+        self._check_values(name, y, *xs)
         own = [self.own(x) for x in xs]
         cotangent = None if cotangent is None else self._apart(cotangent, y)
         found = self._walk(name, y, self.fill(1.0, y) if cotangent is None else cotangent, own)
@@ -148,6 +149,7 @@ class LossOp(Op):
             UsageError: y does not depend on x.
             UnsupportedError: a node between x and y can't be differentiated twice.
         """
+        self._check_values("jvp", y, x)
         x = self.own(x)
         tangent = self._as(x, tangent)
         self._check_fits("jvp", f"the tangent of '{x.name}'", x, tangent)
@@ -162,8 +164,8 @@ class LossOp(Op):
         """Return a copy of a cotangent or tangent if `y` is computed from it. The proof replaces the seed by an input,
         which must not change `y`.
         """
-        if not isinstance(seed, Val) or not isinstance(y, Val):
-            return seed  # refused by _walk
+        if not isinstance(seed, Val):
+            return seed  # refused by _check_fits
         self.flush()
         is_shared = seed.name in self.graph.initializers or seed.name in self.graph.ancestors([y.name])
         return self.Identity(seed) if is_shared else seed
@@ -228,11 +230,6 @@ class LossOp(Op):
 
     def _walk(self, name: str, y: Val, cotangent: Val, xs: Sequence[Val]) -> list[Val]:
         """Append nodes for the products of `cotangent` with dy/dx, and return the product for each x."""
-        if not xs or not all(isinstance(each, Val) for each in (y, cotangent, *xs)):
-            raise UsageError(
-                f"`op.{name}` accepts only values of the graph",
-                "pass parameters of the loss function, or results of op",
-            )
         for each in (y, *xs):
             if not is_float(each.type):
                 raise UsageError(
@@ -272,6 +269,14 @@ class LossOp(Op):
         self._derived.update(value.name for value in results)
         return results
 
+    def _check_values(self, name: str, y: Val, *xs: Val) -> None:
+        """Check that there are values to differentiate with respect to, and that all are values of the graph."""
+        if not xs or not all(isinstance(each, Val) for each in (y, *xs)):
+            raise UsageError(
+                f"`op.{name}` accepts only values of the graph",
+                "pass parameters of the loss function, or results of op",
+            )
+
     def _check_fits(self, name: str, what: str, place: Val, value: Val) -> None:
         """Check that a value has the type and the fixed sizes that its place, such as an input, requires.
 
@@ -299,6 +304,22 @@ class LossOp(Op):
         self.graph.nodes.extend(self.nodes)
         self.nodes = []
         self._readers = self._makers = None
+
+    # -- reductions -------------------------------------------------------------------------------------------
+
+    def reduce(self, kind: str, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
+        """Reduce `x` over `axes` as `Op.reduce` does.
+
+        Raises:
+            UsageError: `x` has no such axis.
+        """
+        for axis in axes or ():
+            if not -x.rank <= axis < x.rank:
+                raise UsageError(
+                    f"a reduction over axis {axis}: '{x.name}' is {in_words(x.type)}",
+                    f"choose axes from {-x.rank} to {x.rank - 1}",
+                )
+        return super().reduce(kind, x, axes, keepdims)
 
     # -- models -----------------------------------------------------------------------------------------------
 

@@ -407,6 +407,9 @@ def untyped(op, y): return op.TopK(y, [1], outputs=2)[0]
 def wider(op, y, x: "input"): return op.model(x=op.Concat(x, x, axis=1)) + y
 def broadcast(op, y, x: "input"): return op.vjp(op.Tanh(y), op.const(2.0, y), x)
 def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
+def tangled(op, y, x: "input"): return op.grad("y", x)
+def far(op, y): return op.mean(y, [2])
+def counted(op, y): return y, op.Shape(y)
 def constant(op, y, x: "input"): return x * x
 def stepped(op, y): return op.Sign(y)
 """
@@ -441,6 +444,9 @@ def stepped(op, y): return op.Sign(y)
             "the cotangent of 'loss/broadcast/Tanh_out' must be float[n, 1], but the given value is float[]",
         ),
         ("narrow", 2, "the tangent of 'x' must be float[n, 1], but the given value is double[n, 1]"),
+        ("tangled", 2, "`op.grad` accepts only values of the graph"),
+        ("far", 2, "in line 25 of 'losses.py': a reduction over axis 2: 'y' is float[n, 1]"),
+        ("counted", 2, "must return floats, but returns int64[2]"),
         ("constant", 3, "no differentiable path leads from a trained weight to the loss"),
         ("stepped", 3, "no differentiable path leads from a trained weight to the loss"),
     ],
@@ -451,6 +457,29 @@ def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: st
     result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx")
     assert result.code == code and words in result.err, result.err
     assert not Path("train.onnx").exists()
+
+
+@pytest.mark.parametrize("name", ["Scaled", "doubled"])
+def test_a_loss_may_be_an_object_or_a_partial_function(shell: Shell, name: str) -> None:
+    Path("losses.py").write_text("""
+from functools import partial
+
+class _Scaled:
+    def __call__(self, op, y, x: "input  x", *, by: float = 2.0):
+        return by * y * op.load("net.onnx", x=x)
+
+def scaled(op, y, x: "input", *, by: float):
+    return by * y * op.load("net.onnx", x=x)
+
+Scaled, doubled = _Scaled(), partial(scaled, by=2.0)
+""")
+    net, x = Net(3), torch.randn(4, 3)
+    export(net, "net.onnx", {"x": 3})
+    for more, factor in (((), 2.0), (("--loss-option", "by=3"), 3.0)):
+        built = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--force", *more)
+        assert built.code == 0, built.err
+        (found,) = onnxruntime.InferenceSession("train.onnx").run(["loss"], {"x": x.numpy()})
+        np.testing.assert_allclose(found, factor * (net(x) ** 2).mean().item(), rtol=1e-5)
 
 
 def test_a_loss_without_gradients_can_be_evaluated(shell: Shell) -> None:
