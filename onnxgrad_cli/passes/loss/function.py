@@ -29,7 +29,7 @@ from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import HALVES, in_words, is_float, known_sizes, shape_of
 from onnxgrad_cli.metadata import InnerDerivative, InnerEvaluation
 from onnxgrad_cli.passes.loss.model_file import ModelFile, append_copy
-from onnxgrad_cli.record import LossRecord
+from onnxgrad_cli.record import StepRecord
 
 LEAVE_OUT = "remove this derivative from the loss"
 """The hint for a derivative that is zero."""
@@ -79,9 +79,10 @@ class LossOp(Op):
         folder: the folder of the file with the current loss.
     """
 
-    def __init__(self, graph: Graph, training: LossRecord) -> None:
+    def __init__(self, graph: Graph, training: StepRecord) -> None:
         super().__init__(graph)
         self.role, self.training = "loss", training
+        self._has_statistics = bool(training.state or training.fusions)
         self.evaluation = Evaluation({}, list(graph.nodes))
         self.folder = Path()
         self._derived: set[str] = set()  # results of derivatives
@@ -343,6 +344,12 @@ class LossOp(Op):
             value = self._as(own, value)
             self._check_fits("model", f"the input '{name}'", own, value)
             names[own.name] = value.name
+        if self._has_statistics:
+            text = (
+                "`op.model` evaluates BatchNormalization with the statistics of its own batch, and leaves the running "
+                "statistics unchanged: they follow the model's inputs"
+            )
+            self.training.cautions.append(Caution("note", "", text))
         given = dict(names)
         found = self.evaluate(names)
         before = {name: self.evaluation.own(name) for name in (*known, *self.graph.output_names)}

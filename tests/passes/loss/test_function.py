@@ -601,6 +601,27 @@ def test_a_second_derivative_that_exists_is_no_warning(shell: Shell, activation:
     assert result.code == 0 and "passes through" not in result.out, result.out
 
 
+def test_running_statistics_follow_the_inputs_of_the_model(shell: Shell) -> None:
+    """PyTorch would update them again for each evaluation."""
+    Path("losses.py").write_text('def moved(op, y, x: "input"): return y * op.model(x=0.5 * x)')
+    net = Net(3)
+    net.net[1] = nn.BatchNorm1d(16)
+    export(net, "net.onnx", {"x": 3})
+    words = "leaves the running statistics unchanged"
+    for mode in ("train", "eval"):
+        built = shell("build", "net.onnx", "--loss", "losses.py:moved", "--mode", mode, "-o", f"{mode}.onnx")
+        assert built.code == 0 and (words in " ".join(built.out.split())) == (mode == "train"), built.out
+    x = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
+    session = onnxruntime.InferenceSession("train.onnx")
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, {"x": x}), strict=True))
+    (mean,) = (value for name, value in found.items() if "running_mean" in name)
+    linear = net.net[0]
+    assert isinstance(linear, nn.Linear)
+    wanted = 0.1 * linear(torch.tensor(x)).mean(0).detach().numpy()
+    np.testing.assert_allclose(mean, wanted, atol=1e-6)
+
+
 def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
     """The gradients of the weights stay right; the description then speaks of a derivative that is not computed."""
     export(Net(2), "net.onnx", {"x": 1, "t": 1})
