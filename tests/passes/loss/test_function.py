@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.node import make_node
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.passes.loss.function import LossOp
 from tests.cli_harness import Shell
 
 LOSSES = """
@@ -656,6 +660,34 @@ def test_labels_that_the_loss_does_not_read_are_no_inputs(shell: Shell) -> None:
     command = ("--loss", "losses.py:squared", "--data", "data.npz")
     assert shell("train", "net.onnx", *command, "--epochs", 1, "-o", "trained.onnx").code == 0
     assert shell("evaluate", "trained.onnx", *command).code == 0
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("name", ["product", "transposed", "curvature", "of_itself", "laplace"])
+def test_a_wrong_derivative_inside_the_loss_fails(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, name: str, call: int
+) -> None:
+    """One derivative is 1 % too large. The gradients of the weights are those of this other loss, and so agree."""
+    record, calls = LossOp._record, 0
+
+    def scaled(op: LossOp, kind: str, y: Val, seed: str, xs: Sequence[Val], found: Sequence[Val]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            names = {each.name: f"{each.name}_right" for each in found}
+            rename(op.graph.nodes, names)
+            for old, new in names.items():
+                op.graph.types[new] = op.graph.types[old]
+                node = make_node("Mul", [new, op.const(np.float32(1.01)).name], [old], f"{old}/Mul")
+                op.graph.nodes.append(node)
+        record(op, kind, y, seed, xs, found)
+
+    monkeypatch.setattr(LossOp, "_record", scaled)
+    Path("losses.py").write_text(SECOND)
+    torch.manual_seed(3)
+    torch.onnx.export(Net(3), (torch.zeros(7, 3),), "net.onnx", dynamo=False, input_names=["x"], output_names=["y"])
+    result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx")
+    assert result.code == 4 and "derivatives in the loss against differences: the derivative of" in result.err
 
 
 EVALUATED = """
