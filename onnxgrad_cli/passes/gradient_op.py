@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.common.escape import decoded
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.types import dtype_of

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from onnx import FunctionProto, GraphProto, ModelProto
 
-from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest, unknown_name
+from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
