@@ -101,6 +101,8 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     input_bytes, unknown_inputs = known_bytes(training.grad_of_input, facts)
     if unknown_inputs:
         uncounted["input"] += unknown_inputs
+    before, after = flops["forward"], flops["backward"]
+    costs = [OperatorCost(op, before[op], after[op]) for op in sorted({*before, *after})]
     return Cost(
         sizes=given,
         assumed=assumed,
@@ -113,18 +115,12 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         gradient_bytes=weight_bytes + input_bytes,
         kept_bytes=kept_bytes,
         kept=kept,
-        operators=_by_operator(flops["forward"], flops["backward"]),
+        operators=sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward),
         modules=by_module(graph, steps, flops_of),
         memory=course_of_memory(steps, graph.output_names, facts),
         branches=sum(node.op_type == "If" for node in with_bodies(s.node for s in steps if s.op_type in CONTROL_FLOW)),
         uncounted=dict(uncounted),
     )
-
-
-def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[OperatorCost]:
-    """Return the cost of each operator that computes something, the most expensive first."""
-    costs = [OperatorCost(op, forward[op], backward[op]) for op in sorted({*forward, *backward})]
-    return sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward)
 
 
 def _kept(steps: Iterable[ScheduledNode], facts: Facts) -> tuple[int, list[Kept], Counter[str]]:

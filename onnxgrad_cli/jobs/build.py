@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -407,9 +407,11 @@ def _prove(build: Build) -> None:
     data, sizes = fit(plan.data, trained, roles, plan.tell)
     original = build.original if plan.options.mode == "keep" else None
     start = time.perf_counter()
+    shapes = {value.name: shape_of(value.type) or () for value in graph.proto.graph.input}
+    drawn = next(sizes_to_try(shapes, graph.proto), {})
     build.proof = proof.prove(
         trained, roles, plan.path, original, data, sizes, force=bool(plan.verify),
-        operations=_operations(graph, sizes), note=lambda check: plan.tell(f"checking: {check}", 1),
+        operations=operations(graph, {**drawn, **sizes}), note=lambda check: plan.tell(f"checking: {check}", 1),
         keep=build.ran.append,
     )  # fmt: skip
     if not is_quick(trained):
@@ -423,13 +425,6 @@ def _prove(build: Build) -> None:
             f"the requested proof of the training model was not possible: {build.proof.why}",
             "the model was not written; to write it without a proof, leave `verify=True` out",
         )
-
-
-def _operations(graph: Graph, sizes: Mapping[str, int]) -> int:
-    """Return the number of operations of one run of the training model, at the first sizes that the check will try."""
-    shapes = {value.name: shape_of(value.type) or () for value in graph.proto.graph.input}
-    drawn = next(sizes_to_try(shapes, graph.proto), {})
-    return operations(graph, {**drawn, **sizes})
 
 
 def _failed(proof: Proof) -> CheckFailed:

@@ -40,7 +40,9 @@ def normalise(graph: Graph) -> None:
     if bodies:
         separate_outputs(graph)
     name_nodes(graph)
-    _write_defaults(graph)
+    for node in graph.nodes:
+        if node.op_type in _UNKNOWN_DEFAULTS and not node.attribute:
+            node.attribute.append(onnx.helper.make_attribute(*_UNKNOWN_DEFAULTS[node.op_type]))
     to_time_major(graph)
 
 
@@ -91,9 +93,3 @@ def name_nodes(graph: Graph) -> None:
 
 _UNKNOWN_DEFAULTS = {"MeanVarianceNormalization": ("axes", [0, 2, 3]), "STFT": ("onesided", 1)}
 """Map: operator for which shape inference assumes another default of an attribute -> (attribute, right default)."""
-
-
-def _write_defaults(graph: Graph) -> None:
-    for node in graph.nodes:
-        if node.op_type in _UNKNOWN_DEFAULTS and not node.attribute:
-            node.attribute.append(onnx.helper.make_attribute(*_UNKNOWN_DEFAULTS[node.op_type]))
