@@ -27,7 +27,7 @@ from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
 from onnxgrad_cli.ir.nodes import all_nodes, depending_on, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
-from onnxgrad_cli.passes.cleanup.cleanup import tidy
+from onnxgrad_cli.passes.cleanup import tidy
 from onnxgrad_cli.passes.declare_outputs import forget_domain
 from onnxgrad_cli.passes.gradient_op import is_gradient, xs_zs_y
 from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_lower
