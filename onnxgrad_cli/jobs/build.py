@@ -65,7 +65,7 @@ from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import File, Report, make_report, render
-from onnxgrad_cli.report.export_cautions import export_cautions, folded_normalizations
+from onnxgrad_cli.report.make import export_cautions, folded_normalizations
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.report.next_steps import in_javascript
 from onnxgrad_cli.standard.gradient_operator import has_gradients
