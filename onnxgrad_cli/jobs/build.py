@@ -35,8 +35,7 @@ from onnxgrad_cli.errors import (
     unknown_name,
 )
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
-from onnxgrad_cli.execution.limits import within_budget
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends, within_budget
 from onnxgrad_cli.execution.observation import PROVABLE, given_samples, is_quick, too_large
 from onnxgrad_cli.execution.session import take_out, trim
 from onnxgrad_cli.execution.sizes_to_try import sizes_to_try

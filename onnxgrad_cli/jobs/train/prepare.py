@@ -39,7 +39,7 @@ from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts, with_sizes_of_pas
 from onnxgrad_cli.data.ragged import Ragged
 from onnxgrad_cli.data.states import Recurrent, has_batch_behind, recurrent_values
 from onnxgrad_cli.errors import UnsupportedError, UsageError
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.execution.session import CPU, find_provider
 from onnxgrad_cli.files import ModelSource, check_target, own_model
 from onnxgrad_cli.ir.graph import Graph
@@ -66,9 +66,9 @@ from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.padding_check import check_padding
 from onnxgrad_cli.training.schedules import cycles_momentum
 from onnxgrad_cli.training.steps.base import TrainerBase
-from onnxgrad_cli.training.steps.batch_parts import divisors_of
 from onnxgrad_cli.training.steps.full_batch import WHO, FullBatchTrainer
 from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from, init_weights
+from onnxgrad_cli.training.steps.batch_parts import divisors_of
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.freed_batch import FreedModel, freed
