@@ -68,8 +68,7 @@ from onnxgrad_cli.training.schedules import cycles_momentum
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.full_batch import WHO, FullBatchTrainer
 from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from, init_weights
-from onnxgrad_cli.training.steps.batch_parts import divisors_of
-from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
+from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree, divisors_of
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.freed_batch import FreedModel, freed
 
