@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto
 
-from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.domains import PREVIEW, plain_domain
 from onnxgrad_cli.ir.node import Node
 
 AnyNode = TypeVar("AnyNode", Node, NodeProto)
@@ -145,3 +145,13 @@ def node_names(graph: GraphProto) -> Iterator[str]:
 def body_of(node: Node, name: str) -> GraphProto:
     """Return the body in an attribute of a node. The body is not a copy, so changing it changes the node."""
     return next(a.g for a in node.attribute if a.name == name)
+
+
+def is_gradient(node: Node) -> bool:
+    """Return True if a node is the Gradient operator of the standard."""
+    return node.op_type == "Gradient" and node.domain == PREVIEW
+
+
+def has_gradients(model: ModelProto) -> bool:
+    """Return True if a model has a Gradient node, including those in bodies of nodes and in functions."""
+    return any(map(is_gradient, all_nodes(model)))

@@ -54,6 +54,7 @@ from onnxgrad_cli.files import (
 )
 from onnxgrad_cli.files.start_values import KEPT, read_values, stage_values, with_values
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import has_gradients
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.jobs.output_plan import OutputPlan, target_of
@@ -67,9 +68,6 @@ from onnxgrad_cli.report import File, Report, make_report, render
 from onnxgrad_cli.report.make import export_cautions, folded_normalizations
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.report.next_steps import in_javascript
-from onnxgrad_cli.standard.gradient_operator import has_gradients
-from onnxgrad_cli.standard.training_info import check_request, pack, step_model
-from onnxgrad_cli.training.schedules import weight_schedule
 from onnxgrad_cli.verification.checks.size_promises import settle_sizes, wrong_shape
 from onnxgrad_cli.verification.verdict import PROVED, Proof, ProofStep
 
@@ -225,10 +223,7 @@ def plan_build(
         UsageError: an option does not fit the model, or an existing file would be replaced.
         OnnxgradError: the model or the data can't be read, or a file can't be written.
     """
-    check_request(options)
-    for spec in options.losses:
-        if spec.schedule:
-            weight_schedule(spec, steps=1, epoch=1)
+    _check_options(options)
     data, vocabulary = checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer)
     protect_inputs(data, vocabulary, *(spec.name for spec in options.losses))
     proto, path = own_model(model)
@@ -248,6 +243,23 @@ def plan_build(
         model, proto, path, weights, folded_normalizations(proto), outputs, options, given, verify, stop_after, check,
         command, tell,
     )  # fmt: skip
+
+
+def _check_options(options: Options) -> None:
+    """Check the options of training information and of schedules, which few builds have."""
+    if options.training_info:
+        from onnxgrad_cli.standard.training_info import check_request
+
+        check_request(options)
+    elif options.init != Options.init or (options.seed is not None and not options.lora):
+        raise UsageError(
+            "`init` and `seed` require `training_info`, because they set its initialization", "add that option"
+        )
+    for spec in options.losses:
+        if spec.schedule:
+            from onnxgrad_cli.training.schedules import weight_schedule
+
+            weight_schedule(spec, steps=1, epoch=1)
 
 
 def _check_weights_are_inputs(options: Options, stop_after: str | None, target: Path | None) -> None:
@@ -308,7 +320,11 @@ class Build:
 
     def training_model(self, written: ModelProto) -> ModelProto:
         """Return the training model in a written model. If it is packed, take it out of the training information."""
-        return step_model(written, 0) if self.plan.packs else written
+        if not self.plan.packs:
+            return written
+        from onnxgrad_cli.standard.training_info import step_model
+
+        return step_model(written, 0)
 
     def report(self) -> Report:
         """Return the report on this build."""
@@ -353,6 +369,8 @@ def transform(
         _check_shapes(build)
         build.result = built.model
         if plan.packs:
+            from onnxgrad_cli.standard.training_info import pack
+
             assert build.original is not None
             build.result = pack(build.original, built)
     return build

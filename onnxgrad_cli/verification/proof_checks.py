@@ -23,10 +23,10 @@ from onnxgrad_cli.execution.observation import MAX_WEIGHT_BYTES, PROVABLE, too_l
 from onnxgrad_cli.execution.sizes_to_try import leading_symbols
 from onnxgrad_cli.ir.dialects import checker_error
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import has_gradients, reads
 from onnxgrad_cli.ir.types import Arrays, in_words
 from onnxgrad_cli.metadata import started
-from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
+from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.targets.standard import is_targeted, to_standard
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
 from onnxgrad_cli.verification.checks.agreement import agrees_with_slopes
