@@ -406,42 +406,39 @@ def prove(build: Build) -> None:
 
     Store the error of a failed check in `Build.error`.
     """
-    if build.plan.proves and build.error is None:
-        with build.failures(*REFUSALS), build.plan.limits():
-            _prove(build)
-
-
-def _prove(build: Build) -> None:
+    if not build.plan.proves or build.error is not None:
+        return
     from onnxgrad_cli.verification import proof  # imported here because builds without a proof don't need it
 
-    plan, graph = build.plan, build.built.graph
-    assert build.result is not None
-    trained = build.training_model(build.result)
-    if plan.verify:  # a requested proof is not limited, so the model itself is checked first
-        check_ends(graph)
-    plan.tell("verifying the gradients", 1)
-    roles = describe(trained)
-    data, sizes = fit(plan.data, trained, roles, plan.tell)
-    original = build.original if plan.options.mode == "keep" else None
-    start = time.perf_counter()
-    shapes = {value.name: shape_of(value.type) or () for value in graph.proto.graph.input}
-    drawn = next(sizes_to_try(shapes, graph.proto), {})
-    build.proof = proof.prove(
-        trained, roles, plan.path, original, data, sizes, force=bool(plan.verify),
-        operations=operations(graph, {**drawn, **sizes}), note=lambda check: plan.tell(f"checking: {check}", 1),
-        keep=build.ran.append,
-    )  # fmt: skip
-    if not is_quick(trained):
-        trim()
-    nodes = len(graph.nodes)
-    build.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
-    if build.proof.failed:
-        raise _failed(build.proof)
-    if plan.verify and build.proof.verdict != PROVED:
-        raise CheckFailed(
-            f"the requested proof of the training model was not possible: {build.proof.why}",
-            "the model was not written; to write it without a proof, leave `verify=True` out",
-        )
+    with build.failures(*REFUSALS), build.plan.limits():
+        plan, graph = build.plan, build.built.graph
+        assert build.result is not None
+        trained = build.training_model(build.result)
+        if plan.verify:  # a requested proof is not limited, so the model itself is checked first
+            check_ends(graph)
+        plan.tell("verifying the gradients", 1)
+        roles = describe(trained)
+        data, sizes = fit(plan.data, trained, roles, plan.tell)
+        original = build.original if plan.options.mode == "keep" else None
+        start = time.perf_counter()
+        shapes = {value.name: shape_of(value.type) or () for value in graph.proto.graph.input}
+        drawn = next(sizes_to_try(shapes, graph.proto), {})
+        build.proof = proof.prove(
+            trained, roles, plan.path, original, data, sizes, force=bool(plan.verify),
+            operations=operations(graph, {**drawn, **sizes}), note=lambda check: plan.tell(f"checking: {check}", 1),
+            keep=build.ran.append,
+        )  # fmt: skip
+        if not is_quick(trained):
+            trim()
+        nodes = len(graph.nodes)
+        build.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
+        if build.proof.failed:
+            raise _failed(build.proof)
+        if plan.verify and build.proof.verdict != PROVED:
+            raise CheckFailed(
+                f"the requested proof of the training model was not possible: {build.proof.why}",
+                "the model was not written; to write it without a proof, leave `verify=True` out",
+            )
 
 
 def _failed(proof: Proof) -> CheckFailed:

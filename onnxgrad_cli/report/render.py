@@ -7,7 +7,7 @@ import dataclasses
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.escape import escaped_lines
 from onnxgrad_cli.errors import suggest, unknown_name
-from onnxgrad_cli.report.markdown import markdown
+from onnxgrad_cli.report.markdown import Writer
 from onnxgrad_cli.report.model import Report
 from onnxgrad_cli.report.sections import page
 
@@ -29,7 +29,7 @@ def render(report: Report, kind: str, picture: str = "") -> str:
     """
     match kind:
         case "md":
-            text = markdown(page(report))
+            text = Writer().write(page(report))
         case "html":
             from onnxgrad_cli.report.html import html  # imports the renderer of Markdown
 

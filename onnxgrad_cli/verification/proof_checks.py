@@ -349,7 +349,8 @@ def checked(case: ProofCase, checks: Iterable[tuple[str, Check]], note: Callable
                 proof.status, proof.reason = "skipped", f"{name}: {found.leaves_unproved}"
             if found.ends:
                 break
-    proof.executor, proof.sizes = case.measured_by, case.named_sizes
+    proof.executor = case.measured_by
+    proof.sizes = {symbol: size for symbol, size in (case.drawn or {}).items() if symbol in case.symbols}
     proof.conclude()
     return proof
 

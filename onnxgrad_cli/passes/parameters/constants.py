@@ -325,8 +325,12 @@ class ConstantRoles:
 
     def _by_zero_start(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """Decide that the tensor is a constant if it is the initial state of a recurrent layer and all zeros."""
-        found = self._is_start_of_zeros(name, self._reached(name))
-        return Decision("zero start", f"an initial state of zeros {BY_NAME}") if found else None
+        reached = self._reached(name)
+        if not reached or not all(self._is_start(*use) for use in reached):
+            return None
+        values = self._values(name)
+        is_zero = values is not None and not np.any(values)
+        return Decision("zero start", f"an initial state of zeros {BY_NAME}") if is_zero else None
 
     def _by_frequency(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """Decide that a tensor is a constant if it multiplies positions or coordinates before both Sin and Cos.
@@ -368,12 +372,6 @@ class ConstantRoles:
                             self._quantized.add(name)
                         seen.add(node.output[0])
                         names.append(node.output[0])
-
-    def _is_start_of_zeros(self, name: str, reached: list[tuple[Node, int]]) -> bool:
-        if not reached or not all(self._is_start(*use) for use in reached):
-            return False
-        values = self._values(name)
-        return values is not None and not np.any(values)
 
     def _is_start(self, node: Node, position: int) -> bool:
         """Return True if `position` is the initial state of a recurrent layer, or of its first step written out."""

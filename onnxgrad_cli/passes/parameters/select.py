@@ -73,7 +73,9 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     training.trained = [name for name in floats if name not in reasons]
     _refuse_untied(graph, training.ends, tied, by_name, frozen)
     training.cautions.extend([*_shared(graph, training.trained), *_transposed(graph, training.trained)])
-    training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
+    for node in graph.nodes:
+        if node.op_type == "DequantizeLinear" and node.input[0] in graph.initializers:
+            training.not_trained[node.input[0]] = QUANTIZED
     training.not_trained.update(_in_unknown_forms(graph))
     training.cautions.extend(untrained(graph, options, training))
     if not (training.may_be_none or _is_any(graph, options, training)):
@@ -94,11 +96,6 @@ def _refuse_untied(graph: Graph, ends: list[str], tied: set[str], by_name: ByNam
             cut = _cuts(graph, tied).get(untied[0])
             where = f": {cut}" if cut else ""
             raise UnsupportedError(f"`train`: no differentiable path leads from '{untied[0]}' to {listed(ends)}{where}")
-
-
-def _quantized(graph: Graph) -> list[str]:
-    nodes = [node for node in graph.nodes if node.op_type == "DequantizeLinear"]
-    return [node.input[0] for node in nodes if node.input[0] in graph.initializers]
 
 
 def _in_unknown_forms(graph: Graph) -> dict[str, str]:
