@@ -176,7 +176,9 @@ def by_module(graph: Graph, steps: Sequence[ScheduledNode], own: Sequence[int]) 
         return []
     every = zip(steps, modules, own, strict=True)
     counted = [(path, step.part in FORWARD, count) for step, path, count in every if step.part != "optimizer"]
-    depth = _depth([path for path, _, _ in counted])
+    paths = [path for path, _, _ in counted]
+    levels = ({path[:depth] for path in paths} for depth in range(1, max(map(len, paths), default=0) + 1))
+    depth = sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
     sums: dict[tuple[str, ...], list[int]] = {}
     for path, forward, count in counted:
         sums.setdefault(path[:depth], [0, 0])[not forward] += count
@@ -198,9 +200,3 @@ def _modules(graph: Graph, steps: Sequence[ScheduledNode]) -> list[tuple[str, ..
 def _forward_of(node: Node) -> str:
     """Return the name of the forward node that a node differentiates, from its metadata; "" if there is none."""
     return metadata_of(node, FORWARD_OF)
-
-
-def _depth(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the deepest level, counted from the top, that has at most `MODULES` modules; 0 if no level has."""
-    levels = ({path[:depth] for path in paths} for depth in range(1, max(map(len, paths), default=0) + 1))
-    return sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))

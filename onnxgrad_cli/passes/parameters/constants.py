@@ -221,13 +221,10 @@ class ConstantRoles:
     def _by_setting(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """Decide that the tensor is a constant if it is read only as a setting of operators."""
         setting = self.graph.settings.get(name) or _setting(uses) or _setting(self._reached(name))
-        if not setting and uses and all(self._dequantizes(*use) for use in uses):
+        scales = [n.op_type in ("Sub", "Mul", "Div") and n.input[1 - at] in self._casted for n, at in uses]
+        if not setting and uses and all(scales):  # it shifts or scales stored integers
             setting = SETTINGS["DequantizeLinear", 1]
         return Decision("setting", setting) if setting else None
-
-    def _dequantizes(self, node: Node, position: int) -> bool:
-        """Return True if a node uses its operand at `position` to shift or scale stored integers."""
-        return node.op_type in ("Sub", "Mul", "Div") and node.input[1 - position] in self._casted
 
     @functools.cached_property
     def _casted(self) -> set[str]:

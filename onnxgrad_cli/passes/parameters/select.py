@@ -78,14 +78,9 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
             training.not_trained[node.input[0]] = QUANTIZED
     training.not_trained.update(_in_unknown_forms(graph))
     training.cautions.extend(untrained(graph, options, training))
-    if not (training.may_be_none or _is_any(graph, options, training)):
-        raise _nothing(graph, floats, training, options)
-
-
-def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> bool:
-    """Return True if there is anything to differentiate by: weights, matrices with adapters, or inputs."""
     adapted = training.adaptable or (options.lora and quantized_matrices(graph))
-    return bool(training.trained or adapted or training.grad_of_input)
+    if not (training.may_be_none or training.trained or adapted or training.grad_of_input):
+        raise _nothing(graph, floats, training, options)
 
 
 def _refuse_untied(graph: Graph, ends: list[str], tied: set[str], by_name: ByName, frozen: Collection[str]) -> None:

@@ -73,7 +73,7 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
 
 def _runs_for_ranks(graph: Graph) -> list[_Run]:
     """Return runs that fetch the values of unknown rank: one on the user's data, or several on random data."""
-    lost = [name for name in _lost(graph) if name]
+    lost = _lost(graph)
     runs = _given_run(graph, lost) if lost else []
     if runs or not lost:
         return runs
@@ -196,9 +196,8 @@ def _has_axes(node: Node) -> bool:
 def _lost(graph: Graph) -> list[str]:
     """Return the outputs of nodes that are, or may be, tensors of unknown rank."""
     unknown = {id(value_type) for value_type in graph.distinct_types() if _is_unknown(value_type)}
-    types = graph.types
-    made = [name for name in graph.made() if name not in types or id(types[name]) in unknown]
-    return [name for name in made if name not in graph.observed]
+    types, known = graph.types, {"", *graph.observed}
+    return [name for name in graph.made() if name not in known and (name not in types or id(types[name]) in unknown)]
 
 
 def _is_unknown(value_type: TypeProto) -> bool:
