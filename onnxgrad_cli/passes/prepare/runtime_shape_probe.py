@@ -57,6 +57,8 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
     with within_budget(limited=not asked):
         runs = _runs_for_ranks(graph)
     graph.run_for_ranks = "" if runs else "failed"
+    if not runs:
+        return False
     usual = [run for run in runs if not run.one]
     arrays = usual[0].values if usual else {}
     found = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray) and name not in graph.ranks}
@@ -129,8 +131,10 @@ def keep_ranks(graph: Graph) -> None:
     The gradients are valid for these ranks only. Values computed from a guarded value need no guard. Values of an
     element type that Shape does not accept need no guard either, because no runtime can run a model with them.
     """
-    shaped = Op(graph).schema("Shape").inputs[0].types
     taken = {*graph.observed, *(name for name, known in graph.assumed.items() if shape_of(known) is not None)}
+    if not taken:
+        return
+    shaped = Op(graph).schema("Shape").inputs[0].types
     first = [
         name
         for node in graph.nodes
