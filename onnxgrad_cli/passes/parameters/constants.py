@@ -90,6 +90,9 @@ MEMBER = re.compile(r"^[A-Za-z_]\w*(\.\w+)*$")
 PAIRED = 64
 """Largest number of tensors of one shape among which pairs of cosines and sines are searched."""
 
+MANY_VECTORS = 32
+"""Smallest number of vectors of one length that are tested together first. Fewer are tested one by one."""
+
 KEPT = 4096
 """Largest number of elements of a tensor whose values are cached."""
 
@@ -474,6 +477,8 @@ class ConstantRoles:
                 alike[tensor.data_type, length].append(name)
         found: set[str] = set()
         for names in alike.values():
+            if len(names) < MANY_VECTORS:
+                continue
             vectors = np.stack([values for name in names if (values := self._values(name)) is not None])
             suspect = formulas.suspects(vectors, self._tolerance(names[0])).tolist()
             found.update(name for name, is_suspect in zip(names, suspect, strict=True) if not is_suspect)
