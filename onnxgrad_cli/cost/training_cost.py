@@ -13,7 +13,7 @@ from onnxgrad_cli.cost.live_memory import course_of_memory
 from onnxgrad_cli.cost.steps import FORWARD, ScheduledNode, steps_of
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_finder
-from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, Node, metadata_of
+from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, metadata_of
 from onnxgrad_cli.ir.nodes import CONTROL_FLOW, with_bodies
 from onnxgrad_cli.ir.types import nbytes
 from onnxgrad_cli.record import StepRecord, parts
@@ -194,9 +194,6 @@ def _modules(graph: Graph, steps: Sequence[ScheduledNode]) -> list[tuple[str, ..
         return [()] * len(steps)
     paths = {node.name or next(iter(node.output), ""): path for node, path in zip(nodes, around, strict=True)}
     model = iter(around)
-    return [next(model) if step.part == "model" else paths.get(_forward_of(step.node), ()) for step in steps]
-
-
-def _forward_of(node: Node) -> str:
-    """Return the name of the forward node that a node differentiates, from its metadata; "" if there is none."""
-    return metadata_of(node, FORWARD_OF)
+    return [
+        next(model) if step.part == "model" else paths.get(metadata_of(step.node, FORWARD_OF), ()) for step in steps
+    ]
