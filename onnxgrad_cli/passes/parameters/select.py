@@ -73,14 +73,17 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     training.trained = [name for name in floats if name not in reasons]
     _refuse_untied(graph, training.ends, tied, by_name, frozen)
     training.cautions.extend([*_shared(graph, training.trained), *_transposed(graph, training.trained)])
-    for node in graph.nodes:
-        if node.op_type == "DequantizeLinear" and node.input[0] in graph.initializers:
-            training.not_trained[node.input[0]] = QUANTIZED
+    training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
     training.not_trained.update(_in_unknown_forms(graph))
     training.cautions.extend(untrained(graph, options, training))
-    adapted = training.adaptable or (options.lora and quantized_matrices(graph))
-    if not (training.may_be_none or training.trained or adapted or training.grad_of_input):
+    if not (training.may_be_none or _is_any(graph, options, training)):
         raise _nothing(graph, floats, training, options)
+
+
+def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> bool:
+    """Return True if there is anything to differentiate by: weights, matrices with adapters, or inputs."""
+    adapted = training.adaptable or (options.lora and quantized_matrices(graph))
+    return bool(training.trained or adapted or training.grad_of_input)
 
 
 def _refuse_untied(graph: Graph, ends: list[str], tied: set[str], by_name: ByName, frozen: Collection[str]) -> None:
@@ -91,6 +94,11 @@ def _refuse_untied(graph: Graph, ends: list[str], tied: set[str], by_name: ByNam
             cut = _cuts(graph, tied).get(untied[0])
             where = f": {cut}" if cut else ""
             raise UnsupportedError(f"`train`: no differentiable path leads from '{untied[0]}' to {listed(ends)}{where}")
+
+
+def _quantized(graph: Graph) -> list[str]:
+    nodes = [node for node in graph.nodes if node.op_type == "DequantizeLinear"]
+    return [node.input[0] for node in nodes if node.input[0] in graph.initializers]
 
 
 def _in_unknown_forms(graph: Graph) -> dict[str, str]:
