@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto, TypeProto, helper
 
 from onnxgrad_cli.ir.domains import PREVIEW, plain_domain
 from onnxgrad_cli.ir.node import Node
@@ -155,3 +155,13 @@ def is_gradient(node: Node) -> bool:
 def has_gradients(model: ModelProto) -> bool:
     """Return True if a model has a Gradient node, including those in bodies of nodes and in functions."""
     return any(map(is_gradient, all_nodes(model)))
+
+
+def types_in(graph: GraphProto) -> dict[str, TypeProto]:
+    """Return the types of all values that a graph and its bodies declare."""
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer}
+    for node in graph.node:
+        for inner in subgraphs(node):
+            types |= types_in(inner)
+    return types

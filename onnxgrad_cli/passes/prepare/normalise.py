@@ -13,7 +13,6 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
-from onnxgrad_cli.passes.prepare.inline_functions import inline
 from onnxgrad_cli.passes.prepare.safe_forms import to_time_major
 from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs
 from onnxgrad_cli.targets.standard import to_standard
@@ -48,6 +47,8 @@ def normalise(graph: Graph) -> None:
 
 def inline_functions(graph: Graph) -> None:
     """Inline the functions that the model defines."""
+    from onnxgrad_cli.passes.prepare.inline_functions import inline  # few models define functions
+
     inline(graph, _constant_tensor)
 
 
