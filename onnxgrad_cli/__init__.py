@@ -1,7 +1,7 @@
 """onnxgrad turns an ONNX inference model into a training model of standard operators.
 
-This package exports the names that users' programs have to write. They are loaded when they are first used, so that the
-command line starts without loading onnx. Classes of results are not exported: they are in the modules that return them.
+This package exports the names that users' programs import. A name is loaded when it is first used, so that the command
+line starts without loading onnx. The classes of results are not exported. Import them from their own modules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgrad_cli.common.lazy_names import lazy_names
 
-if TYPE_CHECKING:  # the same names again, for type checkers; a test compares both lists
+if TYPE_CHECKING:  # type checkers can't read _NAMES, so the names are repeated here; a test compares both lists
     __version__: str
     from onnxgrad_cli.autodiff.registry import (
         all_rules as all_rules,
@@ -109,7 +109,7 @@ _NAMES = {
     "training.trainer": "Trainer",
     "verification.gradients.gradcheck": "gradcheck",
 }
-"""Module -> the names, separated by blanks, that this package exports from the module."""
+"""Module of this package -> the names that are exported from it, separated by spaces."""
 
 _listed, _load = lazy_names(__name__, _NAMES)
 __all__ = sorted([*_listed, "__version__"])

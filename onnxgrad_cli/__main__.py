@@ -1,6 +1,7 @@
-"""The `onnxgrad` command; `python -m onnxgrad_cli` is the same.
+"""The `onnxgrad` command, which `python -m onnxgrad_cli` runs too.
 
-The signal handlers are installed before other modules are imported.
+The signal handlers are installed before other modules are imported, so that an interrupt during an import ends the
+command without a traceback.
 """
 
 import gc
@@ -10,14 +11,17 @@ from types import FrameType
 from typing import NoReturn
 
 LATER = 0.02
-"""Seconds by which an interrupt during an import is delayed."""
+"""Delay, in seconds, of an interrupt that arrives during an import."""
 
 ENDING = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
-"""The signals that end a command after it has removed its temporary files. Signals that are ignored stay ignored."""
+"""The signals that end a command after it has removed its temporary files."""
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt. During an import, delay it, because partly imported modules would cause tracebacks."""
+    """Raise KeyboardInterrupt, but not during an import, because partly imported modules would cause tracebacks.
+
+    During an import, the signal is sent again after `LATER` seconds.
+    """
     while frame is not None and hasattr(signal, "setitimer"):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             signal.signal(signal.SIGALRM, lambda _, frame: signal.raise_signal(number))
@@ -28,17 +32,21 @@ def interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def answer(handler: object) -> None:
-    """Install a handler for the signals that end a command."""
+    """Install a handler for the signals in `ENDING`, except those that the parent process has set to be ignored."""
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def tell_death(message: str, hint: str, stack: str) -> None:
-    """Report the crash of a command in the format of other errors.
+    """Print that the process of the command crashed, in the format of other errors.
 
-    If the command is one of several processes that torchrun started, and it was killed, the other processes report
-    this.
+    If torchrun started the process and it was killed, print nothing, because the other processes report this.
+
+    Args:
+        message: the cause of the crash.
+        hint: a fix.
+        stack: the Python stack at the crash, which is printed only if the user requested tracebacks.
     """
     from onnxgrad_cli.cli.terminal.console import Console
     from onnxgrad_cli.cli.terminal.document import Problem
@@ -74,7 +82,7 @@ def main() -> NoReturn:
         from onnxgrad_cli.cli import run
 
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # raised before or after the command, which handles interrupts itself
+    except KeyboardInterrupt:  # raised before or after `run`, which handles interrupts itself
         from onnxgrad_cli.common.launchers import is_first_here
 
         if "train" not in sys.argv[1:2] or is_first_here():  # if one process fails, its launcher interrupts the others

@@ -30,8 +30,8 @@ class TrainingModel:
         options: the options of the build.
         training: the results of the passes.
         records: for each pass that has run, its time and the number of nodes before and after it.
-        frozen_are_inputs: True if weights that the user froze by name will become inputs after the build, so that no
-            pass may use their values.
+        frozen_are_inputs: True if weights that the user froze by name become inputs after the build. No pass may then
+            rely on their values.
     """
 
     graph: Graph
@@ -69,7 +69,7 @@ class TrainingModel:
             yield step, record
 
     def run(self, stop_after: str | None = None) -> None:
-        """Run all passes, or those up to `stop_after`; see `steps`."""
+        """Run all passes, or the passes up to and including `stop_after`."""
         for _ in self.steps(stop_after):
             pass
 
@@ -80,13 +80,12 @@ def build(
 ) -> TrainingModel:
     """Turn an inference model into a training model.
 
-    This function assumes that axes with the same symbol have the same size. The model is not run to check this
-    assumption; a caution names it.
+    This function assumes that axes with the same symbol have the same size. It does not run the model to check this,
+    but adds a caution that names the symbols.
 
     Args:
         model: a file, the bytes of a file, or a model in memory. A model in memory is copied, and its external data
-            need not be loaded. If the caller does not need the model any more, `TrainingModel(Graph(model),
-            options).run()` avoids the copy.
+            need not be loaded. `TrainingModel(Graph(model), options).run()` changes the model in place instead.
         options: the options of the build.
         path: the file that a model or bytes were read from; external data are relative to it.
         stop_after: the name of the last pass to run; None for all passes.

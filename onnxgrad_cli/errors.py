@@ -14,7 +14,7 @@ Code = Literal[
     "failed", "usage", "refused", "check_failed", "internal", "interrupted", "no_memory", "not_finite",
     "missing_file", "unreadable_file", "unwritable_file", "file_exists", "unknown_name", "wrong_value", "conflict",
 ]  # fmt: skip
-"""The codes for kinds of failures: first one for each exit code, then more specific ones for programs."""
+"""The codes for kinds of failures, which programs can read: first one per exit code, then more specific codes."""
 
 CODES: tuple[Code, ...] = get_args(Code)
 
@@ -87,15 +87,15 @@ def wrong_value(message: str, hint: str | None = None) -> UsageError:
 
 
 class InternalError(OnnxgradError):
-    """A state that should be impossible: a bug in onnxgrad, or an invalid model, which other tools reject, too."""
+    """A state that should be impossible, caused by a bug in onnxgrad or by an invalid model that other tools reject."""
 
     code = "internal"
 
 
 ZERO_DIVISOR = "an attribute or a size that is 0"
-"""The text of messages about a ZeroDivisionError in a gradient rule or definition.
+"""The divisor named in messages about a ZeroDivisionError in a gradient rule or definition.
 
-Only a model can contain such a 0.
+The 0 always comes from the model.
 """
 
 
@@ -150,7 +150,7 @@ class Unknown(Exception):
     Differentiation then refuses the node.
 
     Attributes:
-        hint: a fix; "" for the general one, which is to declare the shapes of the inputs.
+        hint: a fix. If it is "", the refusal suggests to declare the shapes of the inputs.
     """
 
     def __init__(self, reason: str, hint: str = "") -> None:

@@ -76,7 +76,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class IntegerWeight:
-    """A weight that the inference model stores as integers, and the training model as floats that it quantizes.
+    """A weight that the inference model stores as integers. The training model stores it as floats and quantizes them.
 
     Attributes:
         weight: the name of the float weight.
@@ -84,10 +84,10 @@ class IntegerWeight:
         scale, zero_point: the names of the scale and the zero point in the inference model; "" if it has no such
             tensor.
         axis, block_size: as the attributes of DequantizeLinear.
-        factors: for a bias, the names of the scales of the data and of the weight, whose product is the scale of the
-            bias. (An integer kernel adds such a bias to sums of integer products.) () if the tensor has a scale of its
-            own.
-        times: a number by which this product is also multiplied.
+        factors: the names of two scales whose product is the scale of this tensor, or () if the tensor has its own
+            scale. A bias has such a scale, the product of the scales of the data and the weight, because an integer
+            kernel adds the bias to sums of integer products.
+        times: a number by which the product of `factors` is also multiplied.
     """
 
     weight: str
@@ -106,7 +106,7 @@ class Quantized:
 
     Attributes:
         weights: the integer weights, which the training model stores as floats.
-        scales: the quantization scales that can be trained, including those that the user excluded by name.
+        scales: the quantization scales that can be trained, including the scales that the user excluded by name.
         copies: scale or weight of the inference model -> the tensor with the same values that replaces it.
         transposed: the keys of `copies` that equal the transpose of their replacement.
     """
@@ -204,17 +204,17 @@ TENSORS = "onnxgrad.tensors"
 
 _FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner sets".split()
 PORTS = {name: "state" if name == "slots" else name for name in _FIELDS}
-"""Field of `Roles` that the metadata entry `ROLES` contains -> its key in the entry."""
+"""Field of `Roles` that is stored in the metadata entry `ROLES` -> its key in that entry."""
 
 STORED = frozenset({"weight", "state", "constant"})
 """The roles of inputs that have a value before the first step.
 
-The value is stored in the model; that of optimizer state may only be described in the metadata.
+The model stores this value. For optimizer state, the metadata may describe it instead.
 """
 
 INPUTS = STORED | {"model input", "label", "sample weight", "loss weight", "learning rate", "loss gradient"}
 OUTPUTS = frozenset({"loss", "gradient", "next state", "kept output"})
-"""The possible roles of inputs and of outputs of a training model."""
+"""All roles that inputs and outputs of a training model can have."""
 
 CHANGED = "the model was changed after it was built: build it again"
 """The hint of errors about a model that does not match the description in its metadata."""
@@ -253,7 +253,7 @@ class Term:
             ().
         data: the name of the data set on which the loss is computed; "" if the losses name no data sets.
         factor: the input by which the loss is multiplied in place of `weight`; "" if the weight follows no schedule.
-        more: further labels of a loss that is a Python function.
+        more: the labels that a loss written as a Python function takes after the first one.
         mask: the label that shows which entries of a padded sample are real; "" if the loss takes no mask.
     """
 
@@ -286,15 +286,15 @@ class Roles:
         outputs: output -> its role, in order.
         estimated: True if gradients are straight-through estimates, so that they don't match finite differences of the
             loss.
-        partial: the inputs and weights whose gradient is not complete, because `stop_gradient` cuts some paths to the
-            loss.
+        partial: the inputs and weights whose gradient is incomplete, because `stop_gradient` stops some of their paths
+            to the loss.
         optimizer: the name of the optimizer whose step is part of the model; "" without a step.
         step: the settings of the optimizer's step. None if the optimizer is not one of onnxgrad's, or if an old version
             of onnxgrad built the model.
         adapters: the low-rank adapters in the model. Their factors have the role 'weight'.
         slots: name of a state of the optimizer -> its description, with the initial value. Other inputs with the role
-            'state' are running statistics, whose initial values are stored.
-        quantized: the tensors that the inference model stores differently, such as floats as integers.
+            'state' are running statistics, whose initial values the model stores.
+        quantized: the tensors that the inference model stores differently, such as weights that it stores as integers.
         held: values that are treated as constants in the gradients although they depend on weights, such as DoRA's
             norms.
         inner: the derivatives that are parts of the loss.
@@ -340,7 +340,7 @@ class Roles:
 
     @property
     def sampled(self) -> list[str]:
-        """The inputs of a batch: those in `fed`, except the learning rate."""
+        """The inputs that are fed with a batch: all inputs in `fed` except the learning rate."""
         return [name for name in self.fed if self.inputs[name] != "learning rate"]
 
     @property
@@ -349,9 +349,10 @@ class Roles:
         return {slot.of: name for name, slot in self.slots.items() if slot.kind == AVERAGE}
 
     def on_set(self, data: str) -> Roles:
-        """Return the roles with the names of a data set: its arrays are the inputs, and the losses are those on it.
+        """Return the roles for one data set: its arrays as inputs, and only the losses computed on it.
 
-        If the losses name no data sets, return the roles themselves.
+        Inputs and labels get the names of the set's arrays, and the losses name the outputs of the original model. If
+        the losses name no data sets, return the roles unchanged.
         """
         if not self.sets:
             return self
@@ -371,9 +372,9 @@ class Roles:
         return replace(self, losses=losses, inputs={name: self.inputs[own] for name, own in arrays.items()}, sets={})
 
     def begun(self, stored: Collection[str]) -> dict[str, np.ndarray]:
-        """Return a map: state of the optimizer that is not in `stored` -> its initial value.
+        """Return optimizer state -> its initial value, for all states whose name is not in `stored`.
 
-        The arrays are read-only, and take no memory: each is a single number that is broadcast to the shape.
+        The arrays are read-only and take no memory: each is a single number broadcast to the shape of the state.
         """
         return {
             name: np.broadcast_to(np.array(slot.initial, slot.dtype), slot.shape)
@@ -387,7 +388,7 @@ class Derived:
     """The description of a model of derivatives in its metadata.
 
     Attributes:
-        kind: a kind of derivative; see `onnxgrad_cli.derive`.
+        kind: 'vjp', 'jvp', 'hvp', 'gnvp', 'jacobian', 'hessian', 'hessian-diagonal' or 'laplacian'.
         of: the outputs that are differentiated.
         wrt: the inputs, weights and inner values with respect to which `of` is differentiated.
         inputs: the inputs for cotangents or tangents that were added. vjp: one per name in `of`, or () if the
@@ -396,9 +397,9 @@ class Derived:
             in `wrt`). hessian: one per pair of names in `wrt`. Other kinds: one per name in `wrt`. In the order of
             pairs, the first name varies slowest.
         mode: the mode of BatchNormalization and Dropout, such as 'keep' or 'train'.
-        estimated, partial: see `Roles`.
-        inner: those names in `wrt` that are inner values of the model. The derivative with respect to an inner value is
-            the one with respect to a zero that is added to it.
+        estimated, partial: as in `Roles`.
+        inner: the names in `wrt` that are inner values of the model. The derivative with respect to an inner value is
+            computed as the derivative with respect to a tensor of zeros that is added to it.
         pick: if the score of one class is differentiated: the class, as a number, 'argmax' or 'label'. "" if all of
             `of` is differentiated.
         class_axis: the axis of the scores that runs over the classes.
@@ -407,7 +408,7 @@ class Derived:
             the samples along axis 0. None if all derivatives are for the whole batch.
         weights: the added inputs with the weights of the differentiated outputs, one per name in `of`; () if all
             weights are one.
-        kinks: of second derivatives, the operators of the model that have no derivative at some points, such as Relu.
+        kinks: for second derivatives, the operators of the model that have no derivative at some points, such as Relu.
     """
 
     kind: str
@@ -427,18 +428,19 @@ class Derived:
     kinks: tuple[str, ...] = ()
 
     def added(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
-        """Return a map: (name in `of` or `wrt`,) -> the input that was added for it.
+        """Return (name in `of` or `wrt`,) -> the input for its cotangent or tangent.
 
         Args:
-            names: name in `of` or `wrt` -> the name to use for it in the keys, for those that differ.
+            names: name in `of` or `wrt` -> the name to use instead of it in the keys.
         """
         by = self.of if self.kind == "vjp" else self.wrt
         return {(names.get(x, x),): name for x, name in zip(by, self.inputs, strict=False)}
 
     def results(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
-        """Return a map: (of,), (wrt,), (of, wrt) or (wrt, wrt), depending on `kind` -> the output with this derivative.
+        """Return (of,), (wrt,), (of, wrt) or (wrt, wrt), depending on `kind` -> the output with this derivative.
 
-        `names` is a map: name in `wrt` -> the name to use for it in the keys, for those that differ.
+        Args:
+            names: name in `wrt` -> the name to use instead of it in the keys.
         """
         wrt = [names.get(x, x) for x in self.wrt]
         keys: Mapping[str, Iterable[tuple[str, ...]]] = {
@@ -456,7 +458,7 @@ class ModelTensors:
 
     Attributes:
         names: the names of the tensors, which are initializers or Constant nodes.
-        literals: those that were Constant nodes in the original model.
+        literals: the names that were outputs of Constant nodes in the original model.
         equal: tensor that is equal to a constant that onnxgrad generated -> this constant. A tool may merge the two.
         computed: float values that nodes compute only from shapes, integers and generated constants. A tool may fold
             them to initializers, but they are not parameters.
@@ -471,11 +473,11 @@ class ModelTensors:
 def write_tensors(model: ModelProto, graph: Graph) -> None:
     """Write a record of a model's original float tensors to its metadata.
 
-    If the model has a record already, only tensors in that record are recorded again.
+    If the model already has a record, only tensors that are in it are recorded again.
 
     Args:
         model: the model with the derivatives added; external data are not read.
-        graph: the graph from which the model was written. It has the types, the provenance of tensors and the generated
+        graph: the graph from which the model was written. It knows the types, the origin of tensors and the generated
             constants.
     """
     stored = {tensor.name: tensor for tensor in stored_floats(model)}
@@ -507,15 +509,12 @@ def read_tensors(model: ModelProto) -> ModelTensors | None:
 
 
 def has_derivatives(model: ModelProto) -> bool:
-    """Return True if onnxgrad added derivatives to a model. They are valid only for the model's current mode."""
+    """Return True if onnxgrad added derivatives to a model, which are valid only for the model's current mode."""
     return any(entry.key == TENSORS for entry in model.metadata_props)
 
 
 def stored_floats(model: ModelProto) -> Iterator[TensorProto]:
-    """Yield the float tensors in initializers and Constant nodes.
-
-    The tensor of a Constant gets the name of its output.
-    """
+    """Yield the float tensors in initializers and Constant nodes. The tensor of a Constant is named like its output."""
     yield from (tensor for tensor in model.graph.initializer if tensor.data_type in FLOATS)
     for node in model.graph.node:
         for attribute in node.attribute if node.op_type == "Constant" else ():
@@ -527,7 +526,12 @@ def stored_floats(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def _computed_of_constants(graph: Graph, floats: Collection[str]) -> Iterator[str]:
-    """Yield the float values that nodes compute only from shapes, and from constants that are not in `floats`."""
+    """Yield the float values that depend only on shapes, integers and constants that onnxgrad generated.
+
+    Args:
+        graph: the graph.
+        floats: the names of the stored float tensors.
+    """
     model = graph.proto.graph
     constant = {tensor.name for tensor in model.initializer if tensor.name not in floats}
     constant.update(filter(graph.added, floats))
@@ -600,13 +604,13 @@ def _check_derived(found: Derived, known: Collection[str]) -> None:
 def _twice(each: Iterable[T]) -> T | None:
     """Return the first element that occurs more than once, or None if there is none.
 
-    Used to refuse descriptions in which two outputs have the same role, because a check could use the wrong one.
+    If two outputs had the same role, a check could use the wrong output. Such descriptions are refused.
     """
     return next((one for one, count in Counter(each).items() if count > 1), None)
 
 
 def write(model: ModelProto, found: Roles) -> None:
-    """Write a description of a training model into its metadata, in place of an existing one."""
+    """Write the description of a training model into its metadata, replacing any earlier description."""
     terms = {"terms": [_said(term) for term in found.losses], "reduction": found.reduction}
     said, empty = asdict(found), asdict(Roles("", (), "", {}, {}))
     needed = ("inputs", "outputs")
@@ -730,7 +734,7 @@ def _fits(found: Roles, model: ModelProto) -> None:
 
 
 def _check_known(kind: str, roles: Mapping[str, str], known: Collection[str]) -> None:
-    """Check that all roles are in `known`. A value with an unknown role would be ignored when the model is checked."""
+    """Check that all roles are in `known`, because a check of the model would ignore values with other roles."""
     strange = next((name for name, role in roles.items() if role not in known), None)
     if strange is not None:
         raise OnnxgradError(
@@ -747,10 +751,7 @@ def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProt
 
 
 def _check_all_described(kind: str, described: Collection[str], values: Iterable[ValueInfoProto]) -> None:
-    """Check that all inputs or outputs are described.
-
-    The purpose of others is unknown, and no check would cover them.
-    """
+    """Check that all inputs or outputs are described. The purpose of any other would be unknown to every check."""
     strange = next((value.name for value in values if value.name not in described), None)
     if strange is not None:
         raise OnnxgradError(f"the model's description does not list its {kind} '{strange}'", CHANGED)

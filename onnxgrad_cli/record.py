@@ -17,9 +17,10 @@ class Recomputed:
     """The result of a recomputation: forward values that the backward part computes again instead of keeping them.
 
     Attributes:
-        asked: the request, as the user typed it.
+        asked: the value of the option that requests the recomputation, as the user typed it.
         nodes: the number of nodes that run twice.
-        kept_before, kept: bytes of forward values that the backward part reads, before and after the recomputation.
+        kept_before, kept: bytes of forward values that stay in memory for the backward part, without and with the
+            recomputation.
         flops: the number of operations that the recomputation adds.
         trade: the plans that were available, as pairs (bytes kept, operations added), from the plan that keeps all
             values to the one that keeps the fewest bytes.
@@ -54,7 +55,7 @@ class Chunks(NamedTuple):
     Attributes:
         of: the model output that is computed in chunks.
         values: the values that each contain one chunk of this output.
-        starts: for each chunk, the values from which its nodes compute.
+        starts: for each chunk, the slices of activations from which its nodes compute.
         nodes: for each chunk, the names of its nodes in the forward part.
     """
 
@@ -72,17 +73,16 @@ class ParameterRecord(Cautions):
         inputs: the inputs of the original model that must be fed, in order.
         trained: the weights that get a gradient, in order.
         not_trained: every other float weight -> the reason why it is not trained.
-        heuristics: weight in `not_trained` that a heuristic found to have the role of a constant -> the identifier of
-            the heuristic.
-        adaptable: with adapters, the weights that would be trained without them.
-        adapters: the low-rank adapters. Their factors are trained.
+        heuristics: weight in `not_trained` that a heuristic classified as a constant -> the identifier of the
+            heuristic.
+        adaptable: with adapters, the weights that would be trained if there were no adapters.
+        adapters: the low-rank adapters, whose factors are trained.
         grad_of_input: the inputs that get a gradient.
         predictions: for each loss, the model output on which it is computed. For a data set with a copy of the model,
             this becomes the output of the copy.
         ends: the values that the losses may depend on: the predictions or, if a loss is a Python function, all outputs.
         named: the weights that `train` names exactly.
-        may_be_none: True if the build continues even if nothing is to be differentiated with respect to, as when only
-            the loss is computed.
+        may_be_none: True if a model without any gradient is allowed, as when only the loss is computed.
         integer_weights: the weights that the original model stores as integers, and that were converted to floats.
         learned_scales: the quantization scales that are trained, unless the user excludes them by name.
         copies: scale or weight that was removed from the model -> the tensor with the same values that replaces it.
@@ -130,20 +130,22 @@ class LossRecord(ParameterRecord, Differentiation):
 
     Attributes:
         labels: the label inputs of the model.
-        judged: for each loss, its label input, or "" if it has none. Empty until the losses are appended.
+        judged: for each loss, the label input that its output is compared with, or "" if there is none. Empty until the
+            losses are appended.
         settings: for each loss, the settings that the user gave for it.
         terms: for each loss, the name of its value, not multiplied by its weight.
         factors: position of a loss -> the input by which the loss is multiplied, if its weight follows a schedule.
         penalties: the names of the penalties on weights, multiplied by their factors.
-        divisors: position of a loss -> the name of the value by which it is divided, if that is not the number of its
+        divisors: position of a loss -> the name of the value by which its sum is divided, if that is not the number of
             elements.
-        scalars: the positions of losses that are a single number for the batch even without a reduction.
+        scalars: the positions of losses whose function returns a single number for the batch, so that nothing is
+            reduced.
         sample_weight: the input with one weight per sample.
         loss: the name of the total loss; "" without a loss, as in models of derivatives.
         chunks: the loss that is computed in chunks of tokens, if any.
-        more: position of a loss -> the further labels of its function.
+        more: position of a loss -> the labels that its Python function takes after the first one.
         masks: position of a loss -> the label that is its mask.
-        mixing: position of a loss -> why the loss of a sample may depend on its batch.
+        mixing: position of a loss -> why the loss of a sample may depend on other samples of the batch.
         inner: the derivatives that are parts of the loss.
         sets: data set -> a map from the name of each array of the set to the input of the model. Empty if the losses
             name no data sets.
@@ -172,7 +174,7 @@ class BackwardRecord(ParameterRecord, Differentiation):
     """The end of the forward part, and the results of the backward part.
 
     Attributes:
-        yielded: value at which the forward part ends -> the name of its cotangent.
+        yielded: value at the end of the forward part -> the name of its cotangent, with which the backward part starts.
         gradients: weight or input -> the name of its gradient.
         forward_nodes: the number of nodes in the forward part: the model and its loss.
     """
@@ -183,7 +185,7 @@ class BackwardRecord(ParameterRecord, Differentiation):
 
 
 # -- combinations of records ------------------------------------------------------------------------------------------
-# These classes are base classes and annotations only. They are not dataclasses, as creating those slows each start.
+# These classes serve only as base classes and annotations. They are not dataclasses, which would slow each start.
 
 
 class SelectionRecord(StateRecord, ParameterRecord):

@@ -1,4 +1,4 @@
-"""Write docs/differentiability.md: the standard's differentiability tags, compared with the proofs."""
+"""Write docs/differentiability.md: the standard's differentiability tags, compared with the results of tests."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _agreeing(rows: Iterable[Tag]) -> list[str]:
 
 
 EXAMPLE = "--input 2,2 --input =4,"
-"""The example of the guide: a 2 x 2 matrix is reshaped to a vector."""
+"""The arguments of the page's example: Reshape of a 2 x 2 matrix to a vector, as in the guide of the standard."""
 
 
 def _worked_example() -> list[str]:

@@ -4,8 +4,8 @@ The samples, the zoo and the intake are built for each target: plain, and with A
 of a build is the sha256 of the files that it wrote, or its exit code and message if it failed. A refactoring must not
 change any result.
 
-This script runs both commits with the same list of builds. The sources of BASE are extracted into a temporary folder.
-Its results are kept in build/digests/COMMIT.json and reused. Those of the working tree go to current.json beside it.
+Both commits run the same list of builds. The sources of BASE are extracted into a temporary folder. The results of BASE
+are stored in build/digests/COMMIT.json and reused. Those of the working tree are stored in current.json beside it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Model(NamedTuple):
 
 
 class Build(NamedTuple):
-    """One build.
+    """A build of a training model for which a digest is computed.
 
     Attributes:
         name: the names of the model, the target and the variant.
@@ -146,7 +146,7 @@ def digest(paths: Iterable[Path]) -> str:
 def prepare(tree: Path) -> None:
     """Make this process import onnxgrad_cli from `tree`, and load the modules that a build needs.
 
-    Builds run in forks of this process, so that they don't load the modules. Loading takes longer than most builds.
+    Builds run in forks of this process, so the modules are loaded once. Loading them takes longer than most builds.
     """
     sys.path.insert(0, str(tree))
     spec = find_spec("onnxgrad_cli")

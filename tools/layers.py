@@ -1,4 +1,4 @@
-"""Draw docs/layers.svg from import-linter's contract and the first docstring line of each package."""
+"""Draw docs/layers.svg: the layers in import-linter's contract, with the first docstring line of each package."""
 
 import ast
 import tomllib

@@ -75,7 +75,7 @@ def _row(c: Coverage) -> tuple[str, ...]:
 
 
 def _versions(c: Coverage) -> str:
-    """Return the versions of the operator. Older versions that are converted first are in parentheses."""
+    """Return the versions of an operator's schema. Older versions, which are converted first, are in parentheses."""
     older = " ".join(str(version) for version, kind in c.versions.items() if kind == "converted")
     own = [str(version) for version, kind in c.versions.items() if kind != "converted"]
     return " ".join([f"({older})"] * bool(older) + own)

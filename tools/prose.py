@@ -31,7 +31,7 @@ OWN = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "onnxgrad_cli")
 """The files and folders that are read by default."""
 
 LIMITS = {"docs": 1.0, "docstrings": 1.0, "comments": 1.0, "help": 1.0, "messages": 1.0}
-"""Kind of text -> largest number of habits per 1,000 words that `make lint` accepts. The goal is 3 for each kind."""
+"""Kind of text -> largest number of habits per 1,000 words that `make lint` accepts."""
 
 MOST_WORDS = 30
 """Largest number of words in a sentence. Longer sentences are counted as a habit."""
@@ -66,10 +66,10 @@ HABITS = {
 QUESTION = re.compile(r"^(?:What|Whether|How|Where|Why|Who|Whose|Which)\b(?!.*\?)")
 
 DRAWN = {"docs": 60, "docstrings": 60, "messages": 40, "help": 40}
-"""Kind of text -> how many of its texts `--draw` prints; of docs, sentences."""
+"""Kind of text -> the number of its texts that `--draw` prints. The texts of docs are sentences."""
 
 LABEL = 3
-"""The most words of a label or a cell of a table, which `--draw` leaves out."""
+"""Sentences of docs with at most this many words are labels or table cells, which `--draw` leaves out."""
 
 BLOCKS = re.compile(r"```.*?```|~~~.*?~~~|<!--.*?-->|^    \S[^\n]*$", re.S | re.M)
 """Code and comments in Markdown, which are left out. In docstrings and messages, indented text is prose."""
@@ -89,9 +89,9 @@ class Text(NamedTuple):
 
     Attributes:
         kind: a key of `LIMITS`.
-        line: its line in the file.
+        line: the number of the line in the file at which the text begins.
         words: the text.
-        context: of a docstring, the signature of the function; of a message, the message with its hints.
+        context: for a docstring, the signature of the function or class; for a message, the message with its hints.
     """
 
     kind: str
@@ -188,7 +188,7 @@ def habits(text: Text) -> Iterator[tuple[str, str]]:
 
 
 def files(names: Iterable[str]) -> Iterator[Path]:
-    """Yield the Markdown and Python files of paths and installed packages, without tests.
+    """Yield the Markdown and Python files in files, folders and installed packages, except tests.
 
     Raises:
         SystemExit: a path or package doesn't exist.

@@ -32,7 +32,7 @@ PLAIN: dict[object, Schema] = {
     Path: TEXT,
     bool: {"type": "boolean"},
     int: {"type": "integer"},
-    float: {"type": ["number", "null"], "description": "null is what is no finite number"},
+    float: {"type": ["number", "null"], "description": "null stands for infinity and NaN"},
     type(None): {"type": "null"},
 }
 
@@ -69,10 +69,13 @@ def schema() -> Schema:
             loss=TEXT,
             what=TEXT,
             samples={"type": "integer"},
-            success={"type": ["number", "null"], "description": "null where no sample could be moved"},
+            success={"type": ["number", "null"], "description": "null if there was no sample to attack"},
             accuracy={"type": "object"},
             distance={"type": "object"},
-            vanishing={"type": "integer", "description": "failed samples whose gradient vanished at the start"},
+            vanishing={
+                "type": "integer",
+                "description": "number of samples on which the attack failed and whose gradient vanished at its start",
+            },
             proof={"type": "object"},
             files=TEXTS,
         ),
@@ -82,26 +85,29 @@ def schema() -> Schema:
         "list": OBJECTS,
     }
     base = {
-        "version": {"const": VERSION, "description": "of this shape: it grows when a key changes or goes away"},
-        "command": {**TEXT, "description": "its name; empty where none was typed"},
-        "status": {"enum": list(STATUSES.values()), "description": "the exit code in a word"},
-        "exit_code": {"enum": list(STATUSES), "description": "of several models the highest"},
-        "result": {"description": "what was found or made; null where it came to nothing"},
-        "error": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/error"}], "description": "null where all went well"},
-        "warnings": {**TEXTS, "description": "what a careful reader should know"},
+        "version": {
+            "const": VERSION,
+            "description": "version of this schema; increased when a key changes its meaning or is removed",
+        },
+        "command": {**TEXT, "description": "name of the command; empty if none was typed"},
+        "status": {"enum": list(STATUSES.values()), "description": "the exit code as a word"},
+        "exit_code": {"enum": list(STATUSES), "description": "exit code; the highest one for several models"},
+        "result": {"description": "result of the command; null if it has none"},
+        "error": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/error"}], "description": "null after success"},
+        "warnings": {**TEXTS, "description": "warnings, notes and cautions that the command gave"},
     }
     defs["error"] = _object(
         code={"enum": list(CODES), "description": "the kind of failure"},
         message=TEXT,
         argument={"type": ["string", "null"], "description": "the option that does not fit, such as --lora"},
-        hint={"type": ["string", "null"], "description": "what to do about it"},
-        details={**TEXTS, "description": "a line for each of several things"},
-        refusals={"type": "array", "items": _of(Refusal, defs), "description": "the nodes that stand in the way"},
+        hint={"type": ["string", "null"], "description": "how to fix the error; null if no fix is known"},
+        details={**TEXTS, "description": "further lines of the message, such as one for each refused node"},
+        refusals={"type": "array", "items": _of(Refusal, defs), "description": "nodes that can't be differentiated"},
     )
     of_several = {
-        "model": {**TEXT, "description": "the file"},
-        "verdict": {**TEXT, "description": "what came of it, in a line"},
-        "seconds": {"type": "number"},
+        "model": {**TEXT, "description": "file of the model"},
+        "verdict": {**TEXT, "description": "outcome for the model, in one line"},
+        "seconds": {"type": "number", "description": "duration of the run for the model"},
         "files": {**TEXTS, "description": "the models that were written"},
     }
     whole = {**_object(**base), "allOf": [*_codes(), *_results(results)]}
@@ -109,7 +115,7 @@ def schema() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "https://onnxgrad.github.io/onnxgrad/reference/output.schema.json",
-        "title": "What every command of onnxgrad prints with --json",
+        "title": "The JSON document that every command of onnxgrad prints with --json",
         **whole,
         "$defs": defs,
     }

@@ -1,4 +1,4 @@
-"""Compare the differentiability tags of the standard with the proofs for each operand.
+"""Compare the differentiability tags of the standard with the results of tests, for each operand of each operator.
 
 The standard tags inputs and outputs of its operators as differentiable or not. Each tag is compared with the registry
 of rules and with the numerical results of the tests. If they differ, the results of the tests decide.

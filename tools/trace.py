@@ -1,7 +1,7 @@
-"""Count the functions of onnxgrad_cli that a command enters: `python -m tools.trace build MODEL ...`.
+"""List and count the functions of onnxgrad_cli that a command calls: `python -m tools.trace build MODEL ...`.
 
-It prints the functions of each file in the order of their first call, and their number. Module bodies, class bodies,
-lambdas and comprehensions are not counted.
+The functions of each file are printed in the order of their first call. Module bodies, class bodies, lambdas and
+comprehensions are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "onnxgrad_cli"
 
 
 class Trace:
-    """The functions that were entered while the trace was on.
+    """Records the functions of the package that are called while the trace is on.
 
     Attributes:
         entered: file relative to the package -> the functions, in the order of their first call.

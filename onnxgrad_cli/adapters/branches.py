@@ -54,7 +54,7 @@ def add_branches(
     Args:
         model: the inference model; it is changed.
         adapters: the adapters.
-        values: their factors, by name.
+        values: name -> factor of an adapter.
         path: the file that the model was read from; external data are relative to it.
 
     Raises:
@@ -157,7 +157,7 @@ def factors_of(place: AdapterSite, a: np.ndarray, b: np.ndarray, scale: float) -
 
 
 def _checked(graph: Graph, adapters: Sequence[Adapter]) -> list[AdapterSite]:
-    """Return the matrix products that read the adapters' weights, after checking that all adapters have some.
+    """Return the matrix products that read the adapters' weights, after checking that each adapter has at least one.
 
     Raises:
         UsageError: no matrix product in the model's main graph reads an adapted weight, or another kind of node reads
@@ -238,9 +238,10 @@ class _Branches:
 def _lengthened(branch: _Branch, place: AdapterSite, total: Sequence[str], gain: str) -> list[str]:
     """Write nodes that multiply the sum of product and branch by DoRA's gain.
 
-    Return the values to add up to the result.
+    The bias is removed from the product, so that it is not multiplied by the gain.
 
-    The bias is removed from the product and returned as a value of its own, so that it is not multiplied by the gain.
+    Returns:
+        The values whose sum is the result: the multiplied sum, and the bias if there is one.
     """
     bias, beta = bias_apart(place.reader.node)
     y = [branch.write("Mul", branch.write("Add", *total), gain)]
@@ -309,7 +310,7 @@ def _override(graph: Graph, name: str) -> None:
     tensor = graph.initializers.get(name)
     if tensor is None:
         raise UsageError(
-            f"'{name}' was trained in full, but a runtime can't override it: it is no initializer of the main graph",
+            f"'{name}' was trained in full, but no runtime can override it: it is not an initializer of the main graph",
             "write the trained model itself with `onnxgrad export`",
         )
     graph.proto.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))

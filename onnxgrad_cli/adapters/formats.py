@@ -41,7 +41,7 @@ class AdapterTarget:
                 'onnx_adapter:' or 'peft:', any name is accepted.
 
         Raises:
-            UsageError: the format is unknown, or the path can't be a file; see `resolve_output`.
+            UsageError: the format is unknown, or the path can't be a file.
         """
         text = str(out)
         word, _, rest = text.partition(":")
@@ -56,7 +56,7 @@ class AdapterTarget:
         return [self.path / MODEL, self.path / CONFIG] if self.form == "peft" else [self.path]
 
     def check(self, model: ModelProto, source: Path | None, force: bool) -> None:
-        """Check that the files may be written, before any other work; see `check_target`.
+        """Check that the files may be written.
 
         Raises:
             UsageError: a file is an input, or exists, was not written by onnxgrad, and `force` is False.
@@ -82,8 +82,8 @@ class AdapterTarget:
 
         Args:
             model: the inference model that was adapted.
-            adapters: its adapters.
-            values: their factors, weights that were trained in full, and running statistics.
+            adapters: the adapters of the model.
+            values: name -> array: factors of adapters, weights that were trained in full, and running statistics.
 
         Raises:
             OnnxgradError: the format can't store an adapter or a value.
@@ -97,11 +97,11 @@ class AdapterTarget:
     def stage(
         self, switch: AtomicWriteGroup, model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
     ) -> list[Path]:
-        """Add the files to a group of files that is replaced atomically; see `make`.
+        """Add the files to a group of files that is replaced atomically.
 
         Args:
             switch: the group of files.
-            model, adapters, values: see `make`.
+            model, adapters, values: as in `make`.
 
         Returns:
             The paths of the files.
@@ -114,7 +114,7 @@ class AdapterTarget:
         return list(made)
 
     def save(self, model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> list[Path]:
-        """Write the files atomically, all or none; see `make`.
+        """Write the files atomically, all or none. The arguments are those of `make`.
 
         Returns:
             The paths of the files.
@@ -135,7 +135,7 @@ def _by_ending(text: str) -> Form:
     if text.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
         return "peft"
     hint = "use the ending .safetensors or .onnx_adapter; for a folder of PEFT use no ending, or 'peft:' in front"
-    raise UsageError(f"`adapter`: the ending of '{text}' does not say the format", hint)
+    raise UsageError(f"`adapter`: the ending of '{text}' is not a known format", hint)
 
 
 def _own(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:

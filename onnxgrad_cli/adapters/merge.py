@@ -1,7 +1,7 @@
 """Write trained weights and adapters into an inference model.
 
-An adapter is added to the weight that it adapts. If the weight is stored as integers, the adapter becomes a branch; see
-`branches`.
+An adapter is added to the weight that it adapts. If the weight is stored as integers, the adapter becomes a separate
+branch beside the matrix product (module `branches`).
 """
 
 from __future__ import annotations
@@ -71,14 +71,17 @@ def requantized(
     keep_mode: bool = False,
     quantized: Quantized | None = None,
 ) -> tuple[ModelProto, list[Rounded]]:
-    """Return a copy of an inference model with all adapters merged, even into weights stored as integers; see `merge`.
+    """Return a copy of an inference model with all adapters merged, even into weights that are stored as integers.
+
+    The arguments are those of `merge`.
 
     Returns:
         The model, and the rounding error of each matrix that is stored as integers.
 
     Raises:
         UsageError: a matrix is stored in a form that can't be quantized again.
-        OnnxgradError: see `merge`.
+        OnnxgradError: a factor is missing or does not fit, a weight can't be converted back to integers, or the model
+            is not the one that was trained.
     """
     found = _with_floats(model, adapters, values, path, state, quantized)
     lost = requantize(found, of_integers(model, adapters), values, path)
@@ -96,7 +99,7 @@ def _with_floats(
     model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None,
     state: Mapping[str, np.ndarray] | None, quantized: Quantized | None,
 ) -> ModelProto:  # fmt: skip
-    """Return a copy of a model with all trained values, but no adapters of weights stored as integers; see `merge`."""
+    """Return a copy of a model with all trained values, except for adapters of weights that are stored as integers."""
     new = as_integers(model, quantized or Quantized(), merged(model, adapters, values, path), path)
     return with_weights(model, new, state or {})
 
@@ -111,10 +114,10 @@ def adaptable(
         adapters: the adapters. The matrix products that read their weights get a branch.
         values: name -> array: the factors of the adapters, and weights that were trained in full, which can be
             overridden, too.
-        keep_mode: see `merge`.
+        keep_mode: leave BatchNormalization and Dropout in their mode.
 
     Raises:
-        UsageError: a matrix product can't get a branch, or a weight can't be overridden; see `make_adaptable`.
+        UsageError: an adapter uses DoRA, a matrix product can't get a branch, or a weight can't be overridden.
         OnnxgradError: a factor is missing or does not fit.
     """
     check_factors(adapters, values)
@@ -126,7 +129,7 @@ def adaptable(
 def merged(
     model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """Return a map: weight of a model -> its new value; see `merge`.
+    """Return a map: weight of a model -> its new value. The arguments are those of `merge`.
 
     The value of an adapted weight is W + alpha / rank times the product of the factors. Values that are not factors are
     returned unchanged. Adapted weights that are stored as integers are left out.

@@ -33,19 +33,19 @@ LIKE_LLAMA = frozenset({
     "ernie4_5", "gemma", "gemma2", "gptoss", "granite", "llama", "mistral", "nemotron", "olmo", "qwen2", "qwen3",
     "smollm3",
 })  # fmt: skip
-"""The model types (in genai_config.json) whose modules have the same names in transformers as in the builder."""
+"""The model types (in genai_config.json) whose module names are equal in onnxruntime-genai and in transformers."""
 
 RENAMED: Mapping[str, Mapping[str, str]] = {"phi": {"o_proj": "dense"}}
-"""Model type -> module name of the builder -> module name in transformers, where the two differ."""
+"""Model type -> module name in onnxruntime-genai -> module name in transformers, where the two differ."""
 
 PACKED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "phi3": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 }
-"""Model type -> packed module in transformers -> the builder's modules that it consists of, in the order of outputs."""
+"""Model type -> packed module in transformers -> its parts, modules in onnxruntime-genai, in the order of outputs."""
 
 
 def kind_of(model: ModelProto) -> str:
-    """Return the model type that the genai_config.json beside the model gave.
+    """Return the model type, such as 'phi3', from the genai_config.json that onnxruntime-genai's builder has written.
 
     Return "" if there was no such file beside the model, or if the builder did not write the model.
     """
@@ -57,7 +57,7 @@ def kind_of(model: ModelProto) -> str:
 def is_known(kind: str) -> bool:
     """Return True if the module names in transformers are known for a model type.
 
-    With the type "", names stay the same.
+    They are known for the type "", for which they equal the names in the model.
     """
     return not kind or kind in LIKE_LLAMA or kind in RENAMED or kind in PACKED
 
@@ -65,14 +65,14 @@ def is_known(kind: str) -> bool:
 def renamed(kind: str, module: str) -> str:
     """Convert a module's name in onnxruntime-genai's model builder to its name in transformers.
 
-    The module must not be part of a packed module; see `PACKED`.
+    The module must not be a part of a packed module, as listed in `PACKED`.
     """
     around, dot, last = module.rpartition(".")
     return around + dot + RENAMED.get(kind, {}).get(last, last)
 
 
 def packings(kind: str, modules: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Find the packed modules in transformers of which some of the builder's modules are parts.
+    """Find the packed modules in transformers that have some of onnxruntime-genai's modules as parts.
 
     Yields:
         The name of a packed module with at least one part in `modules`, and the names of all its parts, in order.
@@ -83,7 +83,7 @@ def packings(kind: str, modules: Sequence[str]) -> Iterator[tuple[str, list[str]
 
 
 def in_transformers(model: ModelProto, found: Mapping[str, Own]) -> dict[str, Own]:
-    """Convert adapters of the builder's modules to adapters of the modules in transformers.
+    """Convert adapters of onnxruntime-genai's modules to adapters of the modules in transformers.
 
     Args:
         model: the inference model.
@@ -147,10 +147,10 @@ def scaled_to(own: Factors, scale: float) -> tuple[np.ndarray, np.ndarray]:
 def as_built(
     kind: str, stored: Mapping[str, Arrays], sizes: Mapping[str, int]
 ) -> tuple[Mapping[str, Arrays], dict[str, str]]:
-    """Convert factors of the modules in transformers to factors of the builder's modules. Packed modules are split.
+    """Convert factors of the modules in transformers to factors of onnxruntime-genai's modules. Split packed modules.
 
     Args:
-        kind: the model type; see `kind_of`.
+        kind: the model type in genai_config.json; "" if it is unknown.
         stored: module in transformers -> its factors.
         sizes: module of the builder -> its number of outputs.
 
@@ -163,7 +163,7 @@ def as_built(
         called |= dict.fromkeys(parts, module)
         ends = np.cumsum([sizes.get(part, 0) for part in parts])[:-1]
         for name, array in stored.get(module, {}).items():
-            shared = name == "A"  # the others are split along the outputs; the size of the last part is checked later
+            shared = name == "A"  # B and magnitudes are split along the outputs; the last part's size is checked later
             pieces = [array] * len(parts) if shared else np.split(np.atleast_1d(array), ends)
             for part, piece in zip(parts, pieces, strict=True):
                 found.setdefault(part, {})[name] = piece

@@ -24,7 +24,7 @@ ADAPTERS = "onnxgrad.adapters"
 """The key of the metadata entry with the list of adapters."""
 
 BASE = "onnxgrad.base"
-"""The key of the metadata entry with the digest of the base model; see `untrained_digest`."""
+"""The key of the metadata entry with the digest of the base model, which `untrained_digest` computes."""
 
 
 def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], base: str = "") -> bytes:
@@ -43,7 +43,7 @@ def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
 
 
 def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
-    """Read the adapters in a file, and a map: name -> array of their factors and of all other trained values.
+    """Read adapters from a file. Return them, and a map: name -> array of their factors and other trained values.
 
     Raises:
         OnnxgradError: the file can't be read, or has no adapters of onnxgrad, or a factor is missing or doesn't fit.

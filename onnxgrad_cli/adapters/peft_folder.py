@@ -114,7 +114,8 @@ def _modules(
     """Yield each adapted module, with its adapter, and the factors in the shapes that PyTorch's layer requires.
 
     Raises:
-        UsageError: see `peft_bytes`.
+        UsageError: the module of an adapted matrix is unknown, weights were trained in full, or only some adapters use
+            DoRA.
     """
     own = {adapter.weight: adapter for adapter in adapters}
     if len({bool(adapter.magnitude) for adapter in adapters}) > 1:
@@ -171,7 +172,7 @@ def _safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
 
 
 def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str, np.ndarray]]:
-    """Read the adapters of a model from a folder of PEFT, and a map: name of a factor -> array.
+    """Read the adapters of a model from a folder of PEFT. Return them, and a map: name of a factor -> array.
 
     Raises:
         OnnxgradError: a file is missing or damaged, contains more than factors, or contains a module that the model
@@ -242,7 +243,7 @@ def _module(
         config: the configuration.
         place: the matrix product.
         name: the module.
-        own: the module's arrays in the file; see `MAGNITUDE`.
+        own: the module's arrays in the file: 'A', 'B' and, with DoRA, `MAGNITUDE`.
         called: the module's name in transformers.
 
     Raises:
@@ -315,7 +316,7 @@ def _names(config: Mapping[str, Any], entry: str) -> frozenset[str] | None:
 def _is_meant(module: str, target: frozenset[str] | None, excluded: frozenset[str] | None) -> bool:
     """Return True if the configuration gives a module an adapter.
 
-    A name in it matches if the module's path ends with it.
+    A name in the configuration matches a module whose path is the name or ends with '.' and the name.
 
     Args:
         module: the path of the module.
@@ -363,7 +364,7 @@ def _check_ranks(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Read a map: module -> its arrays 'A', 'B', and with DoRA `MAGNITUDE`.
+    """Read the factors in a file: module -> its arrays 'A', 'B', and with DoRA `MAGNITUDE`.
 
     Args:
         path: the safetensors file.

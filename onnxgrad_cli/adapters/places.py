@@ -1,8 +1,8 @@
 """Find the matrix products of an inference model that can have adapters, and the module that each product belongs to.
 
 Other programs name an adapter after its module, such as 'model.layers.0.self_attn.q_proj'. They store the factors A
-[rank, in] and B [out, rank] for y = x W + scale (x Aᵀ) Bᵀ. Several modules may share a matrix, and then have one
-adapter here; see `together`.
+[rank, in] and B [out, rank] for y = x W + scale (x Aᵀ) Bᵀ. Several modules may share a matrix. Their adapters must be
+equal, and become one adapter of the matrix.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class AdapterSite:
         return ""
 
     def of(self, adapter: Adapter, values: Mapping[str, np.ndarray]) -> Factors:
-        """Return the factors of the matrix's adapter in PEFT's orientation for this product.
+        """Return the factors of the matrix's adapter for this product, as A [rank, in] and B [out, rank], like in PEFT.
 
         Raises:
             OnnxgradError: the factors don't fit the matrix.
@@ -207,10 +207,7 @@ def _of(
 
 
 def _dtype(uses: Uses, weight: str, stored: Mapping[str, TensorProto]) -> int:
-    """Return the element type with which products of a matrix compute.
-
-    If it is quantized, this is the type of its scales.
-    """
+    """Return the element type with which products of a matrix compute. For integers, it is the type of their scales."""
     if not is_integer(stored[weight]):
         return stored[weight].data_type
     beside = (node.input[position + 1] for node, position in uses[weight] if len(node.input) > position + 1)
@@ -229,7 +226,7 @@ def readers_of(uses: Uses, weight: str) -> Iterator[Reader]:
             if kind == "DequantizeLinear" and reader.position == 0:
                 found = [each for _, own in views_of(uses, reader.node.output[0], reader.transposed) for each in own]
                 yield from (each for each in found if each.node.op_type not in LOOKUPS)
-            elif kind == "MatMulNBits":  # it stores a row for each output
+            elif kind == "MatMulNBits":  # MatMulNBits stores a row for each output
                 yield Reader(reader.node, reader.position, transposed=True)
             elif kind not in LOOKUPS and not _is_looked_up(uses, reader.node):
                 yield reader
@@ -250,7 +247,7 @@ def is_product(reader: Reader) -> bool:
 
 
 def _heads(graph: Graph) -> dict[str, tuple[int, int]]:
-    """Return a map: module path of an attention -> its number of query heads and its number of key heads."""
+    """Return a map: module path of an attention layer -> its numbers of query heads and of key heads."""
     found = {}
     for node in graph.nodes:
         if node.op_type == "GroupQueryAttention":
@@ -262,12 +259,12 @@ def _heads(graph: Graph) -> dict[str, tuple[int, int]]:
 def _named(
     path: str, outputs: int, heads: Mapping[str, tuple[int, int]] | None
 ) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """Convert the path of a module in a model of genai's builder to its name, and find the parts of a packed module.
+    """Convert a module path in a model of onnxruntime-genai to the module's name, and find parts of a packed module.
 
     Args:
         path: the module path in the model.
         outputs: the number of outputs of the module.
-        heads: see `_heads`; None if genai's builder did not write the model, and the path is the name.
+        heads: the result of `_heads`; None if genai's builder did not write the model. The path is then the name.
 
     Returns:
         The name of the module; and for a packed module (name, number of outputs) of each part, otherwise ().

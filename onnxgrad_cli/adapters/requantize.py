@@ -162,7 +162,7 @@ def dequantized(model: ModelProto, place: AdapterSite, path: Path | None = None)
 def _rounded(grid: _Grid, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quantize a matrix: for each block use the old or the widened scale, whichever has less error.
 
-    Return scales, integers.
+    Return the scales (blocks,), and the integers in the shape of the matrix.
     """
     count = len(grid.scales)
     tried = []
@@ -302,7 +302,7 @@ def _store_scales(
 class OutputDeviation:
     """The deviation of an output from the same output of the model that computes the adapters separately.
 
-    A deviation is the root mean square of the difference, divided by that of the output of the latter model.
+    A deviation is the root mean square of the difference, divided by the root mean square of the latter model's output.
 
     Attributes:
         output: the name of the output.

@@ -22,8 +22,8 @@ class Activity:
 
     Attributes:
         active: the active values, including the wanted ones. Integers are included only if they are quantized floats.
-        quantized: map from an active integer to a flag: True if a node that it depends on is refused by name
-            (`registry.refuse`).
+        quantized: map from an active integer value to True if it depends on a node that is refused by name
+            (`registry.refuse`), and to False otherwise.
         path: the nodes on the path of the cotangents, from the last to the first.
         stops: active operands at which gradients stop (`registry.stop_gradient`) and that a seed depends on, as (node,
             position of the operand).
@@ -103,9 +103,9 @@ class Activity:
 
 
 def carriers(graph: Graph) -> Callable[[str], bool]:
-    """Return a function that returns True if the type of a value allows it to have a cotangent.
+    """Return a function that takes the name of a value and returns True if a value of its type can have a cotangent.
 
-    A value of unknown type may have a cotangent. The result is cached for each type.
+    A value of unknown type counts as True. The results are cached per type.
     """
     types, known = graph.types, {id(None): True}
 
@@ -120,7 +120,13 @@ def carriers(graph: Graph) -> Callable[[str], bool]:
 
 
 def on_the_way(graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> tuple[set[str], set[str]]:
-    """Return two sets, along float paths: values that depend on wanted ones, and values that a seed depends on."""
+    """Return the active values, and the values that a seed depends on: the seeds and all that nodes on the path read.
+
+    Args:
+        graph: the graph.
+        wanted: the values to differentiate with respect to.
+        seeds: the values whose cotangents are given.
+    """
     seeds = list(seeds)
     activity = Activity(graph, wanted, seeds)
     return activity.active, {*seeds, *(name for node in activity.path for name in reads(node))}
@@ -132,7 +138,10 @@ def open_reads(node: Node) -> list[str]:
 
 
 def reads_by_position(node: Node) -> list[str]:
-    """Return the inputs of a node, with "" for absent and stopped ones, then the values that its bodies capture."""
+    """Return the inputs of a node, then the values that its bodies capture.
+
+    Absent inputs, and operands at which gradients stop, are "".
+    """
     inputs = node.input[:]
     for position in stopped(node):
         inputs[position] = ""

@@ -1,4 +1,4 @@
-"""`Differentiation`: the settings of a reverse walk, and its record for the report and for checking gradients."""
+"""`Differentiation`: the settings of reverse-mode differentiation, and its record for the report and the checks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from onnxgrad_cli.errors import Caution
 
 @dataclass
 class Cautions:
-    """The part of the build's record to which every pass may add: cautions for the user.
-
-    Attributes:
-        cautions: cautions for the user about the result.
-    """
+    """The cautions for the user about the result, to which every pass may add."""
 
     cautions: list[Caution] = field(default_factory=list)
 
@@ -29,7 +25,7 @@ class Differentiation(Cautions):
         straight_through: True if rounding to integers has the gradient of the identity.
         forward_stays: True if rules must not replace the forward node by a faster form.
         fusions: map from a value that several nodes compute together to the one rule for these nodes.
-        kernel_variants: for gradients that can be written in several forms, the preferred, requested and written ones.
+        kernel_variants: the choices for gradients that can be written in several forms.
         rules: map from ('domain::Op', source of the rule) to how often the rule was used.
         kinks: map from an operator to the convention that its rule uses at points without a derivative.
         partial: weights and inputs whose gradient is incomplete, because `stop_gradient` stops some of their paths to

@@ -4,7 +4,7 @@ A Gelu that an exporter decomposed is differentiated by Gelu's rule. The rules o
 of each node, but Gelu's rule reads only Gelu's input and sometimes its output. If no other result is read by the
 backward part, onnxruntime can fuse the nodes of the Gelu.
 
-An angle is atan(y / x). At x = 0 it has a gradient, although y / x has none.
+An angle is atan(y / x). It has a gradient at x = 0, where the rule of the division y / x would divide by zero.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import HALVES, dtype_of, shape_of
 
 CLOSE = 1e-6
-"""Largest relative difference of a constant in a model from the formula's exact constant."""
+"""Largest relative error of a constant in a model for which the constant counts as the formula's exact constant."""
 
 CORES = {"Erf": math.sqrt(0.5), "Tanh": math.sqrt(2 / math.pi)}
-"""Map from the function that computes a Gelu, Erf or Tanh, to the constant that scales the function's operand."""
+"""Map from the operator inside a decomposed Gelu, Erf or Tanh, to the constant by which its operand is multiplied."""
 
 ORIGIN = "for a quotient of two values: 0 if both are 0"
 """The description of the convention at the origin, for the user."""
@@ -65,11 +65,11 @@ def _angle_candidates(graph: Graph) -> list[tuple[Node]]:
 
 
 def with_convolutions(graph: Graph, fusions: Mapping[str, Fusion], kept: Collection[str]) -> dict[str, Fusion]:
-    """Extend fusions by the convolution before them, if that takes fewer passes over memory.
+    """Add the convolution before a fusion to it, if its gradient then takes fewer passes over memory.
 
     Args:
         graph: the forward graph.
-        fusions: map from a result to its fusion. Some have a second rule, `convolved`, that also covers a convolution.
+        fusions: map from a result to its fusion. Only fusions with a rule `convolved` can include a convolution.
         kept: values whose cotangents are requested or given. The result of the convolution must not be one of them.
 
     Returns:
@@ -90,8 +90,8 @@ def with_convolutions(graph: Graph, fusions: Mapping[str, Fusion], kept: Collect
 def _widens(graph: Graph, node: Node) -> bool:
     """Return True if a node is a 1x1 convolution of large images that at least doubles the number of channels.
 
-    An image must have at least twice as many pixels as there are input channels. Multiplying the input images with
-    themselves is then cheaper than passes over the larger results.
+    An image must have at least twice as many pixels as there are input channels. The products of the input images with
+    themselves, which the rule computes, then cost less than passes over the larger results.
     """
     if node.op_type != "Conv" or not is_standard(node.domain) or len([name for name in node.input if name]) != 2:
         return False
@@ -107,7 +107,7 @@ def _widens(graph: Graph, node: Node) -> bool:
 
 
 def _gelu_fusion(x: str, y: str, approximate: str) -> Fusion:
-    """Return the fusion of the nodes that compute y = Gelu(x). Its rule is that of the operator Gelu."""
+    """Return the fusion of the nodes that compute y = Gelu(x), which are differentiated by the rule of Gelu."""
     rule = registry.lookup("Gelu")
     assert rule is not None and rule.function is not None
     function = rule.function
@@ -155,10 +155,14 @@ class _Formulas:
         self.makers, self.uses = graph.producers(), graph.uses()
 
     def gelu(self, core: Node, one_more: Node) -> tuple[str, Fusion] | None:
-        """Find the Gelu around an Erf or a Tanh, to which 1 is added.
+        """Find the Gelu that contains an Erf or a Tanh.
 
         The form with Erf is x (1 + erf(x / sqrt 2)) / 2. The form with Tanh is
         x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
+
+        Args:
+            core: the Erf or Tanh.
+            one_more: the Add that adds 1 to its result.
 
         Returns:
             The name of the result and the fusion, or None if the formula is not a Gelu.
@@ -214,14 +218,14 @@ class _Formulas:
         return ""
 
     def part(self, name: str) -> Monomial:
-        """Return a value as a product. A constant is a number; a value with several readers is not taken apart."""
+        """Return a value as a `Monomial`: a number if it is a constant, else its factors if only one node reads it."""
         number = _number(self.graph, name)
         if number is not None:
             return number, []
         return self.monomial(name) if self.is_private(name) else (1.0, [name])
 
     def monomial(self, name: str) -> Monomial:
-        """Return the result of a Mul, a Div by a number, or a Pow by 2 or 3 as a product of its factors."""
+        """Return a value as a `Monomial`, split if it is the result of a Mul, a Div by a number, or a Pow by 2 or 3."""
         node = self.makers.get(name)
         if node is not None and node.op_type == "Mul":
             (a, these), (b, those) = map(self.part, node.input)

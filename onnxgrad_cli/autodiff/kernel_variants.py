@@ -34,8 +34,8 @@ class VariantChoice(NamedTuple):
     Attributes:
         node: a copy of the forward node whose gradient is written.
         graph: the graph or body that the node is in.
-        name: the operator and the gradient that has several forms, such as 'Conv weight gradient'.
-        forms: the names of the forms.
+        name: the operator and its gradient that has several forms, such as 'Conv weight gradient'.
+        forms: the names of the forms that are possible for this node.
         taken: the form that was written.
         default: the form to use if none is requested: the one that the target prefers, or that suits the shapes.
         wanted: the operands of the node that get a gradient.
@@ -68,7 +68,7 @@ class KernelVariants:
 
     @property
     def measured(self) -> dict[str, str]:
-        """Map from the `key` of a gradient to its form, for those forms that were requested and also written."""
+        """Map from the `key` of a gradient to its form, for each gradient that was written in a requested form."""
         return {
             place: choice.taken
             for place, choice in self.choices.items()
@@ -125,7 +125,10 @@ def load_tuned(path: Path) -> dict[str, str]:
 
 
 def key(graph: Graph, node: Node, name: str) -> str:
-    """Return a text of all facts that affect how long a gradient takes: operator, name, shapes and attributes."""
+    """Return a text with all facts that affect how long a gradient takes: operator, name, shapes and attributes.
+
+    Gradients with the same text share a measurement of `onnxgrad tune`.
+    """
     shapes = ", ".join(_shape(graph, value) for value in node.input)
     attributes = ", ".join(sorted(f"{a.name}={_value(a)}" for a in node.attribute))
     return f"{node.op_type} {name}: {'; '.join(filter(None, (shapes, attributes)))}"

@@ -25,7 +25,7 @@ DEFINITIONS = {
 """Map from an operator to the axes of its operands and results, as in Einsum; `4h` means a size of 4 times h."""
 
 PRODUCT = "{a}, {b}, -> m n"
-"""The axes of a Gemm, as in `DEFINITIONS`. Its third operand is left empty, because it may have fewer axes."""
+"""The axes of a Gemm, as in `DEFINITIONS`. The bias has no entry, so it is not checked: it may have fewer axes."""
 
 DIVISORS: dict[str, tuple[str, int, dict[int, tuple[int, ...]]]] = {
     "Conv": ("group", 1, {0: (1,), 1: (0,)}),
@@ -34,10 +34,13 @@ DIVISORS: dict[str, tuple[str, int, dict[int, tuple[int, ...]]]] = {
     "GroupNormalization": ("num_groups", 1, {0: (1,)}),
     "SpaceToDepth": ("blocksize", 1, {0: (2, 3)}),
 }
-"""Map from an operator to (attribute, exponent, {operand: axes}). attribute ** exponent must divide the axes' sizes."""
+"""Map from an operator to (attribute, exponent, {operand: axes}). attribute ** exponent must divide the axes' sizes.
+
+Operands are given by their position.
+"""
 
 CHECKED = DIVISORS.keys() | {"Split"}
-"""Operators with an attribute that gives a number of parts."""
+"""Operators with an attribute that divides sizes, or that gives the number of outputs (Split)."""
 
 
 def division_error(graph: Graph, node: Node) -> str:
@@ -79,8 +82,8 @@ def contradiction(graph: Graph, node: Node) -> str:
         node: the node; a recurrent node must have time as the first axis.
 
     Returns:
-        A sentence about the first value that does not fit the earlier ones. "" if all may fit, or if onnx checks the
-        sizes of this operator.
+        A sentence about the first value whose sizes contradict those of the values before it. "" if there is none, or
+        if `DEFINITIONS` does not contain the operator.
     """
     operands, _, results = _definition(node).partition(" -> ")
     if not operands:

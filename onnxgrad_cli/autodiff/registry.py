@@ -37,7 +37,7 @@ class Rule:
         needs_opset: the lowest opset of the default domain that contains all operators that the rule emits.
         integers: True if the operator converts floats to integers or back, and cotangents pass through it.
         refusal: the reason why the operator is never differentiated, or "".
-        hint: the fix to suggest in that case.
+        hint: the fix that a refusal suggests.
     """
 
     op_type: str
@@ -96,8 +96,9 @@ class Definition:
 class Signature:
     """The parameters of a rule or definition. Their meaning follows from their names.
 
-    `g` and `y` are the cotangent and the value of output 0. `gs` and `ys` are tuples of all outputs. Inputs follow by
-    position, or as `*xs` for a variadic operator. Keyword-only parameters are the attributes that the function handles.
+    `g` and `y` are the cotangent and the value of output 0. `gs` and `ys` are tuples with the cotangents and values of
+    all outputs. Inputs follow by position, or as `*xs` for a variadic operator. Keyword-only parameters are the
+    attributes that the function handles.
 
     Attributes:
         all_cotangents: True if the rule has the parameter `gs`.
@@ -106,8 +107,8 @@ class Signature:
         variadic: True if the function accepts any number of inputs.
         attributes: attribute -> its default; None if it has none.
         any_attribute: True if the function accepts all attributes.
-        needed: the attributes without a default. A definition can't be used if one of them is absent; a rule gets None
-            for it.
+        needed: the attributes without a default. If a node lacks one of them, a rule gets None for it, and a definition
+            can't be used.
     """
 
     all_cotangents: bool
@@ -166,7 +167,7 @@ _FOUND: dict[tuple[str, str, int], Rule | None] = {}
 """The cached results of `lookup`. The cache is cleared whenever a rule is added or removed."""
 
 _LAST = 10**6
-"""The last version of a rule or definition without a limit. It is above all versions, known or future."""
+"""The last version that is stored for a rule or definition without a limit. No real version is as high."""
 
 
 def rule(
@@ -241,9 +242,9 @@ def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> 
         domain: their domain; "" is ai.onnx.
 
     Raises:
-        OnnxgradError: an operator of the standard does not exist, or an operator has no such input. Or it is deprecated
-            and therefore replaced by another one before differentiation. Or `inputs` is empty or has other values than
-            positions.
+        OnnxgradError: the standard has no such operator, or the operator has no such input. Or the operator is
+            deprecated: models are converted to its successor before they are differentiated. Or `inputs` is empty or
+            contains a value that is not a position.
     """
     _load()
     checks.of_type("inputs", inputs, Iterable, "a list of positions")
@@ -332,7 +333,7 @@ def _names(op_types: str) -> list[str]:
 
 
 def _newest(domain: str) -> int:
-    """Return the last schema version of a rule that states none: for standard operators the newest checked opset."""
+    """Return the default of a rule's last schema version: `NEWEST_OPSET` for standard operators, otherwise no limit."""
     return _LAST if plain_domain(domain) else NEWEST_OPSET
 
 
@@ -379,7 +380,7 @@ def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, op
 
 
 def first_known(op_type: str, domain: str, opset: int) -> int | None:
-    """Return the lowest version above `opset` from which an operator has a rule or a definition, or None."""
+    """Return the lowest version above `opset` at which a rule or definition of an operator begins, or None."""
     _load()
     key = (plain_domain(domain), op_type)
     entries = [*_RULES.get(key, ()), *_DEFINITIONS.get(key, ())]

@@ -93,7 +93,7 @@ class _Walk:
         self.fusions = fusions
         self.refusals: list[Refusal] = []
         self.cotangents: dict[str, list[Val]] = defaultdict(list)
-        self._stopped_inside: set[str] = set()  # values that a node reads in whose bodies gradients stop
+        self._stopped_inside: set[str] = set()  # values read by nodes with bodies in which gradients stop
 
     def check_rule(self, node: Node) -> None:
         """Refuse a node whose operator has no rule or is refused by name."""
@@ -156,10 +156,12 @@ class _Walk:
             self.record(node, rule, stopped_before)
 
     def reads_quantized(self, node: Node, rule: registry.Rule) -> bool:
-        """Return True if the node's quantized inputs come from a refused node, so that its rule need not be called.
+        """Return True if all quantized inputs of the node come from refused nodes: its rule need not be called then.
+
+        Return False if it has no quantized inputs, or if its rule covers them.
 
         Raises:
-            Refused: the node computes with other quantized floats, and its rule does not cover integers.
+            Refused: another input is quantized, and the rule does not cover integers.
         """
         quantized = self.activity.quantized
         if not quantized or rule.integers:
@@ -170,7 +172,7 @@ class _Walk:
         return bool(read)
 
     def accumulate_cotangent(self, node: Node, x: Val, cotangent: Val | No) -> None:
-        """Add a rule's result to the cotangents of an operand. Refuse the node if it is a `No` or does not fit."""
+        """Add a rule's result to the cotangents of an operand. If it is a `No` or does not fit, refuse the node."""
         if isinstance(cotangent, No):
             self.refuse(node, cotangent.reason, cotangent.hint)
         elif reason := shape_mismatch(cotangent, x):
@@ -180,7 +182,14 @@ class _Walk:
             self.cotangents[x.name].append(cotangent if fits else self.op.sum_to(cotangent, x))
 
     def record(self, node: Node, rule: registry.Rule, stopped_before: int) -> None:
-        """Record that the node's rule was used, the rule's kink, and gradients stopped in the node's bodies."""
+        """Record the use of the node's rule, the rule's kink, and gradients that stop inside the node's bodies.
+
+        Args:
+            node: the node.
+            rule: its rule.
+            stopped_before: the length of `training.partial` before the rule was called. Values added since then are
+                names inside the node's bodies.
+        """
         training = self.training
         if len(training.partial) > stopped_before:
             del training.partial[stopped_before:]
@@ -190,7 +199,7 @@ class _Walk:
             training.kinks[node.op_type] = rule.kink
 
     def visit_fusion(self, fusion: Fusion, g: Val | None) -> bool:
-        """Compute the cotangents of a fusion's inputs, given the cotangent `g` of its result (None: it has none).
+        """Compute the cotangents of a fusion's inputs from the cotangent `g` of its result.
 
         The nodes inside the fusion then get no cotangents.
 
@@ -230,7 +239,7 @@ def _stop_caution(node: Node, position: int) -> Caution:
 
 
 def _other_ranks(graph: Graph, node: Node) -> str:
-    """Describe the ranks of a node's input or output if its rank depends on sizes; otherwise return ""."""
+    """Return the description of an input or output of a node whose rank depends on sizes, or "" if there is none."""
     names = (name for name in (*node.input, *node.output) if name in graph.ranks)
     return next((f"; '{name}' has {graph.ranks[name]}" for name in names), "")
 
@@ -252,14 +261,14 @@ def _why_unknown(node: Node, graph: Graph) -> tuple[str, str]:
 
 
 def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation, after: Val | None = None) -> Val:
-    """Return the cotangent of a value, or zeros of the value's shape if it has none. Add cautions to `training`.
+    """Return the cotangent of a value, or zeros in the value's shape if it has no cotangent.
 
     Args:
         op: the emitter.
         name: the value.
         cotangent: its cotangent, or None.
-        training: the record. It gets a caution if the gradient is zero, or if stopped paths are missing from it.
-        after: a value. The zeros are computed from it, so that no runtime creates them before it exists.
+        training: the record. It gets a caution if the gradient is zero, or if `stop_gradient` makes it incomplete.
+        after: a value from which the zeros are computed, so that no runtime creates them before this value exists.
     """
     if cotangent is not None:
         if name in training.partial:
@@ -279,11 +288,12 @@ def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation,
 
 
 def as_declared(op: Op, name: str, derivative: Val) -> Val:
-    """Reshape a derivative to the shape of its value. A run fails if sizes that are declared with one symbol differ.
+    """Reshape a derivative to the shape of its value, so that a run fails if the derivative has another size.
 
     Rules do not sum over an axis on which two operands have the same symbol. But PyTorch's exporter may give two axes
     the same symbol although their sizes are 5 and 1, and the model then broadcasts them. Without the Reshape, the
-    gradient of the smaller input would silently have the shape of the larger one.
+    gradient of the smaller input would silently have the shape of the larger one. A derivative is returned unchanged if
+    its value has no symbol that occurs twice among the inputs.
     """
     graph = op.graph.proto.graph
     declared = next((value.type for value in (*graph.input, *graph.output) if value.name == name), None)

@@ -38,7 +38,7 @@ def call_rule(
         active: the values that may get a cotangent.
 
     Returns:
-        The active operands, each with its cotangent. Operands whose cotangent is zero by mathematics are left out.
+        The active operands, each with its cotangent. Operands whose derivative is zero by mathematics are left out.
 
     Raises:
         Refused: the rule does not cover the node's operands, attributes or outputs.
@@ -67,7 +67,7 @@ def call_rule(
 
 
 def _operands(op: Op, node: Node, asked: Signature, names: Sequence[str], active: set[str]) -> list[Val | None]:
-    """Return a node's inputs and captured values, padded with None or cut to the number of inputs of its rule."""
+    """Return a node's inputs, then its captured values, padded with None or cut to the number of the rule's inputs."""
     inputs = node.input
     xs: list[Val | None] = [op.val(name) if name else None for name in inputs]
     xs += map(op.val, captured(node))
@@ -79,11 +79,11 @@ def _operands(op: Op, node: Node, asked: Signature, names: Sequence[str], active
 
 
 def node_attributes(op: Op, node: Node, asked: Signature) -> tuple[dict[str, Any], str | None]:
-    """Return the attributes that a rule gets, with defaults, and an attribute that it does not cover, or None.
+    """Return the attributes that a rule gets, and the text of an attribute that it does not cover, or None.
 
-    A rule covers the attributes that are among its parameters. Any other attribute must have its default value, so that
-    no attribute is ignored by accident. The default is from the schema of onnx. If onnx has no schema, it is from the
-    schema of the installed onnxruntime.
+    Missing attributes get their defaults. A rule covers the attributes that are among its parameters. Any other
+    attribute must have its default value, so that no attribute is ignored by accident. The default is taken from onnx's
+    schema of the operator or, if there is none, from the schema of the installed onnxruntime.
     """
     if not (node.attribute or asked.attributes or asked.any_attribute):
         return {}, None

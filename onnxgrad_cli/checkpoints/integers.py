@@ -25,7 +25,7 @@ LIMITS: dict[int, tuple[int, int]] = {**RANGES, TensorProto.INT32: (-(2**31), 2*
 
 
 def stored_as(model: ModelProto, quantized: Quantized, names: Iterable[str]) -> list[str]:
-    """Return the tensors of the inference model in which the given tensors of the training model are stored.
+    """Return the names of the inference model's tensors that store given weights and scales of the training model.
 
     Args:
         model: the inference model.

@@ -1,7 +1,7 @@
 """Read weights from an ONNX file that onnxgrad wrote: a trained model, a model of derivatives, or a training model.
 
 The weights are written back to the model that they came from. A weight must have the same name, element type and shape
-there. If one does not fit, nothing is written. Tensors that were not trained must be equal in both models.
+there. If a weight does not fit, nothing is written. Tensors that were not trained must be equal in both models.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def read_model_values(source: Path, model: ModelProto) -> ModelValues:
         model: the model that takes the weights.
 
     Raises:
-        UsageError: onnxgrad wrote the file, but the model in it has no weights, as an initialization model.
+        UsageError: onnxgrad wrote the file, but the model in it has no weights, such as an initialization model.
         OnnxgradError: the file can't be read, or has no weights.
     """
     found, place = own_model(source)

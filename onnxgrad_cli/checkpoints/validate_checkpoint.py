@@ -181,7 +181,7 @@ def check_ema(ema: Mapping[str, str], values: Mapping[str, np.ndarray]) -> dict[
     """Check that moving averages (EMA) can replace the weights.
 
     Args:
-        ema: weight -> the name of the state with its moving average; see `Roles.averages`.
+        ema: weight -> the name of the state with its moving average.
         values: weights and state, by name.
 
     Returns:

@@ -62,10 +62,10 @@ VARIABLE = "_ONNXGRAD_COMPLETE"
 
 
 SECONDS_TO_REPORT = 5
-"""Seconds that a failed process of a training that prints nothing waits before it ends.
+"""Seconds that a failed process of a distributed training waits before it ends, if only another process prints.
 
-All processes may fail with the same error, which only the first one reports. A launcher would end the first process
-before that, as soon as another one ends.
+All processes may fail with the same error, which only the first process prints. As soon as any process ends, a launcher
+ends the others. Without the wait, it could end the first process before the error is printed.
 """
 
 
@@ -168,7 +168,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = _run(console, arguments)
         console.finish(code)
-    except OSError as error:  # of stdin or stdout: errors of files have become an OnnxgradError
+    except OSError as error:  # raised by stdin or stdout: errors about files are raised as OnnxgradError
         abandon(sys.stdout)
         if isinstance(error, BrokenPipeError):
             console.done = ""  # the reader has closed the pipe, so no closing line is printed
@@ -202,7 +202,10 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
 
 
 def _invoke(console: Console, arguments: Sequence[str]) -> int:
-    """Run one command line. click's `main` is not used, because it treats an EOFError, as of a cut file, as Ctrl-C."""
+    """Run one command line without click's `main`, which treats an EOFError as Ctrl-C.
+
+    An EOFError can also come from a truncated file.
+    """
     if instruction := os.environ.get(VARIABLE):
         from click.shell_completion import shell_complete
 
@@ -217,7 +220,7 @@ def _invoke(console: Console, arguments: Sequence[str]) -> int:
 
 
 def _refuse_swallowed(command: click.Command, arguments: Sequence[str]) -> None:
-    """Raise an error if an option has no value, so that click would take the next option for its value.
+    """Raise an error if an option lacks its value. click would take the next option as the value.
 
     Args:
         command: the command that is run.

@@ -38,7 +38,7 @@ HEAD = ("model", "verdict", "time", "files")
 APART = "rename one, or use two commands"
 
 ONCE = ("json", "quiet", "verbose", "traceback", "models", "jobs", "out", "out_dir")
-"""Parameters that are not passed on to the processes as typed: each process gets its own value, or none."""
+"""Parameters that are not passed to the processes as the user typed them: each process gets its own value, or none."""
 
 
 def takes_several(metavar: str = "MODEL...") -> Callable[[Command], Command]:

@@ -1,4 +1,4 @@
-"""Registries of objects that users select by name, such as losses and optimizers. Decorators fill them."""
+"""Registries of objects that users select by name, such as losses and optimizers. Decorators register the objects."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ class Documented:
 
 
 class Catalogue(Generic[T]):
-    """A registry: the objects of one kind by name, in the order of their registration."""
+    """A registry that maps names to objects of one kind, such as losses. Iterates in the order of registration."""
 
     def __init__(self, kind: str, plural: str, modules: Sequence[str], otherwise: str = "") -> None:
-        """Args:
-        kind, plural: the name of the kind, such as 'metric' and 'metrics', for messages.
-        modules: the modules that register the built-in objects. They are imported at the first lookup.
-        otherwise: text to add to the hint of the error about an unknown name.
+        """Create an empty registry.
+
+        Args:
+            kind, plural: the name of the kind, such as 'metric' and 'metrics', for messages.
+            modules: the modules that register the built-in objects. They are imported at the first lookup.
+            otherwise: text that is added to the hint if a name is unknown.
         """
         self._kind, self._plural, self._modules, self._otherwise = kind, plural, modules, otherwise
         self._found: dict[str, T] = {}
 
     def add(self, name: str, thing: T, override: bool = False) -> None:
-        """Register an object.
+        """Register an object as `name`. With `override`, it may replace an object of that name.
 
         Raises:
             OnnxgradError: the name is taken, and `override` is False.
@@ -73,7 +75,7 @@ class Catalogue(Generic[T]):
 
     @contextmanager
     def scoped(self) -> Iterator[None]:
-        """After the block, remove the objects that were registered inside it."""
+        """After the block, restore the registry as it was before, so that objects registered inside are forgotten."""
         self._load()
         saved = dict(self._found)
         try:

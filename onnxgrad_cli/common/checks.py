@@ -19,10 +19,10 @@ from onnxgrad_cli.errors import UsageError, suggest, unknown_name, wrong_value
 
 
 def one_of(name: str, value: object, choices: Any) -> None:
-    """Check that a value is one of the values of a typing.Literal.
+    """Check that the value of the argument `name` is one of the strings of a typing.Literal, `choices`.
 
     Raises:
-        UsageError: it is not. The hint gives the most similar value.
+        UsageError: the value is none of them. The hint names a similar string, or the valid ones.
     """
     known: tuple[str, ...] = get_args(choices)
     if not isinstance(value, str) or value not in known:
@@ -50,10 +50,10 @@ def is_number(value: object, low: float = -math.inf, whole: bool = False) -> boo
 
 
 def at_least(name: str, value: object, low: float, whole: bool = False) -> None:
-    """Check that a value is a finite number and at least `low`. With `whole`, it must be an integer.
+    """Check that the value of the argument `name` is a finite number and at least `low`; with `whole`, an integer.
 
     Raises:
-        UsageError: the value is refused.
+        UsageError: it is not.
     """
     within(name, value, whole=whole, least=low)
 
@@ -65,15 +65,15 @@ def within(
     """Check that a value is a finite number within bounds.
 
     Args:
-        name: the argument.
-        value: the value.
-        whole: integers only.
+        name: the name of the argument, for the message.
+        value: the value of the argument.
+        whole: True to accept integers only.
         least, above: the lower bound: `least` is inclusive, `above` exclusive.
         most, below: the upper bound: `most` is inclusive, `below` exclusive.
         example: a valid value, for the hint.
 
     Raises:
-        UsageError: the value is refused.
+        UsageError: the value is not such a number.
     """
     low = -math.inf if least is None else least
     fits = is_number(value, low, whole) and (above is None or value > above)  # type: ignore[operator]
@@ -88,9 +88,10 @@ def within(
 
 
 def number_in(text: str) -> int | None:
-    """Convert a text of at most 18 digits to an integer, which fits in 64 bits. Return None for any other text.
+    """Convert a text of 1 to 18 digits to an integer. Return None for any other text.
 
-    `str.isdigit` is no replacement: it accepts superscripts, which `int` can't convert, and any number of digits.
+    18 digits fit in 64 bits. `str.isdigit` can't do this check: it accepts superscripts, which `int` can't convert, and
+    any number of digits.
     """
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
@@ -151,7 +152,7 @@ def paths(name: str, values: object) -> list[Path]:
 
 
 def threads(value: object) -> None:
-    """Check that a number of threads is reasonable. Each takes memory, and starting many thousands takes minutes.
+    """Check that a number of threads is reasonable. Each thread takes memory, and starting thousands takes minutes.
 
     Raises:
         UsageError: the number is not an integer of at least 1, or it is larger than both 64 and four per core.
@@ -166,7 +167,7 @@ def threads(value: object) -> None:
 
 
 def of_type(name: str, value: object, wanted: type | tuple[type, ...], words: str, hint: str | None = None) -> None:
-    """Check that a value has the expected type, which `words` describes for the message.
+    """Check that the value of the argument `name` has the type `wanted`, which `words` describes for the message.
 
     Raises:
         UsageError: the value has another type.
@@ -180,10 +181,10 @@ def _article(noun: str) -> str:
 
 
 def flag(name: str, value: object) -> None:
-    """Check that a value is True or False.
+    """Check that the value of the argument `name` is True or False.
 
     Raises:
-        UsageError: the value is refused.
+        UsageError: it is neither.
     """
     of_type(name, value, bool, "True or False")
 
@@ -199,10 +200,10 @@ def function(value: object, what: str) -> None:
 
 
 def text(name: str, value: object, optional: bool = False) -> None:
-    """Check that a value is a string; with `optional`, it may also be None.
+    """Check that the value of the argument `name` is a string; with `optional`, it may also be None.
 
     Raises:
-        UsageError: the value is refused.
+        UsageError: the value has another type.
     """
     of_type(name, value, (str, type(None)) if optional else str, "a string or None" if optional else "a string")
 
@@ -228,10 +229,10 @@ def tuple_of(name: str, value: object, kind: type, example: str) -> tuple[Any, .
 
 
 def mapping(name: str, value: Any, example: str) -> None:
-    """Check that a value is a mapping whose keys are strings.
+    """Check that the value of the argument `name` is a mapping whose keys are strings.
 
     Raises:
-        UsageError: the value is refused.
+        UsageError: it is not; `example` is a valid value, for the hint.
     """
     of_type(name, value, Mapping, "a dict", example)
     for key in value:
@@ -240,15 +241,15 @@ def mapping(name: str, value: Any, example: str) -> None:
 
 
 def conflicts(subject: str, others: Mapping[str, bool], hint: str = "leave one of them out") -> None:
-    """Check that no argument is given that can't be combined with another argument.
+    """Check that an argument is not combined with arguments that exclude it.
 
     Args:
-        subject: the other argument, which is given, as messages name it.
-        others: name of an argument that can't be combined with it -> True if the argument is given.
+        subject: the argument that the user has given, as messages name it.
+        others: name of an argument that can't be combined with `subject` -> True if the user has given it, too.
         hint: the fix.
 
     Raises:
-        UsageError: one of the other arguments is given.
+        UsageError: one of `others` is given.
     """
     for other, given in others.items():
         if given:
@@ -256,10 +257,17 @@ def conflicts(subject: str, others: Mapping[str, bool], hint: str = "leave one o
 
 
 def sizes(name: str, key: str, given: Iterable[object], least: int, symbols: bool = False) -> None:
-    """Check that sizes of dimensions are integers of at least `least`. With `symbols`, names are also allowed.
+    """Check the sizes of dimensions that a user has set.
+
+    Args:
+        name: the argument, for the message.
+        key: the input or symbol that has the sizes, for the message.
+        given: the sizes.
+        least: the smallest valid size.
+        symbols: True to also allow names of symbolic dimensions.
 
     Raises:
-        UsageError: a size is refused.
+        UsageError: a size is not an integer, or is below `least`.
     """
     for size in given:
         if not (is_number(size, least, whole=True) or (symbols and isinstance(size, str))):
@@ -269,7 +277,10 @@ def sizes(name: str, key: str, given: Iterable[object], least: int, symbols: boo
 
 @dataclass(frozen=True)
 class KnownKeywords:
-    """Base class of dataclasses that refuse unknown keywords. Type checkers still use the dataclass's `__init__`."""
+    """Base class of dataclasses that raise a UsageError for unknown keywords.
+
+    Type checkers still use the dataclass's `__init__`.
+    """
 
     def __new__(cls, *_: object, **given: object) -> Self:
         """Check that each keyword is a field, before `__init__` is called.

@@ -1,6 +1,6 @@
 """The words that options accept, as Literal types, for type checkers, for `Options` and for the command line.
 
-This module imports nothing else, so that help does not load onnx.
+This module imports no other module of onnxgrad, so that `--help` does not load onnx.
 """
 
 from typing import Literal

@@ -18,12 +18,12 @@ _IGNORABLE = re.compile(
 
 
 def decoded(text: str | bytes) -> str:
-    r"""Decode a text in a model. If it is not UTF-8, protobuf returns bytes; invalid ones are escaped as `\xff`."""
+    r"""Return a text from a model as str. protobuf returns bytes if it is not UTF-8; invalid bytes become `\xff`."""
     return text if isinstance(text, str) else text.decode(errors="backslashreplace")
 
 
 def escaped(text: str) -> str:
-    r"""Return a text on one line, with invisible characters as Python escapes: `\x1b`, `\u202e`, `\n`."""
+    r"""Replace line breaks and invisible characters in a text by Python escapes: `\n`, `\x1b`, `\u202e`."""
     return _replaced(text, lambda c: c.encode("unicode_escape").decode())
 
 

@@ -14,11 +14,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers: the disk is full, the quota is used up, or the file has reached its maximum size."""
 
 UNWRITABLE = (*FULL, errno.EROFS)
-"""Error numbers that never indicate a bug in onnxgrad, wherever they occur."""
+"""Error numbers of full disks and read-only file systems. They never indicate a bug in onnxgrad."""
 
 
 def said(error: OSError) -> str:
-    """Return the reason of an error, why a file can't be written, as text."""
+    """Return the reason why a file can't be written, as text for a message."""
     return "no space is left" if error.errno in FULL else str(error.strerror)
 
 

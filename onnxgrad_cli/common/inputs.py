@@ -19,14 +19,17 @@ _KEPT: ContextVar[tuple[Path, ...] | None] = ContextVar("kept", default=None)
 
 
 ALONE = frozenset(".csv .html .jsonl .md .npz .onnx .ort .parquet .safetensors .toml .tsv".split())
-"""Suffixes of files that are not part of a folder of data or a tokenizer, so that they may be written into it."""
+"""Suffixes of files that are never part of an input folder, such as a folder of pictures or a tokenizer.
+
+Outputs with these suffixes may be written into an input folder.
+"""
 
 
 @contextmanager
 def input_protection() -> Iterator[None]:
     """In the block, protect registered inputs from being overwritten.
 
-    Those registered in the block are forgotten after it.
+    Inputs that are registered in the block are forgotten after it.
     """
     token = _KEPT.set(_KEPT.get() or ())
     try:
@@ -58,7 +61,7 @@ def check_is_no_input(out: Path, more: Iterable[Path] = ()) -> None:
 
 
 def is_in_input(out: Path) -> bool:
-    """Return True if a file may be part of a folder that is an input."""
+    """Return True if a file to be written lies in an input folder and could be taken for a part of it."""
     place = Path(os.path.realpath(out))
     return out.suffix.lower() not in ALONE and any(
         folder.is_dir() and place.is_relative_to(os.path.realpath(folder)) for folder in _KEPT.get() or ()

@@ -1,4 +1,4 @@
-"""Detect, by environment variables, a launcher that has started several processes of one training run."""
+"""Detect, by environment variables, a launcher that has started several processes of one run, such as torchrun."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SLURM_NTASKS is not used for Slurm, because a batch script, which is a single pr
 
 
 class Launch(NamedTuple):
-    """The facts about this process that a launcher passes, if it has started several processes.
+    """The place of this process among the processes that a launcher has started.
 
     Attributes:
         launcher: the name of the launcher.
@@ -57,7 +57,7 @@ class Launch(NamedTuple):
 
 
 def launches(environment: Mapping[str, str] = os.environ) -> list[Launch]:
-    """Return the facts about this process that launchers pass in environment variables.
+    """Return the place of this process in the run of each launcher that started it, from environment variables.
 
     Returns:
         A `Launch` for the first launcher found, and one for each other launcher that gives the same number of
@@ -80,7 +80,7 @@ def is_first_here(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def rank_here(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Return the name of the launcher and the rank of this process; both are "" if the process is alone."""
+    """Return the name of the launcher and the rank of this process, as text; both are "" if the process is alone."""
     found = _announced(environment)
     return (found[0].name, environment.get(found[0].rank, "?")) if found else ("", "")
 
@@ -128,5 +128,5 @@ def _address(launcher: str, environment: Mapping[str, str]) -> tuple[str, int]:
         return address, port
     job, step = (number_in(environment.get(name, "")) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    first = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]  # gpu[03-05,9],login is gpu03 at first
+    first = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]  # gpu03 for gpu[03-05,9],login
     return address or first, port or 10_000 + (7 * job + step) % 20_000

@@ -41,10 +41,9 @@ def free_memory() -> float:
 def limited_memory(more: int) -> Iterator[None]:
     """In the block, limit the address space of the process to `more` bytes above its current size.
 
-    Larger requests fail.
-
-    numpy and onnx then raise MemoryError, and onnxruntime an error of its own. On systems other than Linux there is no
-    limit, because they don't report the current size. If the user has set a lower limit, it stays.
+    If a request for memory exceeds the limit, numpy and onnx raise MemoryError, and onnxruntime raises an error of its
+    own. On systems other than Linux there is no limit, because they don't report the current size. If the user has set
+    a lower limit, it stays.
     """
     there = taken_memory()
     if not there:

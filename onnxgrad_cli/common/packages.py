@@ -48,7 +48,7 @@ def install_command(module: str) -> str:
     return f"pip install '{REQUIREMENTS[module.partition('.')[0]]}'"
 
 
-@cache  # it is searched for in the folders of all packages
+@cache  # the lookup searches the folders of all packages
 def tool_version() -> str:
     """Return the installed version, or 'unknown' for sources that are not installed."""
     try:

@@ -178,7 +178,11 @@ def unknown_setting(owner: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def named(name: str) -> str:
-    """Return the name of a setting for messages, in a form that the command line shows with hyphens for underscores."""
+    """Return the name of a setting for messages.
+
+    A name with underscores is put in backquotes, so that the command line can show it with hyphens. If it is the name
+    of an option, too, it has hyphens at once.
+    """
     if "_" not in name:
         return name
     return name.replace("_", "-") if name in FLAGS else f"`{name}`"
@@ -232,7 +236,7 @@ def value_of(text: str) -> object:
 
 
 def require(fits: bool, message: str) -> None:
-    """Raise an error about an option's value unless `fits` is True.
+    """Raise an error about an option's value unless `fits` is True. `message` begins with the name of the option.
 
     Raises:
         UsageError: `fits` is False.

@@ -66,7 +66,7 @@ def decoded(kind: Any, value: Any, where: str = "it") -> Any:
     The JSON may come from another program, so types are checked.
 
     Args:
-        kind: the annotation.
+        kind: the type to convert to.
         value: the result of `json.loads`.
         where: the name of the value, for messages.
 

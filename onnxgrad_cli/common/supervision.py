@@ -34,7 +34,7 @@ the child `GRACE` seconds after the second such signal.
 """
 
 GRACE = 3.0
-"""Seconds after the second such signal in which the child must exit before it is killed."""
+"""Seconds that the child has to exit after the second signal in `ASKING`; then the parent kills it."""
 
 FROM_THE_SYSTEM = 0x80
 """The `si_code` of signals that the kernel sends, such as for Ctrl-C. They reach the parent and the child."""
@@ -130,7 +130,7 @@ def _end_with_the_parent(alive: int) -> None:
 def _told(number: int, stack: str, tell: Tell) -> int:
     """Report the signal that ended the child, and return the exit code.
 
-    A signal that users send ends the parent, too.
+    If it is a signal that users send, or SIGPIPE, the parent ends itself by the same signal instead.
     """
     if number in SENT or number == signal.SIGPIPE:
         _end_by(number)

@@ -83,7 +83,7 @@ COMMANDS = {
     "tune": "autotune benchmark",
     "view": "draw plot visualize",
 }
-"""Command of onnxgrad -> names of such commands in other programs, and words that people try."""
+"""Command of onnxgrad -> its names in other programs, and words that people try, separated by blanks."""
 
 
 def meant_command(name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 2**22
-"""Maximum size of a file in bytes. Larger files would take seconds, and a device may have no end."""
+"""Maximum size of a file in bytes. Larger files would take seconds, and a device such as /dev/zero has no end."""
 
 PARTS = 100
 """Maximum number of parts of a dotted key. The parser's time grows with the square of the number of parts."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from onnxgrad_cli.common.lazy_names import lazy_names
 
-if TYPE_CHECKING:  # the same names again, for type checkers; a test compares the two lists
+if TYPE_CHECKING:  # type checkers can't read _NAMES, so the names are repeated here; a test compares both lists
     from onnxgrad_cli.compat.artifacts import (
         LossType as LossType,
         OptimType as OptimType,
@@ -35,7 +35,7 @@ _NAMES = {
     "compat.derivative_options": "DerivativeOptions onnx_derivative",
     "compat.random_feeds": "random_feed",
 }
-"""Module -> the names in it that users import from this package."""
+"""Module -> the names that this package exports from it, separated by spaces."""
 
 __all__, _load = lazy_names(__name__, _NAMES)
 

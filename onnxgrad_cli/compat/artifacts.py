@@ -124,7 +124,7 @@ def _stored(roles: Roles) -> list[str]:
 
 
 def _with_inputs(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """Declare some initializers of a model as inputs too, in place, and return the model."""
+    """Declare the initializers in `names` as inputs with the role 'constant', in place, and return the model."""
     roles = metadata.describe(model)
     declared = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
@@ -137,7 +137,7 @@ def _with_inputs(model: ModelProto, names: Collection[str]) -> ModelProto:
 
 
 def _places(made: Artifacts, folder: Path, prefix: str) -> dict[Path, ModelProto]:
-    """Return a map from file to the model that it holds, the training model first."""
+    """Return file -> the model to write to it, the training model first."""
     models = {TRAINING: made.training, EVALUATION: made.evaluation, OPTIMIZER: made.optimizer}
     return {folder / f"{prefix}{name}": model for name, model in models.items() if model is not None}
 
@@ -148,11 +148,12 @@ def stage_artifacts(
 ) -> list[Path]:  # fmt: skip
     """Write the four files as one group, after checking that the models are valid and that onnxruntime opens them.
 
-    The models may be meant for another runtime. So models built for another device are not opened. Also, onnxruntime
-    need not open them if it can't open the original, for example because it lacks bfloat16 kernels on the processor.
+    Models for the target ort-cuda are not opened, because this machine may lack the device. A model that onnxruntime
+    can't open is accepted if it can't open the original either, for example because it lacks bfloat16 kernels on the
+    processor.
 
     Args:
-        switch: replaces the files together. The training model is its main file, and the others are bound to it.
+        switch: the group that replaces the files together, with the training model as its main file.
         made: the artifacts.
         built: the training model from which they were made; external data are relative to its file.
         original: the inference model.
@@ -185,7 +186,7 @@ def save_checkpoint(path: str | Path, trainer: TrainerBase, *, force: bool = Fal
     Args:
         path: the file. An existing file in safetensors format is replaced.
         trainer: the trainer.
-        force: replace a file of any format.
+        force: replace an existing file of any format.
 
     Raises:
         UsageError: another file exists at this path.
@@ -200,9 +201,9 @@ def save_checkpoint(path: str | Path, trainer: TrainerBase, *, force: bool = Fal
 
 
 def _said(values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> dict[str, Any]:
-    """Return the metadata of a checkpoint, in the form that a run's checkpoint has.
+    """Return the metadata of a checkpoint, in the same form as in the checkpoints of `onnxgrad train`.
 
-    They list the names of the values by role. If `nominal`, they also give the types and shapes of the values.
+    The metadata list the names of the values by role. If `nominal`, they also give the types and shapes of the values.
     """
 
     def named(role: str) -> list[str]:
@@ -252,7 +253,11 @@ def open_artifacts(
 
 
 def with_stored(model: ModelProto, path: Path) -> ModelProto:
-    """Return a training model of the four files with the values of its checkpoint. Return any other model unchanged.
+    """Return a training model with the values of the checkpoint beside it. Return any other model unchanged.
+
+    Args:
+        model: the model.
+        path: its file. A training model of `generate_artifacts` is recognized by its name and by missing values.
 
     Raises:
         OnnxgradError: the checkpoint can't be read, or is a nominal one.
@@ -293,13 +298,13 @@ LOSSES = {
     LossType.BCEWithLogitsLoss: ("bce-logits", "target"),
     LossType.L1Loss: ("mae", "target"),
 }
-"""Loss -> (its name in onnxgrad, the name that onnxruntime.training.artifacts gives its label)."""
+"""Loss -> (its name in onnxgrad, the name of its label input in onnxruntime.training.artifacts)."""
 
 OPTIMIZERS: dict[OptimType, tuple[str, dict[str, object]]] = {
     OptimType.AdamW: ("adamw", {"eps": 1e-6, "weight_decay": 0.0}),
     OptimType.SGD: ("sgd", {}),
 }
-"""Optimizer -> (its name in onnxgrad, the options that are its defaults in onnxruntime.training.artifacts)."""
+"""Optimizer -> (its name in onnxgrad, its default options in onnxruntime.training.artifacts)."""
 
 
 @attribute_failures
@@ -326,14 +331,14 @@ def generate_artifacts(
 
     Args:
         model: a file, the bytes of a file, or a model, which is not changed.
-        requires_grad: the weights to train. None trains all that `onnxgrad build` trains, except the frozen ones. (In
-            ORT, None trains nothing.)
+        requires_grad: the weights to train. None trains the weights that `onnxgrad build` trains, except the frozen
+            ones. (In ORT, None trains nothing.)
         frozen_params: weights that are not trained but are inputs, with a value in the checkpoint. Other weights that
             are not trained stay constants in the models.
         loss: a LossType; a loss as on the command line, "NAME[:OUTPUT[:LABEL[:WEIGHT]]]" or FILE.onnx, or several such
             losses. With None the first output is the loss.
-        optimizer: an OptimType, with the default options of ORT, or a name as on the command line, with those of
-            onnxgrad. None writes no optimizer model.
+        optimizer: an OptimType, with ORT's default options, or a name as on the command line, with onnxgrad's default
+            options. None writes no optimizer model.
         artifact_directory: the folder of the files, by default the working directory; it is created if it is missing.
         prefix: the first part of the file names.
         ort_format: must be False; the ORT format is not supported.
@@ -397,7 +402,7 @@ def generate_artifacts(
 
 
 def _losses(loss: LossType | str | Sequence[str] | None) -> tuple[tuple[LossSpec, ...], str]:
-    """Return the losses. Also return the name of the label that losses get if they don't name one."""
+    """Return the losses, and the name of the label input of losses that don't name one."""
     if loss is None:
         return (LossSpec("identity"),), "label"
     if isinstance(loss, LossType):

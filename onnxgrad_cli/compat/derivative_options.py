@@ -1,7 +1,8 @@
 """`onnx_derivative` under its old name and with its old options: the gradient graph of a model.
 
 It needs no training build of onnxruntime, and its results run on the stock onnxruntime. The only exception is a graph
-that keeps the YieldOp. It is for a runtime that first runs the nodes before the YieldOp, and later those after it.
+that keeps the YieldOp. Such a graph is for a runtime that first runs the nodes before the YieldOp, and later the nodes
+after it.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def onnx_derivative(
         inputs: the inputs to differentiate with respect to. None selects every float input; with Loss, all except the
             labels. With Loss, initializers may be named here too.
         options: see `DerivativeOptions`.
-        loss: with Loss, the output that is the loss. It must have one element. By default it is the output 'loss' or,
-            without such an output, the first one.
+        loss: with Loss, the output that is the loss, which must have one element. By default it is the output 'loss'
+            or, if there is no such output, the first output.
         label: with Loss, the inputs that are labels and get no gradient. If the name of the loss is among them, it is
             ignored.
         path_name: a file that the result is also written to.
@@ -107,10 +108,10 @@ def onnx_derivative(
 
 
 def check(options: DerivativeOptions) -> None:
-    """Raise an error if the options can't be combined.
+    """Check that the options can be combined.
 
     Raises:
-        UsageError: they can't be combined, or are of another type.
+        UsageError: the options can't be combined, or are not `DerivativeOptions`.
     """
     if not isinstance(options, DerivativeOptions):
         hint = "pass one of DerivativeOptions, or several joined by |"
@@ -125,7 +126,7 @@ def check(options: DerivativeOptions) -> None:
 
 
 def cotangents(options: DerivativeOptions) -> Yield:
-    """Return the source of the cotangents as in `derive`: 'input', 'ones' or 'keep'."""
+    """Return the source of the cotangents for `DerivativeModel.vjp`: 'input', 'ones' or 'keep' (a YieldOp)."""
     if DerivativeOptions.KeepYieldOp in options:
         return "keep"
     return "ones" if DerivativeOptions.FillGrad in options else "input"
@@ -147,7 +148,14 @@ def _gradient(graph: Graph, weights: Names, inputs: Names, options: DerivativeOp
 def loss_gradient(
     graph: Graph, weights: Names, inputs: Names, loss: str | None, label: Names, how: Options
 ) -> ModelProto:
-    """Build the gradient graph with the option Loss, for an opened graph; see `onnx_derivative`."""
+    """Build the gradient graph of a loss: `onnx_derivative` with the option Loss, for a model that is already opened.
+
+    The arguments from `weights` to `label` are those of `onnx_derivative`.
+
+    Args:
+        graph: the opened model, which is changed.
+        how: the options of the build.
+    """
     fed, initializers = float_inputs(graph), float_initializers(graph)
     loss = _loss(loss, graph.output_names)
     given = [label] if isinstance(label, str) else label or ()
@@ -167,7 +175,7 @@ def loss_gradient(
 
 
 def _loss(asked: str | None, outputs: list[str]) -> str:
-    """Return the output that is the loss: the given name, or 'loss' if it is an output, or the first output."""
+    """Return the output that is the loss: `asked`, by default the output 'loss' or the first output."""
     loss = asked or ("loss" if "loss" in outputs else outputs[0])
     if loss not in outputs:
         raise unknown_name(f"the model has no output '{loss}'", suggest(loss, outputs, "outputs"))

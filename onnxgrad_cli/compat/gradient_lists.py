@@ -1,7 +1,8 @@
 """Custom gradients in the form of ONNX Runtime's training module: lists of nodes and the names of their values.
 
-Such a list, called a definition, is registered as a differentiation rule. It is checked completely at that time.
-Mistakes that ONNX Runtime's registry ignored, overrode or found only when it built a graph are errors here.
+Such a list, called a gradient definition, is registered as a gradient rule. It is checked completely when it is
+registered. Mistakes that ONNX Runtime's registry ignores, overrides or finds only when it builds a graph raise errors
+here.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def gradient_definition(
     - An attribute is `{"value": v, "dtype": t, "is_tensor": b}`. `t` is int, float, bool, string, `IElemType(i)` or
       `OElemType(i)`. A tensor has one axis, even if it is a single number.
 
-    As in a rule, a gradient may have the broadcast shape of the output. It is then summed to the shape of its input.
+    If an input is broadcast, its gradient may have the shape of the output, and is summed to the shape of the input.
 
     Args:
         domain: the domain of the operator.
@@ -133,7 +134,11 @@ class _Definition:
     # -- checks at registration ---------------------------------------------------------------------------------
 
     def _node(self, position: int, given: Any) -> _DefinitionNode:
-        """Check and return the node at a position of the list. An OnnxgradError describes the first error in it."""
+        """Check and return the node at a position of the list.
+
+        Raises:
+            OnnxgradError: the node is malformed. The error describes its first mistake.
+        """
         place = f"node {position}"
         if not isinstance(given, (list, tuple)) or len(given) not in (3, 4):
             self._wrong("it is neither (op, inputs, outputs) nor (op, inputs, outputs, attributes)", place)
@@ -154,7 +159,7 @@ class _Definition:
         return _DefinitionNode(place, op_type, plain_domain(domain), tuple(inputs), tuple(outputs), attributes)
 
     def _check_attribute(self, place: str, given: Any) -> None:
-        """Raise an error unless an attribute gives a value and a type that fit together."""
+        """Raise OnnxgradError unless an attribute has a value and a type that match."""
         if not isinstance(given, Mapping) or not {"value", "dtype"} <= given.keys() <= {"value", "dtype", "is_tensor"}:
             self._wrong("it is not {'value': ..., 'dtype': ..., 'is_tensor': ...}", place)
         dtype, tensor = given["dtype"], given.get("is_tensor", False)
@@ -171,7 +176,7 @@ class _Definition:
             self._wrong(f"{'a tensor' if tensor else 'an attribute'} of type {dtype} is not supported", place)
 
     def _check_names(self) -> None:
-        """Check the names: each is computed once, before it is read; references are valid; some GI(i) is computed."""
+        """Check the names: each is computed once and before it is read, references exist, and a GI(i) is computed."""
         made: set[str] = set()
         for node in self.nodes:
             for name in filter(None, node.inputs):
@@ -319,7 +324,7 @@ class _Forward:
 
 
 def _value(given: Mapping[str, Any], forward: _Forward) -> Any:
-    """Return the value of an attribute in the form that onnx accepts. A tensor of one number has one axis."""
+    """Return the value of an attribute in the form that onnx accepts. A tensor gets at least one axis."""
     value, dtype = given["value"], given["dtype"]
     element = ELEMENT.fullmatch(dtype)
     if not given.get("is_tensor"):

@@ -1,7 +1,7 @@
 """`add_loss_output` under its old name: add a loss to a model as its first output, without any gradient.
 
-The formulas are those of the losses of `build`; this module only adds the old interface. Constants of a loss are
-written as Constant nodes, so that they are not taken for weights.
+The losses have the same formulas as in `onnxgrad build`; this module only adds the old interface. Constants of a loss
+are written as Constant nodes, so that they are not mistaken for weights.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def add_loss_output(
 
     The inputs of the result are the model's inputs, the label, and the sample weights if there are any. The outputs are
     the loss, of shape [1, 1], and then all outputs of the model. The loss has the type of the output on which it is
-    computed, or float32 for float16 and bfloat16. If an intermediate value has one of the new names, it is renamed. A
-    model with an older opset than 13 is converted to opset 13.
+    computed, or float32 for float16 and bfloat16. If an intermediate value has one of the new names, that value is
+    renamed. A model with an older opset than 13 is converted to opset 13.
 
     With y the output and t the label, the losses are
 
@@ -217,9 +217,14 @@ def _penalty(op: Op, weight: Val, l1: float, l2: float) -> Val | None:
 
 
 def _free_names(graph: Graph, **names: str | None) -> None:
-    """Make the names of the new values available, by renaming intermediate values that have them.
+    """Make the names of the new values available, by renaming intermediate values that already have these names.
 
-    If an input, an output, an initializer or a value in a body has such a name, raise UsageError.
+    Args:
+        graph: the graph.
+        **names: argument of `add_loss_output` -> the name of a new value, or None.
+
+    Raises:
+        UsageError: an input, an output, an initializer or a value in a body has such a name.
     """
     given = {argument: name for argument, name in names.items() if name is not None}
     owned = {*graph.input_names, *graph.output_names, *graph.initializers}

@@ -1,6 +1,7 @@
 """`random_feed` under its old name: random arrays for the inputs of a model, of any type and rank.
 
-If the model is given, integers that it uses as indices are valid. If only its inputs are given, their use is unknown.
+If the model is given, integers that it uses as indices are valid. If only its inputs are given, it is unknown which
+inputs are indices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts about the values of a model that are known before it runs: shapes as numbers, types, and sizes in bytes."""
+"""Facts about the values of a model, known before it runs: shapes as numbers, element types, and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, shape_of
 Sizes = tuple[int, ...]
 
 LARGER = (8, 64, 512, 4096, 32768)
-"""Sizes to try if size 1 is too short for the network: each for every symbol alone, then for all of them."""
+"""Sizes to try if size 1 is too short for the network: each size for every symbol alone, then for all symbols."""
 
 
 class Fact(NamedTuple):
@@ -55,8 +55,9 @@ def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int],
         sizes: symbol -> its size. Symbols that are not in the graph's inputs are ignored.
 
     Returns:
-        Symbol of the inputs -> its given size; other symbol of the inputs -> its assumed size; and the facts about the
-        values with these sizes.
+        1. Symbol of the inputs -> its given size.
+        2. Other symbol of the inputs -> its assumed size.
+        3. The facts about the values with these sizes.
     """
     distinct = {id(value_type): value_type for value_type in map(graph.types.get, graph.input_names)}
     own = list(dict.fromkeys(dim for value_type in distinct.values() for dim in _symbols(value_type)))
@@ -85,7 +86,7 @@ def known_bytes(names: Iterable[str], facts: Facts) -> tuple[int, int]:
 
 
 class Facts(dict[str, Fact]):
-    """Value -> the facts about it, which are computed when they are looked up.
+    """A dict of value -> the facts about it, which are computed when they are looked up.
 
     Most shapes are known once `sizes` replaces the symbols of the inputs. The sizes of other symbols are found by shape
     inference with these sizes. A size that inference can't find, such as one that an operator computes, counts as 1.
@@ -109,7 +110,7 @@ class Facts(dict[str, Fact]):
         return any(dim.dim_value < 0 for each in self._exact.values() for dim in each.tensor_type.shape.dim)
 
     def inside(self, body: Graph) -> Facts:
-        """Return the facts about the values in a body, whose symbols have the same sizes as here."""
+        """Return the facts about the values in a subgraph, with the same sizes of symbols."""
         self._bodies.append(Facts(body, self._sizes))
         return self._bodies[-1]
 
@@ -123,7 +124,7 @@ class Facts(dict[str, Fact]):
         more = [value for value in stated if not is_known(exact.get(value.name)) and self._put_sizes(value.type)]
         if not more:
             return exact
-        # Only the file states these types. The sizes of their symbols are known by now.
+        # Inference does not find these types, but the file declares them, and the sizes of their symbols are known.
         bare.graph.value_info.extend(more)
         return self._inferred(graph, bare)
 
@@ -135,7 +136,7 @@ class Facts(dict[str, Fact]):
         return is_known(value_type)
 
     def _inferred(self, graph: Graph, bare: ModelProto) -> dict[str, TypeProto]:
-        """Infer the types of a model whose inputs have sizes, and record the sizes of the graph's other symbols."""
+        """Infer the types of a model whose inputs have numbers as sizes. Record the sizes of the other symbols."""
         try:
             found = (follow_shapes(graph, bare) or infer_shapes(bare)).graph
         except onnx.shape_inference.InferenceError:  # the model is invalid for these sizes: use the given sizes alone

@@ -25,7 +25,7 @@ MOVES = VIEWS | frozenset(
 """Operators that only move elements, so they count no operations."""
 
 SCATTER, REDUCE = PARTLY_READ = ("Scatter", "Reduce")
-"""Prefixes of operators whose operations depend on only some of the values that they read or compute."""
+"""Prefixes of operators whose number of operations depends on only some of the values that they read or compute."""
 
 _ELEMENTS, _IS_FLOAT = attrgetter("elements"), attrgetter("is_float")
 
@@ -75,36 +75,35 @@ def _bias(node: Node, out: int) -> int:
 
 
 def _matmul(node: Node, shape: ShapeOf) -> int:
-    """2 · elements of the result · inner size.
+    """Return 2 · elements of the result · inner size.
 
-    If the inner size is unknown in one factor, it counts as 1 there. So the larger inner size of the two factors is
-    taken.
+    The inner size is the larger one in the two factors, because an unknown size counts as 1.
     """
     left, right = (shape(name) for name in node.input)
     return 2 * math.prod(shape(node.output[0])) * max(left[-1], right[max(len(right) - 2, 0)])
 
 
 def _gemm(node: Node, shape: ShapeOf) -> int:
-    """2·M·N·K, and M·N for the bias C."""
+    """Return 2 · M · N · K, plus M · N for the bias C."""
     inner = shape(node.input[0])[0 if attributes_of(node).get("transA", 0) else 1]
     out = math.prod(shape(node.output[0]))
     return 2 * out * inner + _bias(node, out)
 
 
 def _conv(node: Node, shape: ShapeOf) -> int:
-    """2 · elements of the result · (C / group · kernel), plus the bias. The weight is [M, C / group, *kernel]."""
+    """Return 2 · elements of the result · C / group · kernel, plus the bias. The weight is [M, C / group, *kernel]."""
     out = math.prod(shape(node.output[0]))
     return 2 * out * math.prod(shape(node.input[1])[1:]) + _bias(node, out)
 
 
 def _conv_transpose(node: Node, shape: ShapeOf) -> int:
-    """2 · elements of the input · (M / group · kernel), plus the bias. The weight is [C, M / group, *kernel]."""
+    """Return 2 · elements of the input · M / group · kernel, plus the bias. The weight is [C, M / group, *kernel]."""
     product = 2 * math.prod(shape(node.input[0])) * math.prod(shape(node.input[1])[1:])
     return product + _bias(node, math.prod(shape(node.output[0])))
 
 
 def _einsum(node: Node, shape: ShapeOf) -> int:
-    """For n operands, n - 1 multiplications and, if an index is summed, one addition, per point of the index space."""
+    """Count n - 1 multiplications for n operands, and an addition if any index is summed, per point of index space."""
     equation = attributes_of(node).get("equation", b"").decode().replace(" ", "")
     left, arrow, right = equation.partition("->")
     space: dict[str, int] = {}
@@ -121,7 +120,7 @@ def _einsum(node: Node, shape: ShapeOf) -> int:
 
 
 def _attention(node: Node, shape: ShapeOf) -> int:
-    """Query · key, and weights · value: 2 · heads · S · T · (head size + value head size) for each sample."""
+    """Return 2 · heads · S · T · (head size + value head size) for each sample, with S queries and T keys."""
     q, k, v = (shape(name) for name in node.input[:3])
     past = shape(node.input[4])[-2] if len(node.input) > 4 and node.input[4] else 0
     keys = k[-2] + past
@@ -133,13 +132,13 @@ def _attention(node: Node, shape: ShapeOf) -> int:
 
 
 def _recurrent(node: Node, shape: ShapeOf) -> int:
-    """2 · sequence · batch · (elements of W and R), because each weight is used once per step and sample."""
+    """Return 2 · sequence · batch · (elements of W and R), because each weight is used once per step and sample."""
     steps = math.prod(shape(node.input[0])[:2])
     return 2 * steps * (math.prod(shape(node.input[1])) + math.prod(shape(node.input[2])))
 
 
 def _pool(node: Node, shape: ShapeOf) -> int:
-    """One operation per element of each window."""
+    """Return one operation per element of each window."""
     return math.prod(shape(node.output[0])) * math.prod(attributes_of(node).get("kernel_shape", [1]))
 
 
@@ -150,7 +149,7 @@ EXACT: dict[str, Callable[[Node, ShapeOf], int]] = {
     "RNN": _recurrent, "GRU": _recurrent, "LSTM": _recurrent,
     "AveragePool": _pool, "MaxPool": _pool, "LpPool": _pool,
 }  # fmt: skip
-"""Operator -> the function that counts its operations exactly, from its definition."""
+"""Operator -> the function that counts its operations from its definition."""
 
 
 Flops = Mapping[str, int]
@@ -162,7 +161,7 @@ def operations(graph: Graph, sizes: Mapping[str, int]) -> int:
 
     Args:
         graph: the model, typed.
-        sizes: symbol -> its size. `Cost.assumed` describes the sizes of other symbols.
+        sizes: symbol -> its size. Other symbols get size 1, or more if the network can't take such a small input.
     """
     _, _, facts = known_sizes(graph, sizes)
     return sum(sum(_count(graph, node, facts, Counter()).values()) for node in graph.nodes)
@@ -174,8 +173,9 @@ def operations_by_part(
     """Count the FLOPs of the nodes of a training model.
 
     Returns:
-        Three results: part ('forward', 'backward' or 'optimizer') -> operator -> FLOPs; the FLOPs of each node,
-        including its bodies; operator -> number of nodes whose cost is unknown.
+        1. Part ('forward', 'backward' or 'optimizer') -> operator -> FLOPs.
+        2. The FLOPs of each node, including its bodies.
+        3. Operator -> the number of its nodes whose cost is unknown.
     """
     flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
     own, uncounted = list[int](), Counter[str]()
@@ -196,9 +196,9 @@ def operations_by_part(
 
 
 def _alike(node: Node, facts: Facts) -> tuple[object, ...]:
-    """Return a key that is equal for nodes of equal cost, if the cost depends only on operator and shapes.
+    """Return a key that is equal for nodes of equal cost.
 
-    For all other nodes, return ().
+    Return () if the cost does not depend only on the operator and shapes, or need not be cached.
     """
     if node.attribute or node.op_type in MOVES or node.op_type in EXACT or node.op_type.startswith(PARTLY_READ):
         return ()

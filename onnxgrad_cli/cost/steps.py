@@ -1,4 +1,4 @@
-"""The nodes of a training model in order, each with the fields that cost estimates read often."""
+"""The nodes of a training model in order, each with the fields that cost estimates read repeatedly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ScheduledNode(NamedTuple):
 
 
 def steps_of(nodes: Iterable[Node], where: Iterable[str]) -> list[ScheduledNode]:
-    """Return the scheduled nodes of a training model, in order. `where` gives the part of each node."""
+    """Return a `ScheduledNode` for each node of a training model, in order. `where` gives the part of each node."""
     found = []
     for node, part in zip(nodes, where, strict=False):
         op_type, made = node.op_type, node.output

@@ -19,7 +19,7 @@ from onnxgrad_cli.ir.types import nbytes
 from onnxgrad_cli.record import StepRecord, parts
 
 LISTED_VALUES = 8
-"""Largest number of kept values that a report lists."""
+"""Largest number of values, kept in memory for the backward part, that a report lists."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class Kept:
-    """A value of the forward part that stays in memory because the backward part reads it."""
+    """A forward value that stays in memory because the backward part reads it, with the operator that computes it."""
 
     name: str
     op: str
@@ -48,7 +48,7 @@ class Cost:
     Attributes:
         sizes: symbol -> its given size.
         assumed: other symbol -> its assumed size: 1, or more if the network can't take such a small input.
-        at_run_time: the number of values with a size that is only known at run time. Such a size counts as 1.
+        at_run_time: the number of values that have a size known only at run time. Such a size counts as 1.
         nodes: part ('model', 'loss', 'backward' or 'optimizer') -> its number of nodes.
         flops_forward, flops_backward, flops_optimizer: the number of floating-point operations of each part.
         weight_bytes: the size of the trained weights in bytes.
@@ -88,8 +88,8 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
 
     Args:
         graph: the model, typed.
-        training: the record of the model that the passes have kept.
-        sizes: symbol -> its size. `Cost.assumed` describes the sizes of other symbols.
+        training: the results of the passes.
+        sizes: symbol -> its size. Other symbols get size 1, or more if the network can't take such a small input.
     """
     given, assumed, facts = known_sizes(graph, sizes or {})
     steps = steps_of(graph.nodes, parts(graph, training))
@@ -169,7 +169,13 @@ class ModuleCost:
 def by_module(graph: Graph, steps: Sequence[ScheduledNode], own: Sequence[int]) -> list[ModuleCost]:
     """Return the FLOPs of each module, at the deepest level that has at most `MODULES` modules.
 
-    `own` has the FLOPs of each node. Return an empty list if the nodes can't be assigned to several modules.
+    Args:
+        graph: the model.
+        steps: its nodes.
+        own: the FLOPs of each node.
+
+    Returns:
+        An empty list if the nodes can't be assigned to several modules.
     """
     modules = _modules(graph, steps)
     if not any(modules):

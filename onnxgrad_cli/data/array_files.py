@@ -1,8 +1,8 @@
-"""Read arrays, whose names are those of inputs, from an .npz file, a folder of .npy files, or a .safetensors file.
+"""Read the arrays of a model's inputs from an .npz file, a folder of .npy files, or a .safetensors file.
 
-Arrays that are not inputs are skipped. The files of a folder are memory-mapped, so they may be larger than memory. An
-.npz or .safetensors file is read into memory; a zip archive can't be mapped. Before memory is allocated for an array,
-its declared size is compared with the number of bytes in the file.
+An array belongs to the input that has the same name; other arrays are skipped. The files of a folder are memory-mapped,
+so they may be larger than memory. .npz and .safetensors files are read into memory. Before memory is allocated for an
+array, its declared size is compared with the number of bytes in the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxgrad_cli.files.safetensors_header import read_header
 
 
 def read_npy_folder(path: Path, inputs: InputTypes) -> LoadedColumns:
-    """Memory-map the .npy files of a folder that belong to inputs. A slash in an input's name separates folders.
+    """Memory-map the .npy files of a folder that are named after inputs: `FOLDER/encoder/x.npy` for `encoder/x`.
 
     Raises:
         UsageError: a file can't be read.
@@ -53,7 +53,7 @@ def check_header(file: IO[bytes], size: int) -> None:
 
     Args:
         file: the file, at its start. It is read up to the end of the header.
-        size: the number of bytes of header and array.
+        size: the size of the file in bytes, including the header.
 
     Raises:
         ValueError: the header declares more bytes, or the file is not an array. For some invalid headers numpy raises
@@ -85,11 +85,11 @@ message would advise the user to trust the file.
 """
 
 SLACK = 1024
-"""The number of bytes by which very small arrays may exceed the size that the ratio in `MAX_COMPRESSION` allows."""
+"""Number of bytes by which an array may exceed the size that the ratio in `MAX_COMPRESSION` allows."""
 
 
 def read_npz(path: Path, inputs: InputTypes) -> LoadedColumns:
-    """Read those arrays of an .npz file that are inputs.
+    """Read the arrays of an .npz file that are named after inputs.
 
     Raises:
         UsageError: the file can't be read.
@@ -99,9 +99,9 @@ def read_npz(path: Path, inputs: InputTypes) -> LoadedColumns:
 
 
 def arrays_of(path: Path, inputs: InputTypes | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Read those arrays of an .npz file that are inputs. Return them, and the names of the other arrays.
+    """Read the arrays of an .npz file that are named after inputs. Return them, and the names of the other arrays.
 
-    Without `inputs`, all arrays are read.
+    If `inputs` is None, all arrays are read.
 
     Raises:
         UsageError: the file can't be read.
@@ -153,7 +153,7 @@ def _check_size(archive: np.lib.npyio.NpzFile, name: str) -> None:
 
 
 def read_safetensors(path: Path, inputs: InputTypes) -> LoadedColumns:
-    """Read those arrays of a safetensors file that are inputs.
+    """Read the arrays of a safetensors file that are named after inputs.
 
     Raises:
         UsageError: the file can't be read, or numpy lacks the dtype of an array.
@@ -170,7 +170,7 @@ def read_safetensors(path: Path, inputs: InputTypes) -> LoadedColumns:
 def _array(path: Path, file: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(file.get_tensor(name))
-    except AttributeError:  # the library looks the dtype up in numpy
+    except AttributeError:  # safetensors looks the dtype up as an attribute of numpy
         kind = file.get_slice(name).get_dtype()
         raise UsageError(
             f"'{path}': '{name}' has the type {kind}, which numpy lacks", "save it as F32 or F16"

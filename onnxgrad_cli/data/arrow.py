@@ -1,12 +1,12 @@
 """Read data with pyarrow: a Parquet file, or a folder that Hugging Face's `Dataset.save_to_disk` has written.
 
 The module `columns` assigns columns to inputs. Only these columns are read: from a Parquet file into memory; from a
-folder they are memory-mapped. A column may hold lists of equal length. If an input takes lists of different lengths,
-the module `sequences` pads them. The module `ragged` has samples that are arrays of different shapes. A column may
-also hold picture files, as in Hugging Face's datasets: structs whose field `bytes` has the contents of a file. A
-picture is decoded when a batch needs it.
+folder they are memory-mapped. A column may hold lists. The modules `sequences` and `ragged` combine lists of different
+lengths or shapes into batches. A column may also hold picture files, as in Hugging Face's datasets: structs whose field
+`bytes` has the contents of a file. A picture is decoded when a batch needs it.
 
-In a folder, dataset_info.json lists the features: a ClassLabel has the class names. state.json lists the files.
+In a folder, state.json lists the Arrow files, and dataset_info.json lists the features. A feature of the type
+ClassLabel has class names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onnxgrad_cli.ir.types import in_words
 
 
 def read_parquet(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> LoadedColumns:
-    """Read those columns of a Parquet file that are inputs.
+    """Read the columns of a Parquet file that belong to inputs and labels.
 
     Raises:
         UsageError: the file can't be read, the package pyarrow is missing, a value is missing, or nested lists differ
@@ -48,22 +48,22 @@ def columns_of(
     path: Path, names: Sequence[str], take: Callable[[list[str]], Any], inputs: InputTypes, resize: Resize,
     known: KnownColumns,
 ) -> LoadedColumns:  # fmt: skip
-    """Read those columns of a pyarrow table that are inputs.
+    """Read the columns of a pyarrow table that belong to inputs and labels.
 
     Args:
         path: the source of the table, for messages.
-        names: the columns of the table.
-        take: returns a table with some of the columns.
+        names: the names of the table's columns.
+        take: a function that takes names of columns, and returns a pyarrow table with only these columns.
         inputs: the inputs and labels, with their types.
         resize: how to resize pictures whose aspect ratio differs from the input's.
-        known: see `choose`.
+        known: the labels that are not read, and the order of columns in the training data.
 
     Raises:
         UsageError: a value is missing, nested lists differ in length, or a picture can't be read.
     """
     choice = choose(path, names, inputs, known)
     table = take([name for each in choice.chosen.values() for name in each])
-    table.validate(full=True)  # without it pyarrow trusts offsets and indices, which may point to any memory
+    table.validate(full=True)  # otherwise pyarrow trusts offsets and indices, which may point to any memory
     arrays: dict[str, Column] = {}
     for feed, each in choice.chosen.items():
         columns = [table.column(name).combine_chunks() for name in each]
@@ -84,7 +84,7 @@ def _is_pictures(column: Any) -> bool:
 
 
 class _Contents(Sequence[bytes]):
-    """The contents of the files in a column, read on access."""
+    """The contents of the picture files in a column. A file is read on access."""
 
     def __init__(self, column: Any) -> None:
         self._column = column
@@ -113,9 +113,9 @@ def _side_by_side(path: Path, names: Sequence[str], columns: Sequence[Any]) -> n
 
 
 def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists | Ragged:
-    """Convert a column to an array in which lists become further axes.
+    """Convert a column to an array (rows, ...) with a further axis for each level of nested lists.
 
-    If the lists differ in length, convert it to `Lists`, or to `Ragged` for nested lists.
+    If the lists differ in length, convert the column to `Lists`, or to `Ragged` for nested lists.
     """
     levels, inner = [], column
     while not inner.null_count and _is_lists(inner):
@@ -140,12 +140,12 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists | Ragged:
 
 
 def _is_lists(column: Any) -> bool:
-    """Return True if a column holds lists. A map and a tensor also have attributes of lists."""
+    """Return True if a column holds lists. Maps and tensors have some attributes of lists, but are not lists."""
     return hasattr(column, "value_lengths") and not hasattr(column, "keys") and not hasattr(column, "to_numpy_ndarray")
 
 
 def _array(path: Path, name: str, column: Any) -> np.ndarray:
-    """Convert a column to an array in which lists become further axes."""
+    """Convert a column to an array (rows, ...) with a further axis for each level of nested lists."""
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         hint = "fill in a value, or drop the row"
@@ -169,7 +169,7 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
 def _tensors(path: Path, name: str, column: Any) -> np.ndarray:
     """Convert a column of tensors to an array.
 
-    Unlike pyarrow's conversion, don't replace missing numbers by arbitrary ones.
+    A missing number is an error. pyarrow's own conversion would replace it by an arbitrary number.
     """
     kind, numbers = column.type, _array(path, name, column.storage)
     axes = kind.permutation or range(len(kind.shape))
@@ -188,7 +188,7 @@ def is_arrow_folder(path: Path) -> bool:
 
 
 def read_arrow_folder(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> LoadedColumns:
-    """Read those columns of a Dataset that are inputs, and its class names.
+    """Read the columns of a Hugging Face Dataset that belong to inputs and labels, and the class names.
 
     Raises:
         UsageError: the folder can't be read, it holds several splits, or the package pyarrow is missing.
@@ -237,7 +237,7 @@ def _described(file: Path) -> dict[str, Any]:
 
 
 def _inside(path: Path, name: str) -> Path:
-    """Return the path of a file in the folder. Refuse names that lead out of it: the folder may be untrusted.
+    """Return the path of a file in the folder `path`. The folder may be untrusted, so files elsewhere are refused.
 
     Raises:
         ValueError: the file is not directly in the folder.

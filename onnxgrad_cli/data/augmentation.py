@@ -21,7 +21,7 @@ from onnxgrad_cli.ir.types import in_words, shape_of
 from onnxgrad_cli.options.data import Transform
 
 MARGIN = 8
-"""A crop moves a picture by at most its size divided by this number: by 4 of 32 pixels, as is usual for CIFAR."""
+"""A random crop shifts a picture by at most 1 / MARGIN of its size: by 4 of 32 pixels, as is usual for CIFAR."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Augmentations:
 def drawn(seed: int, part: BatchShard, row: int = 0) -> np.random.Generator:
     """Return the random generator for one sample of a batch.
 
-    This generator is independent of the one that shuffles samples.
+    It is independent of the generator that shuffles samples.
     """
     sequence = np.random.SeedSequence((seed, part.epoch, part.first + row), spawn_key=(1,))
     return np.random.Generator(np.random.PCG64(sequence))

@@ -46,7 +46,7 @@ MEMORY = GB // 4
 """The largest number of bytes of memory that a template may take."""
 
 SECONDS = 2.0
-"""The largest processor time of a template for one conversation. Published templates take some hundred microseconds."""
+"""The processor time, in seconds, that a template may take for one conversation. Published ones take some 0.0001 s."""
 
 MAX_TEMPLATE_LENGTH = 2**20
 """The largest number of characters in a template. Published templates have some ten thousand."""
@@ -54,7 +54,7 @@ MAX_TEMPLATE_LENGTH = 2**20
 SAFE = (3, 1, 6)
 """The first version of jinja2 with a safe sandbox.
 
-In older ones `|attr('format')` reads any attribute (CVE-2025-27516).
+In older versions, a template can read any attribute with `|attr('format')` (CVE-2025-27516).
 """
 
 ANSWERS = "assistant"
@@ -215,7 +215,7 @@ def _within_limits(job: Callable[[], T]) -> T:
 def _limited_time() -> Iterator[None]:
     """Stop this thread's work at the first function call after `SECONDS` seconds of processor time.
 
-    The limit `ROUNDS` can't replace this limit, because it does not count the loops inside Jinja's filters.
+    The limit `ROUNDS` is not sufficient, because `ROUNDS` does not count loops inside Jinja's filters.
 
     Raises:
         ValueError: the time limit is exceeded.
@@ -257,10 +257,7 @@ def _compiled(source: str) -> tuple[Callable[..., str], Callable[[], None]]:
             raise ValueError(f"it takes more than {ROUNDS:,} rounds of loops and calls")
 
     class Generation(Extension):
-        """Support for the block {% generation %}, which marks answers.
-
-        The template may contain it, but it has no effect.
-        """
+        """Accept the block {% generation %}, with which some templates mark answers. The mark has no effect here."""
 
         tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 

@@ -24,7 +24,7 @@ from onnxgrad_cli.errors import UsageError, suggest, unknown_name
 
 
 def numbers_in(cells: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Convert cells of text to numbers. Cells with an underscore such as 2024_01, which numpy accepts, are an error.
+    """Convert cells of text to numbers. A cell such as 2024_01 is an error, although numpy would ignore the underscore.
 
     Raises:
         ValueError: a cell is not a number of this type.
@@ -72,7 +72,7 @@ Names = tuple[str, ...]
 WHOLE = np.dtype(np.int64)
 
 FOR_NUMBERS = "for class names use a classification loss, `losses='cross-entropy'`; for yes and no save 1 and 0"
-"""The hint of the error about text in a column for an input of floats."""
+"""The hint of the error about a column of text if its input takes floats."""
 
 
 def is_text(array: object) -> bool:
@@ -83,7 +83,7 @@ def is_text(array: object) -> bool:
 def as_numbers(source: Path, label: str, column: np.ndarray, known: Names | None) -> np.ndarray | None:
     """Convert a column of text to integers, int64 (N,).
 
-    Return None if it holds class names or values that are not text.
+    Return None if the column holds class names or values that are not text.
 
     Args:
         source: the file or folder, for messages.
@@ -153,11 +153,11 @@ CLASSES, NAMES = "onnxgrad.classes", "names"
 """The metadata keys under which onnxgrad and Ultralytics store class names in a model."""
 
 WORDS = ("argmax", "label")
-"""Words that stand for a class that is only known when the model runs. They are never taken as class names."""
+"""Words that a user can give instead of a class, which is then known only when the model runs. They name no class."""
 
 
 def class_names(model: ModelProto) -> dict[str, list[str]]:
-    """Read from the metadata a map: output or label -> its class names. The key '' stands for any output or label.
+    """Return the class names in a model's metadata: output or label -> names. The key '' means any output or label.
 
     Returns:
         {} if the model has no class names, or if they can't be parsed.
@@ -186,11 +186,12 @@ def _listed(classes: object) -> list[str]:
 def names_for(found: Mapping[str, Sequence[str]], count: int, *names: str) -> list[str]:
     """Return the names of `count` classes, or [] if no entry of `found` fits.
 
-    The first tensor in `names` that has an entry in `found` decides. If the entry has fewer than `count` names, the
-    other classes are named by their numbers. If it has more, the result is [].
+    `found` is the result of `class_names`: output or label -> its class names. The entry of the first tensor in `names`
+    that has one is used. If this entry has fewer than `count` names, the other classes are named by their numbers. If
+    it has more, the result is [].
 
-    If none of these tensors has an entry, and `found` has a single entry, its names are returned. It must have exactly
-    `count` names, otherwise the result is [].
+    If none of these tensors has an entry, but `found` has a single entry with exactly `count` names, these names are
+    returned.
     """
     own = next((found[name] for name in names if found.get(name)), None)
     if own is not None and len(own) < count:
@@ -203,7 +204,7 @@ def names_for(found: Mapping[str, Sequence[str]], count: int, *names: str) -> li
 def number_of(class_: int | str, names: Sequence[str]) -> int | str:
     """Convert a class name to its number. Numbers and words such as 'argmax' are returned unchanged.
 
-    Without `names`, any class is returned unchanged.
+    If `names` is empty, any class is returned unchanged.
 
     Raises:
         UsageError: the class is not among `names`.

@@ -49,8 +49,8 @@ class Choice:
     Attributes:
         chosen: input -> its columns.
         others: the columns that no input takes.
-        order: input -> its columns, in order, only for an input that took several remaining columns. Their order must
-            be stored, because it can't be derived from their names.
+        order: input -> its columns, in order, only for an input that took several of the remaining columns. Their order
+            must be stored, because it can't be derived from their names.
     """
 
     chosen: Chosen
@@ -63,9 +63,9 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes, known: KnownCol
 
     Args:
         path: the file, for messages.
-        names: the columns of the table.
+        names: the names of the table's columns.
         inputs: the inputs and labels, with their types.
-        known: facts about the columns.
+        known: the labels that are not read, and the order of columns in the training data.
 
     Raises:
         UsageError: two columns have the same name, an input gets too many or too few columns, or a column that an input
@@ -90,7 +90,7 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes, known: KnownCol
 
 
 def _as_before(path: Path, feed: str, left: list[str], order: Chosen) -> list[str]:
-    """Return the columns in `left` that an input takes: those that it took from the training data, or all if unknown.
+    """Return the columns in `left` that an input takes: its columns in the training data, or all if these are unknown.
 
     Raises:
         UsageError: a column of the training data is missing.
@@ -112,8 +112,8 @@ def _check_width(path: Path, feed: str, found: Sequence[str], inputs: InputTypes
 
     Args:
         path: the file, for messages.
-        feed: the input.
-        found: its columns.
+        feed: the name of the input.
+        found: the columns that were assigned to it.
         inputs: the inputs and labels, with their types.
         others: the inputs and labels that got no column. The hint suggests how to assign a column to the first of them.
 

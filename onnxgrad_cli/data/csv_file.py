@@ -1,8 +1,8 @@
 """Read data from a .csv file (or .tsv, with tabs) whose first line names the columns.
 
 The module `columns` assigns columns to inputs. The column of an integer input may hold class names instead of integers,
-if no cell is a number; see `classes`. Cells are parsed a few thousand lines at a time, so that only the numbers must
-fit in memory, not the text.
+if no cell is a number. Cells are parsed a few thousand lines at a time, so that only the numbers must fit in memory,
+not the text.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ BROKEN = (csv.Error, ValueError)
 """The exceptions that csv readers raise if a file is not a text table."""
 
 Rows = list[tuple[int, list[str]]]
-"""The rows of a table, each with the number of its last line and its cells."""
+"""The rows of a table, as pairs (number of the row's last line in the file, cells)."""
 
 
 def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
-    """Read those columns of a text table that are inputs.
+    """Read the columns of a text table that belong to inputs and labels.
 
     Args:
         path: the file.
         inputs: the inputs and labels, with their types.
-        known: see `choose`.
+        known: the labels that are not read, and the order of columns in the training data.
 
     Raises:
         UsageError: the file can't be read, a row has too few or too many fields, or a cell is not a number.

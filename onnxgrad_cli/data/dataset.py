@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,7 +57,7 @@ ARRAYS = {".npz": read_npz, ".safetensors": read_safetensors}
 """Suffix of a file with named arrays -> its reader."""
 
 SIZES = "_sizes"
-"""The end of the name of an array with the size of each sample, for samples of different sizes."""
+"""Suffix of a name: if the samples of `x` have different sizes, the array `x_sizes` has the size of each sample."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class Data:
         normal: input -> its normalization to mean 0 and standard deviation 1.
         augment: the random changes to pictures; None except in training.
         transform: the user's function that changes each batch.
-        order: input -> its columns in a table, in order; see `Preprocessing.order`.
+        order: input -> its columns in a table, in order, for inputs that took several columns with other names.
         resize: how pictures of the training data were resized; None for data without pictures.
         same: inputs that are the same for all samples: each batch contains the whole array.
-        axes: input -> its batch axis in the model, for inputs whose batch axis is not the first. In `arrays` it is the
-            first.
+        axes: input -> its batch axis in the model, for inputs whose batch axis is not the first. In `arrays`, samples
+            are always along the first axis.
         padding: the rules for samples of different shapes and for masks; None for data without both.
     """
 
@@ -113,8 +113,8 @@ class Data:
 
         Args:
             indices: the indices of the samples, integers (n,).
-            part: which part of which training batch this is. It seeds the random changes to the samples. None: no
-                random changes.
+            part: the epoch and the position of this batch in the training, which seed random changes to the samples.
+                None outside of training: the samples are not changed at random.
 
         Raises:
             UsageError: a picture can't be read, samples have different shapes and can't be padded, or the user's
@@ -156,7 +156,7 @@ class Data:
         return any(isinstance(column, (Lists, Ragged)) for column in self.arrays.values())
 
     def tell_padding(self, tell: Tell) -> None:
-        """Warn if samples are padded and the model takes no mask, and report masks that are made."""
+        """Warn if samples are padded and the model takes no mask, and report masks that are computed."""
         if self.padding is not None and self.padding.note:
             tell(self.padding.note, 0)
         sequences = self.sequences
@@ -191,7 +191,7 @@ class Data:
         return f"{check:08x}"
 
     def preprocessing(self, terms: Sequence[Term]) -> Preprocessing:
-        """Return the preprocessing of the data.
+        """Return the preprocessing to store with a model that is trained on the data.
 
         It contains the class names of each output that a loss in `terms` reads, if the data name the classes.
         """
@@ -209,7 +209,7 @@ class Data:
         return strict_json.dumps(said) if said else ""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return the row in `arrays` of each of the samples `indices`."""
+        """Return the rows in `arrays` of the samples with the given indices."""
         return indices if self.samples is None else self.samples[indices]
 
 
@@ -236,11 +236,12 @@ def open_data(
         source: a file: .npz, .csv, .tsv, .jsonl, .parquet, .safetensors or a picture. Or a folder: of .npy files, of
             pictures in a folder for each class, or written by `datasets.Dataset.save_to_disk`. Or an ONNX
             test_data_set_N, or a folder of these.
-        inputs: the model's inputs and labels with their types; see `input_types_of`.
-        ranges: input -> the integers that it accepts; see `ranges_of`.
+        inputs: the model's inputs and labels, with their types.
+        ranges: input or label -> the integers that it accepts.
         prefix: the prefix of names in the data, such as 'train_'.
         finite: raise an error if the data contain nan or infinity.
-        terms: the losses, which determine the labels of tokens.
+        terms: the losses, which determine what labels mean. If the data lack the labels of a causal-lm loss, they are
+            computed from the tokens.
         options: the user's options for text and token sequences.
         samples: the user's options for samples. Those that need the whole training data, such as normalization and
             balance, have no effect here.
@@ -248,7 +249,7 @@ def open_data(
         unread: the names of labels that the data may contain, but that are not read.
         elsewhere: arrays whose names have one of these prefixes are not reported as ignored, because the same file is
             opened a second time for them.
-        recurrent: the inputs of recurrent layers, see `recurrent_values`; initial states that the data lack are zero.
+        recurrent: the values that recurrent layers read. Initial states that the data lack are zero.
         trains: True for training: class names whose numbers are unknown are numbered in sorted order. If False, this
             numbering is a guess, so the data must contain as many classes as the model has.
         tell: receives log messages.
@@ -273,11 +274,11 @@ def open_data(
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
     checked = check(path, LoadedColumns(named[0], others), *named[1:], finite)
     _refuse_labels_alone(path, {} if sequences else held, terms)
-    ignored = [name for name in others if name not in unread and not name.startswith(tuple(elsewhere))]
+    ignored = opened.surplus(others, elsewhere)
     if ignored and asked.tokenizer is None:
         tell(f"ignoring arrays of '{path}' that are not model inputs: {_listed(ignored)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
-    if how.normalize or known.normal:  # each batch is converted from the data's own dtype
+    if how.normalize or known.normal:  # keep the data's dtype, from which each batch is normalized
         arrays = columns
     else:
         arrays = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
@@ -299,7 +300,7 @@ def _normal(
 ) -> dict[str, Normalization]:
     """Return a map: input -> its known normalization.
 
-    Pictures without one are scaled to 0 to 1 for inputs of floats.
+    Pictures without a known normalization are scaled to the range 0 to 1 for inputs of floats.
     """
     pictures = [name for name, column in columns.items() if isinstance(column, Pictures) and is_float(inputs[name])]
     fitting = {name: each for name, each in known.normal.items() if name in columns and name not in labels}
@@ -320,14 +321,23 @@ class _Source:
     order: Chosen
     tell: Tell
 
+    def column(self, name: str) -> str:
+        """Return the name in the data of an input or a label."""
+        mapped = {feed: column for column, feed in self.samples.columns.items()}
+        return mapped.get(name, self.prefix + name)
+
+    def surplus(self, others: Iterable[str], elsewhere: Iterable[str]) -> list[str]:
+        """Return the arrays to report as ignored, from those that no input is read from. A prefix leaves out others."""
+        unread = {self.column(name) for name in self.unread}
+        chosen = [name for name in others if name not in unread and name.startswith(self.prefix)]
+        return [name for name in chosen if not name.startswith(tuple(elsewhere))]
+
     def read(self, inputs: InputTypes) -> LoadedColumns:
         """Read the columns of `inputs`. In the result they have the names of the inputs, without the prefix."""
-        called, prefix = {feed: column for column, feed in self.samples.columns.items()}, self.prefix
-        there = {called.get(name, prefix + name): name for name in inputs}
-        unread = [called.get(name, prefix + name) for name in self.unread]
-        order = {called.get(name, prefix + name): columns for name, columns in self.order.items()}
+        there = {self.column(name): name for name in inputs}
+        order = {self.column(name): columns for name, columns in self.order.items()}
         wanted = {column: inputs[name] for column, name in there.items()}
-        found = _read(self.path, wanted, self, KnownColumns(unread, order))
+        found = _read(self.path, wanted, self, KnownColumns([self.column(name) for name in self.unread], order))
         return LoadedColumns(
             {there[column]: each for column, each in found.arrays.items()},
             found.others,
@@ -395,9 +405,10 @@ def _number(
 
 
 def _check_guess(path: Path, label: str, names: Names, there: int) -> None:
-    """Raise an error if class names whose numbers are unknown are not as many as the model's classes.
+    """Raise an error if the number of class names in the data is not the number of the model's classes.
 
-    The names are numbered in sorted order. If a class were missing in the data, other classes would get wrong numbers.
+    The model does not store the numbers of these names, so the names are numbered in sorted order. If a class were
+    missing in the data, other classes would get wrong numbers.
     """
     if len(names) != there:
         count = f"has {there} classes, and " if there else ""
@@ -424,7 +435,7 @@ def _tell_classes(path: Path, label: str, names: Names, allowed: Range | None, t
 def _gathered(
     source: _Source, inputs: InputTypes, ranges: Mapping[str, Range], options: SequenceOptions, axes: Mapping[str, int]
 ) -> tuple[dict[str, Column], LoadedColumns, Sequences | None]:
-    """Read the columns of the inputs.
+    """Read the samples of all inputs, including text and token sequences.
 
     Returns:
         Input -> its samples, ready for batches; the result of the reader; and the rules that make a batch of token
@@ -484,7 +495,7 @@ def holds_samples(path: Path) -> bool:
 
 
 def absent(path: Path, names: Collection[str]) -> set[str]:
-    """Return those of `names` that the data lack; none of them for ONNX test sets, whose arrays may have no names."""
+    """Return those of `names` that the data lack; an empty set for ONNX test sets, whose arrays may have no names."""
     held = names_in(path) if names else []
     if held is None:
         return set()
@@ -498,7 +509,7 @@ def holds_text(path: Path, prefix: str = "") -> bool:
 
 
 def _refuse_text(path: Path, tokens: str) -> None:
-    """Raise an error if the data contain text, but no tokens."""
+    """Raise an error if the data contain text, but not the column `tokens`."""
     held = names_in(path) or []
     texts = [name for name in held if name in TEXTS]
     if texts and tokens not in held:
@@ -520,7 +531,7 @@ def _refuse_ragged(path: Path, columns: Mapping[str, Column]) -> None:
 
 
 def _refuse_labels_alone(path: Path, columns: Mapping[str, Column], terms: Sequence[Term]) -> None:
-    """Raise an error if labels have different sizes, but all inputs of the model have the same size in all samples."""
+    """Raise an error if samples differ in the sizes of labels, but not in the sizes of the model's inputs."""
     labels = {name for term in terms for name in (term.label, *term.more)}
     uneven = [name for name, column in columns.items() if isinstance(column, (Lists, Ragged))]
     if uneven and labels.issuperset(uneven):
@@ -576,12 +587,14 @@ def _read(
 
 
 def _with_sizes(inputs: InputTypes) -> InputTypes:
-    """Return the inputs, and for each the array with the sizes of its samples."""
+    """Return the inputs, and for each input `x` an entry `x_sizes`, the name of the array with its samples' sizes."""
     return {**{name + SIZES: kind for name, kind in inputs.items()}, **inputs}
 
 
 def _cut(path: Path, found: LoadedColumns, inputs: InputTypes) -> LoadedColumns:
-    """Cut samples of different shapes that are concatenated in one array: those with fewer axes than the input.
+    """Split arrays in which samples of different shapes are concatenated.
+
+    An array of an input is split if it has fewer axes than the input and the data have the sizes of its samples.
 
     Raises:
         UsageError: the sizes of the samples don't fit the array.
@@ -602,10 +615,7 @@ def _cut(path: Path, found: LoadedColumns, inputs: InputTypes) -> LoadedColumns:
 
 
 def _empty(arrays: Mapping[str, Column], inputs: InputTypes) -> dict[str, np.ndarray]:
-    """Return arrays without elements for inputs whose shape contains a 0, such as an empty KV cache.
-
-    Data may lack them.
-    """
+    """Return empty arrays for inputs that the data lack and whose shape contains a 0, such as an empty KV cache."""
     size = next((len(array) for array in arrays.values() if array.ndim), 0)
     shapes = {name: (shape_of(value_type) or ())[1:] for name, value_type in inputs.items() if name not in arrays}
     static = {name: [dim for dim in shape if isinstance(dim, int)] for name, shape in shapes.items() if 0 in shape}
@@ -630,8 +640,7 @@ def _kept(array: Column, dtype: np.dtype) -> Column:
 def _take(array: Column, indices: np.ndarray) -> np.ndarray | list[np.ndarray]:
     """Return the samples `indices` of an array.
 
-    numpy's `take` is faster than indexing. But if the array is not contiguous and aligned, `take` copies all of it
-    first.
+    numpy's `take` is faster than indexing. But `take` first copies the whole array if it is not contiguous and aligned.
     """
     if isinstance(array, (Lists, Ragged, Pictures)):
         return array.take(indices)

@@ -25,7 +25,7 @@ PAST = "past"
 def with_empty_pasts(
     model: ModelProto, options: Options, held: Callable[[], Collection[str] | None], tell: Tell
 ) -> Options:
-    """Set the number of past tokens to 0, unless the options set the sizes of the cache or the data contain a cache.
+    """Set the length of a decoder's KV cache to 0, unless the options set its sizes or the data contain a cache.
 
     Args:
         model: the inference model.
@@ -49,7 +49,7 @@ def with_empty_pasts(
 
 
 def _pasts(model: ModelProto) -> Iterator[tuple[str, str]]:
-    """Yield pairs (input, symbol) for each input of floats with a symbolic number of past tokens."""
+    """Yield (input, symbol) for each KV cache input: an input of floats with a symbolic number of past tokens."""
     for value in model.graph.input:
         for dim in (shape_of(value.type) or ())[1:]:
             if isinstance(dim, str) and dim.startswith(PAST) and "+" not in dim and is_float(value.type):
@@ -64,7 +64,7 @@ def fed_types(model: ModelProto, path: Path | None, options: Options) -> dict[st
     Args:
         model: the inference model; not changed.
         path: the file that the model was read from; external data are relative to it.
-        options: sizes and shapes; see `with_empty_pasts`.
+        options: the user's options. Its `dims` and `shapes` set sizes of inputs.
     """
     graph = Graph(copied(model), path)
     if options.dims or options.shapes:
@@ -75,7 +75,7 @@ def fed_types(model: ModelProto, path: Path | None, options: Options) -> dict[st
 
 
 def with_sizes_of_pasts(inputs: Mapping[str, TypeProto], graph: Graph) -> dict[str, TypeProto]:
-    """Replace symbolic dimensions of inputs that have a dimension of 0 by the sizes that the graph requires.
+    """Return the types of inputs. In types with a dimension of 0, replace symbols by the sizes that the graph requires.
 
     onnxruntime-genai declares the head size of the KV cache as a symbol. The size follows from the node that reads the
     cache.
@@ -96,7 +96,7 @@ def with_sizes_of_pasts(inputs: Mapping[str, TypeProto], graph: Graph) -> dict[s
 
 
 def _met(graph: Graph, node: Node, name: str, value_type: TypeProto) -> Iterator[tuple[str, int]]:
-    """Yield pairs (symbol, size) for the symbolic dimensions of an input that follow from a node that reads it."""
+    """Yield (symbol, size) for each symbolic dimension of an input whose size follows from `node`, which reads it."""
     shape = shape_of(value_type) or ()
     if node.op_type == "GroupQueryAttention" and isinstance(shape[-1], str):
         counts = {a.name: a.i for a in node.attribute}

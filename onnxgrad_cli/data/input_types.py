@@ -31,7 +31,8 @@ class Range:
         low, high: the smallest and the largest integer; None if unknown.
         besides: further integers that are accepted, such as the label that the loss ignores.
         why: the reason for the bounds, for messages.
-        hint: the hint of the error about an integer that is not accepted; for a label of floats, about class numbers.
+        hint: the hint of the error about an integer that is not accepted. For a label of floats, which accepts all
+            numbers, it is a hint about class numbers.
     """
 
     low: int | None
@@ -97,7 +98,10 @@ def _for_classes(loss: str) -> str:
 
 
 def rows_of(model: ModelProto, inputs: InputTypes) -> dict[str, Range]:
-    """Return a map: input that indexes a table -> the row indices that it accepts. Negative ones count from the end."""
+    """Return a map: input that indexes a table -> the row indices that it accepts.
+
+    Negative indices are accepted, because they count from the end.
+    """
     limits = {name: rows for name, rows in index_limits(model, {}).items() if name in inputs}
     return {name: Range(-rows, rows - 1, why=f"it indexes a table of {rows} rows") for name, rows in limits.items()}
 

@@ -1,8 +1,7 @@
 """Read data from a .jsonl file. Each line is a JSON object, whose keys are the names of columns.
 
-The module `columns` assigns columns to inputs. A value is a number, a class name or a list of numbers. If an input
-takes lists of different lengths, the module `sequences` pads them. The module `ragged` has the samples that are arrays
-of different shapes.
+The module `columns` assigns columns to inputs. A value is a number, a class name or a list of numbers. The modules
+`sequences` and `ragged` combine lists of different lengths or shapes into batches.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
 
 
 def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
-    """Read those columns of a JSON Lines file that are inputs.
+    """Read the columns of a JSON Lines file that belong to inputs and labels.
 
     Args:
         path: the file.
         inputs: the inputs and labels, with their types.
-        known: see `choose`.
+        known: the labels that are not read, and the order of columns in the training data.
 
     Raises:
         UsageError: the file can't be read, a value is missing, or a column is not all numbers, all class names or all

@@ -1,4 +1,4 @@
-"""Store samples that are lists of different lengths, such as tokens, in an array of all elements and one of offsets."""
+"""Store lists of different lengths, such as the tokens of samples, as an array of all elements and their offsets."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class LoadedColumns(NamedTuple):
         arrays: input -> its samples, for the inputs that the data have.
         others: the names of the other arrays or columns in the data.
         names: input -> the names of its classes, if the data have them.
-        order: input -> its columns in a table, in order; see `columns.Choice`.
+        order: input -> its columns in a table, in order, for inputs that took several columns with other names.
     """
 
     arrays: Mapping[str, Column]

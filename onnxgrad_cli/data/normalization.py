@@ -26,7 +26,7 @@ FORM = "auto, imagenet, none, or MEAN/STD such as 0.5/0.25 or 0.4,0.5,0.6/0.2,0.
 
 
 class SampleSource(Protocol):
-    """The interface of samples from which a normalization can be computed; `Data` has it."""
+    """The interface of samples from which a normalization can be computed. `Data` implements it."""
 
     @property
     def normal(self) -> Mapping[str, Normalization]:
@@ -85,7 +85,7 @@ class Normalization:
         """Create a normalization from the result of `to_json`.
 
         Raises:
-            ValueError, KeyError, TypeError: it is not a valid result of `to_json`.
+            ValueError, KeyError, TypeError: `said` is not a valid result of `to_json`.
         """
         if not isinstance(said, Mapping) or not all(isinstance(said.get(name), list) for name in ("mean", "std")):
             raise ValueError("a normalization is not valid")
@@ -105,7 +105,7 @@ def _listed(values: Sequence[float]) -> str:
 def normalizations(
     asked: Sequence[str], inputs: Mapping[str, TypeProto], samples: SampleSource, before: str, settled: bool, tell: Tell
 ) -> dict[str, Normalization]:
-    """Return a map: input -> its normalization. An input for which `asked` has none keeps the one of `samples`.
+    """Return a map: input -> its normalization. Inputs without a request in `asked` keep their normalization.
 
     Args:
         asked: the user's requests; see `SampleOptions.normalize`.
@@ -163,7 +163,7 @@ def _takes_pictures(kind: TypeProto) -> bool:
 
 
 def _meant(how: str, inputs: Mapping[str, TypeProto]) -> list[str]:
-    """Return the inputs for a request that names no input: all inputs that the normalization fits.
+    """Return the inputs that a request without the name of an input applies to: all that the normalization fits.
 
     Raises:
         UsageError: the normalization fits no input, or it is MEAN/STD and fits several inputs.

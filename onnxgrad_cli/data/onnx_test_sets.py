@@ -1,7 +1,7 @@
 """Read ONNX test sets, which are published with models: folders test_data_set_0, ... with input_0.pb, input_1.pb, ...
 
 Each set is a batch; the batches are concatenated. A tensor belongs to the input with its name. If the names don't fit,
-the files belong to the inputs in the order of the model.
+the files belong to the model's inputs in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX = "test_data_set_"
 
 
 def folders(path: Path) -> list[Path]:
-    """Return the test sets at a path: the path itself if it is a test set, otherwise those in it, sorted by number."""
+    """Return the test sets at a path: the path if it is a test set, otherwise the test sets in it, sorted by number."""
     if path.name.startswith(PREFIX):
         return [path]
     return sorted((f for f in path.glob(f"{PREFIX}*") if f.is_dir()), key=lambda f: _number(f.name, PREFIX))

@@ -1,4 +1,4 @@
-"""The part of a batch that a process gets for a step."""
+"""The part of a training batch that one of several processes gets."""
 
 from __future__ import annotations
 

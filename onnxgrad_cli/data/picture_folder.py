@@ -1,4 +1,4 @@
-"""Read a folder of pictures that has a subfolder for each class, named after the class, as torchvision's ImageFolder.
+"""Read pictures from a folder with a subfolder for each class, named after the class, like torchvision's ImageFolder.
 
 If the names of all subfolders are numbers, they are class numbers. Otherwise they are class names.
 """

@@ -226,5 +226,5 @@ def check_size(name: str, layout: PictureLayout | None, words: str) -> PictureLa
         raise UsageError(f"'{name}' is {words}, which can't take pictures", hint)
     if not layout.height or not layout.width:
         hint = f"fix it with `shapes={name}:DIM,DIM,...`, such as {name}:batch,3,224,224"
-        raise UsageError(f"'{name}' is {words}, which does not say the size of pictures", hint)
+        raise UsageError(f"'{name}' is {words}, which does not fix the size of pictures", hint)
     return layout

@@ -64,7 +64,7 @@ def prepared_alike(
     options: SampleOptions,
     seed: int,
 ) -> Data:
-    """Return training data with a normalization that is known, such as that of the first of several data sets.
+    """Return training data with a known normalization, such as the normalization of the first of several data sets.
 
     The arguments that are not described here are those of `prepared`.
 
@@ -73,7 +73,7 @@ def prepared_alike(
         normal: input -> its normalization.
 
     Raises:
-        UsageError: see `prepared`.
+        UsageError: an option doesn't fit the inputs, or the transform fails.
     """
     labels = {name for name in inputs if roles.inputs.get(name) in ("label", "sample weight")}
     fed = {name: kind for name, kind in inputs.items() if name not in labels}

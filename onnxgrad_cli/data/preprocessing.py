@@ -29,7 +29,7 @@ The value is a JSON object: input -> its normalization, '' -> resize and order.
 """
 
 FILE = "preprocessing.json"
-"""The name of the file in the run folder."""
+"""The name of the file with the preprocessing in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Preprocessing:
             may be a label instead, or '' for any output.
         normal: input -> its normalization.
         resize: how pictures whose aspect ratio differs from the input's are resized; None for data without pictures.
-        order: input -> its columns in a table, in order. Only an input that took several columns whose names are not
-            derived from its own has an entry.
+        order: input -> its columns in a table, in order, for inputs that took several columns whose names are not
+            derived from the name of the input.
         settled: True if a run has started with this preprocessing, so that it must not be computed again.
     """
 
@@ -55,9 +55,8 @@ class Preprocessing:
     def names_of(self, term: Term) -> Names | None:
         """Return the class names for the output and label of a loss, or None.
 
-        Class names are stored under the output, the label, or ''.
-
-        Names of the label or of '' are used only if the loss has as many classes.
+        The names are stored under the output, the label, or '' (any output). Names under the label or '' are used only
+        if their number is the number of classes of the loss.
         """
         others = (self.classes[key] for key in (term.label, "") if key in self.classes)
         fitting = (names for names in others if 0 < len(names) == term.classes)
@@ -127,7 +126,7 @@ class Preprocessing:
 
     @classmethod
     def of_run(cls, folder: Path) -> Preprocessing | None:
-        """Read the preprocessing from a run folder. Return None if the folder has no file of it.
+        """Read the preprocessing from a run folder. Return None if the folder does not contain it.
 
         Raises:
             OnnxgradError: the file can't be read.

@@ -1,4 +1,4 @@
-"""Store samples that are arrays of different shapes, such as molecules, and combine them to batches.
+"""Store samples that are arrays of different shapes, such as molecules, and combine them into batches.
 
 A batch of one sample needs no padding. A larger batch is padded with zeros to its largest sample, but only if the model
 and the losses take a mask, because otherwise the padding would change the loss.
@@ -90,7 +90,7 @@ def cut(values: np.ndarray, sizes: np.ndarray) -> np.ndarray | Ragged:
         sizes: the size of each sample along its first axis, integers (N,); or the shape of each sample, (N, axes).
 
     Raises:
-        ValueError: the sizes are no sizes, or have another sum than the values.
+        ValueError: the sizes are not whole numbers of at least 0, or don't add up to the number of elements.
     """
     if sizes.dtype.kind not in "iu" or sizes.ndim not in (1, 2) or (sizes < 0).any():
         raise ValueError("sizes are whole numbers, one for each sample, or a shape for each sample")
@@ -106,13 +106,14 @@ def cut(values: np.ndarray, sizes: np.ndarray) -> np.ndarray | Ragged:
 
 @dataclass(frozen=True)
 class Padding:
-    """The rules for combining samples of different shapes to a batch.
+    """The rules for combining samples of different shapes into a batch.
 
     Attributes:
-        masks: mask that the data lack -> the column and the axis whose real entries it shows.
+        masks: mask that the data lack -> a column and one of its axes. The mask is 1 for real entries along this axis,
+            and 0 for padding.
         fill: label -> its value in the padding; 0 for columns that are not listed.
         obstacle: the reason why samples can't be padded; "" if they can.
-        note: a message about the masks that are made; "" if there are none.
+        note: a message about the masks that are computed; "" if there are none.
     """
 
     masks: Mapping[str, tuple[str, int]]
@@ -150,10 +151,12 @@ class Padding:
 def padding_of(
     columns: Mapping[str, object], inputs: InputTypes, terms: Sequence[Term], same: Collection[str]
 ) -> Padding | None:
-    """Return the rules for samples of different shapes; None for data without such samples and without masks to make.
+    """Return the rules for combining samples of different shapes into a batch.
 
-    Samples can be padded if, for each axis along which they differ, the model or a loss takes a mask, and the losses of
-    the labels ignore the padding: they take the mask, or have a label to ignore.
+    Return None for data without such samples and without masks to compute.
+
+    Samples can be padded if, for each axis along which they differ, the model or a loss takes a mask, and each loss
+    ignores the padding of its labels: it takes the mask, or has a label value to ignore.
 
     Args:
         columns: the samples of the inputs that the data have.
@@ -167,7 +170,7 @@ def padding_of(
     made = {mask: place for mask, dim in masks.items() if mask not in columns and (place := _along(dim, inputs, there))}
     if not ragged and not made:
         return None
-    # columns with another number of axes are refused by the check of the data
+    # columns with another number of axes are refused by `validate.check`
     fits = [name for name, column in ragged.items() if len(shape_of(inputs[name]) or ()) == column.ndim]
     obstacles = [text for name in fits for text in _obstacles(name, ragged[name], inputs, terms, masks)]
     fill = {term.label: term.ignore_index for term in terms if term.label in fits and term.ignore_index is not None}
@@ -196,7 +199,7 @@ def _obstacles(
 
 
 def masks_of(inputs: InputTypes, terms: Sequence[Term]) -> list[str]:
-    """Return the masks: those of the losses, and inputs [batch, entries] whose name is mask or ends in _mask.
+    """Return the names of masks: the masks of losses, and inputs [batch, entries] called mask or ending in _mask.
 
     Names with "pad" are left out, because such masks, as in PyTorch, are often true for padding.
     """
@@ -215,7 +218,7 @@ def _is_matrix(kind: TypeProto) -> bool:
 
 
 def _along(dim: int | str, inputs: InputTypes, columns: Collection[str]) -> tuple[str, int] | None:
-    """Return the first column with an axis of this size or symbol, and the axis; None if there is no such column."""
+    """Return the first column with an axis of the size or symbol `dim`, and this axis; None if there is none."""
     for name, kind in inputs.items():
         shape = shape_of(kind) or ()
         if name in columns and dim in shape[1:] and dim != "?":

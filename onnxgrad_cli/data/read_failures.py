@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxgrad_cli.errors import OnnxgradError, unreadable
 
 OBJECTS = (
-    "save an array of numbers with as many for each sample: array.astype(float), "
+    "save an array of numbers, with the same shape for each sample: array.astype(float), "
     "or numpy.stack(list(array)) if the elements are arrays"
 )
 """The hint for an array of Python objects. numpy stores it as a pickle, and loading a pickle can run any code."""
@@ -24,7 +24,7 @@ def reading(path: Path, form: str, hint: str, *kinds: type[Exception]) -> Iterat
         form: the format that the file should have, with an article, such as 'an .npz file'.
         hint: advice on writing a file of this format.
         *kinds: the exceptions to convert. The default is any exception, because libraries don't document all exceptions
-            of their parsers. If the block also runs code of this project, name those that a broken file causes.
+            of their parsers. If the block also runs code of this project, pass those that a broken file causes.
 
     Raises:
         OnnxgradError: the file can't be read, is broken, or is too large for the memory.
@@ -50,7 +50,7 @@ def check_regular(path: Path) -> None:
     """Check that a path is a regular file or does not exist. Reading a device or a pipe might never end.
 
     Raises:
-        OnnxgradError: the path is something else, or can't be the name of a file.
+        OnnxgradError: the path is a device, a pipe or a folder, or can't be the name of a file.
     """
     with reading(path, "a file", "check its name"):
         odd = path.exists() and not path.is_file()

@@ -55,7 +55,7 @@ class Batches:
             seed: the seed of the random order.
             shuffle: shuffle each epoch; if False, use the order of the data.
             drop_last: leave out the last batch of an epoch if it is short.
-            rank: the rank of this process.
+            rank: the index of this process, from 0.
             world: the number of processes.
             weights: the probability of drawing each sample, float64 (N,), with sum 1; None takes each sample once per
                 epoch.
@@ -78,7 +78,7 @@ class Batches:
             whose = "each epoch" if shuffle else f"'{data.source}'"
             tell(f"the model takes batches of {data.batch_size}: the last {rest} samples of {whose} are left out", 0)
         self.epoch = self.position = 0
-        self._ordered = -1, np.arange(0)  # an epoch and its order
+        self._ordered = -1, np.arange(0)  # (an epoch, the order of the samples in this epoch)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -97,7 +97,7 @@ class Batches:
             yield self.at(epoch * count + position)
 
     def at(self, number: int) -> BatchShard:
-        """Return this process's part of a batch, given the number of batches before it in all epochs."""
+        """Return this process's part of the batch with the index `number`, counted from 0 over all epochs."""
         epoch, position = divmod(number, len(self))
         if epoch != self._ordered[0]:
             self._ordered = epoch, self._order(epoch)
@@ -224,7 +224,7 @@ def held_out(data: Data, fraction: float, seed: int = 0) -> tuple[Data, Data]:
         least = "one sample" if unit == 1 else f"a batch of {unit}"
         raise UsageError(
             f"'{data.source}' has {len(data)} samples: a fraction of {fraction:g} for validation would be {count}",
-            f"choose another fraction, or add samples: that part and the rest need at least {least} each",
+            f"choose another fraction, or add samples: both parts need at least {least}",
         )
     stream = np.random.SeedSequence(seed).spawn(1)[0]
     order = np.random.Generator(np.random.PCG64(stream)).permutation(len(data))
@@ -261,7 +261,7 @@ class NamedSet:
     Attributes:
         name: the name.
         data: the samples.
-        batches: the batches of the samples, in their order.
+        batches: the order of the samples, in batches.
         inputs: name of an array in the data -> input of the training model that it is fed to.
     """
 
@@ -291,10 +291,10 @@ class DataSets:
     others: Sequence[NamedSet]
 
     def batch(self, indices: np.ndarray, part: BatchShard) -> dict[str, np.ndarray]:
-        """Return a batch of each set together: input of the training model -> array.
+        """Return the arrays of a step, which takes a batch of each set: input of the training model -> array.
 
         Args:
-            indices: the indices of the samples of the first set, which are those of `part`.
+            indices: not used, because `part` has the indices. `Data.batch` has the same parameters.
             part: the batch of the first set.
         """
         order = self.first.batches

@@ -1,13 +1,13 @@
 """Pad token sequences in each batch, and compute inputs such as the attention mask if the data lack them.
 
-Besides tokens, a language model takes an attention mask, position ids and labels. They can be computed from the tokens,
-so the data need not have them. Sequences are right-padded to the longest of the batch. In the padding the mask is 0,
-and the labels have the value that the loss ignores.
+In addition to tokens, a language model takes an attention mask, position ids and labels. They can be computed from the
+tokens, so the data need not have them. Sequences are right-padded to the longest sequence of the batch. In the padding
+the mask is 0, and the labels have the value that the loss ignores.
 
 If several samples are packed into one row, a pair mask keeps each token from attending to other samples. A pair mask
-has an entry for each pair of positions, which allows or forbids the first to attend to the second. Here it is
-block-diagonal, and each block is a lower triangle. Source: M. Krell et al., Efficient Sequence Packing without
-Cross-contamination, 2021, arXiv:2107.02027, section 3.2.
+has an entry for each pair of positions, which allows or forbids the first to attend to the second. The pair mask of a
+packed row is block-diagonal, with a lower triangle for each sample. Source: M. Krell et al., Efficient Sequence Packing
+without Cross-contamination, 2021, arXiv:2107.02027, section 3.2.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KNOWN: Mapping[str, Made] = {
 """Name that exporters give to an input that can be computed from the tokens -> the kind of the input."""
 
 SAMPLES = "sample of each token"
-"""The name of an extra column of packed rows. It is not an input; it has the index of each token's sample."""
+"""The key of a further column of packed rows: the index of each token's sample. It is not an input of the model."""
 
 Columns = Mapping[str, np.ndarray | Lists]
 
@@ -62,7 +62,8 @@ class Sequences:
         made: input that is computed from the lengths of the token sequences -> its kind.
         fill: input -> its padding value; 0 for inputs that are not listed.
         length: the sequence length that the model requires; None if it takes any length.
-        pairs: input that is a pair mask to compute -> its dtype and rank.
+        pairs: pair mask to compute, which says for each pair of positions if the first may attend to the second -> its
+            dtype and rank.
         told_ends: True if padding can't influence the result, because the model takes a mask, or because the loss is
             causal, so that no token attends to the padding after it.
     """
@@ -137,10 +138,11 @@ def made_of_tokens(inputs: InputTypes, held: Columns) -> dict[str, Made]:
 
 
 def pairs_of_tokens(inputs: InputTypes, held: Columns, terms: Sequence[Term]) -> dict[str, tuple[np.dtype, int]]:
-    """Return a map: input that is a pair mask and that the data lack -> its dtype and rank.
+    """Return a map: pair mask that the data lack -> its dtype and rank.
 
-    The map is empty unless the loss is `CAUSAL`, with which a token attends to itself and to earlier tokens. Integer
-    masks are left out, because it is unknown whether 1 allows or forbids attention.
+    A pair mask is an input that says, for each pair of positions, if the first may attend to the second. The map is
+    empty unless the loss is `CAUSAL`, with which a token attends to itself and to earlier tokens. Integer masks are
+    left out, because it is unknown whether 1 allows or forbids attention.
     """
     if not any(term.name == CAUSAL for term in terms):
         return {}
@@ -174,7 +176,7 @@ def following(inputs: InputTypes, tokens: str | None, terms: Sequence[Term]) -> 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A function that prepares the columns of data as samples: it truncates, packs and checks sequences.
+    """A function that prepares columns of token sequences: it truncates, packs and checks the sequences.
 
     Attributes:
         source: the file, for messages.
@@ -234,7 +236,7 @@ class Preparation:
         return found
 
     def _as_lists(self, columns: Columns) -> Columns:
-        """Return the columns. Those that have a number for each token are converted to `Lists`.
+        """Return the columns, with columns that have a number for each token converted to `Lists`.
 
         Arrays are converted only if another such column holds lists, or if an option truncates or packs sequences or
         sets the padding token. If the user has set the padding token, padding at the ends is removed.
@@ -288,7 +290,7 @@ class Preparation:
     def _packed(self, columns: Columns) -> Columns:
         """Return the samples concatenated into rows of at most `max_length` tokens.
 
-        The arrays of values are not copied: only the offsets are replaced.
+        Tokens are not moved: a row is a range of consecutive samples, so only the offsets are replaced.
 
         Raises:
             UsageError: the loss is not `CAUSAL`, or the data have columns that can't be packed.
@@ -326,7 +328,7 @@ class Preparation:
         return {name: Lists(column.values, rows) for name, column in lists.items()}
 
     def _judged(self, columns: Columns) -> Columns:
-        """Return the columns without the samples in which a loss ignores all tokens. A mean loss over no tokens is NaN.
+        """Return the columns without samples in which a loss ignores all tokens: a mean loss over no tokens is NaN.
 
         Raises:
             UsageError: no sample remains.
@@ -389,7 +391,7 @@ def _ends_of_rows(offsets: np.ndarray, longest: int) -> np.ndarray:
     Return the offsets of the rows, beginning with 0.
 
     Args:
-        offsets: the offsets of the samples; see `Lists.offsets`.
+        offsets: the index of each sample's first token, followed by the total number of tokens, int64 (samples + 1,).
         longest: the largest number of tokens in a row.
     """
     found, ends = [0], offsets.tolist()
@@ -400,7 +402,7 @@ def _ends_of_rows(offsets: np.ndarray, longest: int) -> np.ndarray:
 
 
 def pair_mask(samples: Sequence[np.ndarray], places: int, dtype: np.dtype, rank: int) -> np.ndarray:
-    """Return the pair mask of a batch of packed rows.
+    """Return the pair mask of packed rows: for each pair of positions, if the first may attend to the second.
 
     The shape is (rows, places, places), or (rows, 1, places, places) for rank 4. A token attends to itself and to the
     earlier tokens of its sample. A padding position attends to itself: a softmax over no positions would be NaN.

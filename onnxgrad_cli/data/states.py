@@ -20,10 +20,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, is_float, shape_of, tensor_type
 
 STATES = {"RNN": 6, "GRU": 6, "LSTM": 7}
-"""Recurrent operator -> the end (exclusive) of the range of its inputs that are initial states.
-
-The range begins at 5.
-"""
+"""Recurrent operator -> N, where the inputs 5 to N - 1 of the operator are initial states."""
 
 MOVES = frozenset("Cast Expand Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that may lie between a model input with initial states and the recurrent layer that reads one of them."""
@@ -35,7 +32,7 @@ KEEPS_AXES = frozenset(
 
 
 class Recurrent(NamedTuple):
-    """The values that recurrent layers read, and the values that these are computed from.
+    """The names of the values that recurrent layers read, and of the values from which these are computed.
 
     Attributes:
         states: initial states.
@@ -60,7 +57,7 @@ def batch_axes(inputs: InputTypes, recurrent: Recurrent) -> dict[str, int]:
 
     Args:
         inputs: the inputs that must be fed, with their types.
-        recurrent: see `recurrent_values`.
+        recurrent: the initial states and the sequences that recurrent layers read.
     """
     shapes = {name: list(shape_of(value_type) or ()) for name, value_type in inputs.items()}
     found = {dim for name in recurrent.states if name in shapes for dim in filter(_is_named, shapes[name])}
@@ -110,7 +107,7 @@ def arrays_batch_first(
         source: the file or folder, for messages.
         columns: the columns in the model's layout.
         inputs: the types of inputs, with the batch first.
-        axes: see `batch_axes`.
+        axes: input -> its batch axis in the model, for inputs whose batch axis is not the first.
         prefix: the prefix of the inputs' names in the data, for messages.
 
     Raises:
@@ -123,7 +120,7 @@ def arrays_batch_first(
 
 
 def _batch_first(source: Path, name: str, array: Column, value_type: TypeProto, axis: int) -> Column:
-    if not isinstance(array, np.ndarray):  # lists and pictures have their batch first
+    if not isinstance(array, np.ndarray):  # lists and pictures always have the batch as their first axis
         return array
     rest, shape = (shape_of(value_type) or ())[1:], list(array.shape)
     wanted = [*rest[:axis], "batch", *rest[axis:]]
@@ -171,11 +168,11 @@ def has_batch_behind(model: ModelProto) -> bool:
 
 
 def outputs_batch_first(model: ModelProto, axes: Mapping[str, int]) -> dict[str, int]:
-    """Return a map: output whose declared shape has the batch on a later axis than the first -> this axis.
+    """Return a map: output whose batch axis is not the first -> its batch axis, according to its declared shape.
 
     Args:
         model: the model.
-        axes: see `batch_axes`.
+        axes: input -> its batch axis, for inputs whose batch axis is not the first.
     """
     shapes = {value.name: shape_of(value.type) or () for value in (*model.graph.input, *model.graph.output)}
     symbols = {shapes[name][axis] for name, axis in axes.items() if name in shapes}
@@ -192,8 +189,8 @@ def zero_states(
     Args:
         columns: the columns of the data.
         inputs: the types of inputs, with the batch first.
-        recurrent: see `recurrent_values`.
-        tell: receives messages for the user.
+        recurrent: the initial states and the sequences that recurrent layers read.
+        tell: receives log messages.
     """
     size = next((len(column) for column in columns.values() if column.ndim), 0)
     found = {}

@@ -2,13 +2,13 @@
 
 A file of JSON lines, Parquet, CSV or TSV has one of these columns, named as in TRL and most published data:
 
-- `messages`: a conversation, a list of {"role": ..., "content": ...}; the loss counts the messages of the assistant,
-- `prompt` and `completion`: the loss counts the completion; both are text, or both are lists of messages,
-- `text`: the loss counts all tokens.
+- `messages`: a conversation, a list of {"role": ..., "content": ...}; the loss is computed on the assistant's messages,
+- `prompt` and `completion`: the loss is computed on the completion; both are text, or both are lists of messages,
+- `text`: the loss is computed on all tokens.
 
-Each text is tokenized as a whole, because its parts, tokenized separately, would give other tokens. A token counts if
-it contains a character of a part that counts. The tokenizer's end-of-text token is appended to text without a chat
-template.
+Each text is tokenized as a whole, because its parts, tokenized separately, would give other tokens. The loss includes a
+token if the token contains a character of such a part. The tokenizer's end-of-text token is appended to text without a
+chat template.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PADS = ("pad_token", "eos_token")
 
 @dataclass(frozen=True)
 class Text:
-    """A sample of text, with the spans of characters (begin, end) that count in the loss."""
+    """A sample of text, with the spans of characters (begin, end) on which the loss is computed."""
 
     text: str
     judged: Sequence[Span]
@@ -113,7 +113,7 @@ class Tokenizer:
         return found if found.strip() and "\ufffd" not in found else str(name)
 
     def encode(self, samples: Sequence[Text]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield, for each sample, its token ids, int32 (tokens,), and the mask of tokens that count, bool (tokens,).
+        """Yield, for each sample, its token ids, int32 (tokens,), and a mask of the tokens in the loss, bool (tokens,).
 
         Args:
             samples: the samples. Either all are `whole`, or none is.
@@ -268,7 +268,7 @@ def _samples(path: Path, tokenizer: Tokenizer, tell: Tell, prefix: str) -> Itera
 
 
 def _messages(where: str, given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int] | None:
-    """Return the messages of a sample, and the index of the first message that counts; None for plain text."""
+    """Return the messages of a sample, and the index of the first message in the loss; None for plain text."""
     if CHAT in given:
         return check_messages(where, CHAT, given[CHAT]), 0
     if isinstance(given.get(PROMPT), list):

@@ -39,7 +39,7 @@ Arrays = Mapping[str, Column]
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check.
+    """The sizes of data that fit a model.
 
     Attributes:
         size: the number of samples.
@@ -116,7 +116,7 @@ def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mappin
         source: the file or folder, for messages.
         found: the data.
         inputs: the inputs and labels, with their types.
-        ranges: the integers that inputs accept.
+        ranges: input or label -> the integers that it accepts.
         finite: raise an error if the data contain NaN or infinity.
 
     Raises:
@@ -284,7 +284,7 @@ def _check_ragged(source: Path, arrays: Arrays, inputs: InputTypes, sizes: Mappi
                     other = f", but '{by}' has {size}" if by and by != name else ""
                     other = other or (f", but the model takes {wanted}" if there[row] else "")
                     message = f"'{source}': '{name}' has size {there[row]} along axis {axis} in sample {row}"
-                    hint = "samples may differ only along axes that have a symbol in the model, and none is empty"
+                    hint = "samples may differ only along axes that have a symbol in the model, and must not be empty"
                     raise UsageError(f"{message} (the first is 0){other}", hint)
 
 
@@ -375,7 +375,7 @@ def _parts(array: Column) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _hint(name: str, array: Column, wrong: int, allowed: Range) -> str:
-    """Return the hint about integers outside of a range. Only ranges of class numbers have `besides`.
+    """Return the hint about integers outside of a range. Only ranges of class numbers have further integers, `besides`.
 
     Args:
         name: the input.

@@ -23,11 +23,12 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import Shape
 
 MAX_VECTORIZED_ELEMENTS = 1 << 21
-"""As many rows are computed at once as leave each value at most this many elements over these rows.
+"""Maximum number of elements of each value over all rows that are computed at once. It limits the number of such rows.
 
-Unknown sizes count as 1. Measured on one thread, for a perceptron of 64-128-10: computing all rows at once is 3.4 times
-as fast as the Scan with 80 x 1,024 elements, 1.3 times with 320 x 4,096, and 0.9 times with 640 x 8,192. The Scan needs
-less memory: for the result, and for one row of the other values.
+Unknown sizes count as 1. Measured on one thread, for a perceptron of 64-128-10, with rows x elements of the largest
+value: computing all rows at once is 3.4 times as fast as a Scan over single rows for 80 x 1,024, 1.3 times for
+320 x 4,096, and 0.9 times for 640 x 8,192. The Scan needs less memory: for the result, and for one row of the other
+values.
 """
 
 
@@ -41,9 +42,9 @@ def jacobian(
         y: the value to differentiate.
         wanted: the names of the values to differentiate with respect to.
         training: the record of the rules used.
-        meetings: the nodes that read both samples and weights, to compute derivatives per sample. Axis 0 of `y` must
-            then be the axis of independent samples. One unit vector is used for all samples at once, and the
-            derivatives of one sample with respect to another sample, which are zero, are omitted.
+        meetings: for derivatives per sample, the nodes that read both samples and weights. Axis 0 of `y` must then be
+            the axis of independent samples. One unit vector is used for all samples at once, and the derivatives of one
+            sample with respect to another sample, which are zero, are omitted.
 
     Returns:
         For each x a value of shape [*y, *x]. With `meetings` the shape is [samples, *y, *x], where *y and *x do not
@@ -166,7 +167,7 @@ def _in_blocks(
     """Emit a Scan that computes a block of rows in each step. Return None if `nodes` can't be vectorized.
 
     Args:
-        op, nodes, seed, names, y: see `_stack`.
+        op, nodes, seed, names, y: as in `_stack`.
         unit: a function that returns the unit vectors for positions.
         steps: the positions of all rows.
         most: the maximum number of rows in a block, if all unknown sizes are 1.

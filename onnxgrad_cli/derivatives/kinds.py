@@ -311,12 +311,12 @@ def _forward(derivative: DerivativeModel, op: Op, tangents: Mapping[str, str]) -
     """Emit the Jacobian-vector product of each output: reverse mode twice, the second time with tangents as cotangents.
 
     Args:
-        derivative: the model, to which the nodes of the first walk are appended.
-        op: the emitter for the nodes of the second walk.
+        derivative: the model, to which the nodes of the first differentiation are appended.
+        op: the emitter for the nodes of the second differentiation.
         tangents: value to differentiate with respect to -> the name of its tangent.
     """
     graph, first = derivative.graph, Op(derivative.graph)
-    # The result of the first walk is linear in these cotangents, so its derivative doesn't depend on their values.
+    # The first result is linear in these cotangents, so its derivative doesn't depend on their values.
     # They are zeros because a loop may still read them.
     free = {
         name: first.rename(first.fill(0.0, first.val(name)), graph.fresh(f"{name}_free")).name

@@ -1,8 +1,8 @@
 """Select values of a model by patterns: outputs, inputs, weights, and inner values.
 
-An inner value is one that a node of the model computes. A derivative with respect to it is the derivative with respect
-to a term that is added to it. If it depends on an input that is selected too, the derivative with respect to the input
-includes the paths through the inner value.
+An inner value is a value that a node of the model computes. A derivative with respect to an inner value is the
+derivative with respect to a term that is added to it. If an inner value depends on an input that is also selected, the
+derivative with respect to the input includes the paths through the inner value.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def choose(
 
 
 def floats(chosen: Chosen, graph: Graph, option: str, kind: str) -> list[str]:
-    """Return those selected values that are float, each once. The graph must have types.
+    """Return the names of the selected float values, without duplicates. The graph's types must be known.
 
     Raises:
         UsageError: a pattern selects no float value.
@@ -81,8 +81,8 @@ def hold(graph: Graph, names: Sequence[str]) -> list[str]:
 def split(graph: Graph, name: str) -> None:
     """Insert an Identity between an inner value and the node that computes it.
 
-    The differentiation rule of that node may read the node's result. The result must not change when a term is added to
-    the inner value.
+    The differentiation rule of that node may read the node's result, which must not change when a term is added to the
+    inner value.
     """
     for position, node in enumerate(graph.nodes):
         if name in node.output:
@@ -104,7 +104,7 @@ def _near(name: str, known: list[str], graph: Graph, kind: str) -> str:
 def _inner(graph: Graph, pattern: str) -> Iterator[str]:
     """Yield the inner values that a pattern matches.
 
-    If it matches none, yield the results of the nodes that it matches, for nodes with a single result.
+    If it matches no value, yield the results of the nodes whose names it matches, except nodes with several results.
     """
     made = [name for name in graph.made() if name and matches(name, pattern)]
     yield from made or (node.output[0] for node in graph.nodes if len(node.output) == 1 and matches(node.name, pattern))

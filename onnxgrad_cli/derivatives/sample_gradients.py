@@ -66,7 +66,7 @@ class Meetings:
     Attributes:
         axes: value that depends on the samples -> the axis of its samples; see `sample_axes`.
         nodes: those of these nodes that can be copied for a single sample.
-        mixed: the weights on which the other nodes depend.
+        mixed: the weights on which the other nodes depend. Their gradients must be computed over the whole batch.
     """
 
     def __init__(self, graph: Graph, weights: Sequence[str], axes: Mapping[str, int]) -> None:
@@ -75,7 +75,7 @@ class Meetings:
         Args:
             graph: the model.
             weights: the weights to differentiate with respect to.
-            axes: see the attribute.
+            axes: value that depends on the samples -> the axis of its samples.
         """
         self._graph, self.axes = graph, axes
         self._sources: dict[str, frozenset[str]] = {name: frozenset([name]) for name in weights}

@@ -178,7 +178,7 @@ def _elementwise(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
 
 
 def _all_along(attribute: str) -> Form:
-    """Return the function for operators whose `attribute` is an axis of all operands. Each operand gets a row axis."""
+    """Return the function for operators such as Concat, whose `attribute` is an axis of all operands."""
 
     def write(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
         moved = {**attributes, attribute: _behind(attributes[attribute])}

@@ -1,1 +1,1 @@
-"""The emitter of typed nodes, and the class of values, with which rules, losses and optimizers write graphs."""
+"""The emitter and the class of values with which rules, losses and optimizers write typed nodes."""

@@ -1,7 +1,7 @@
-"""Subgraphs: turn branches of If and bodies of Loop and Scan into separate graphs, and graphs into bodies.
+"""Write the subgraphs (bodies) of If, Loop, Scan and SequenceMap, from nodes or from a `Graph`.
 
-The inputs of such a `Graph` are the inputs of the body, then the values that it captures from outside. Every pass that
-works on a model therefore works on a body. The graph shares names, symbols and constants with the graph around it.
+A body as a `Graph` has the inputs of the body, then the values that it captures from outside. Every pass that works on
+a model therefore works on a body. The graph shares names, symbols and constants with the graph around it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,22 @@ from onnxgrad_cli.ir.nodes import captured_by
 from onnxgrad_cli.ir.types import Shape, dtype_of, element_type, shape_of, tensor_type
 
 Body = Callable[..., tuple[Sequence[Val], Sequence[Val]]]
-"""A function `body(op, states, steps)` that writes one step of a Scan, and returns the next states and step results."""
+"""A function `body(op, states, steps)` that writes one step of a Scan.
+
+`steps` has one slice of each sliced value. The function returns the next states, and the results of this step.
+"""
 
 
 def close(inner: Graph, op: Op, inputs: Sequence[Val], outputs: Sequence[Val]) -> GraphProto:
     """Return the body that computes `outputs` from `inputs` and captured values.
 
-    It consists of the nodes of `inner`, then the nodes of `op`, without unused ones.
+    The body consists of the nodes of `inner`, then those of `op`. Unused nodes are left out.
+
+    Args:
+        inner: the graph in which `op` emitted nodes; its nodes and outputs are replaced.
+        op: the emitter.
+        inputs: the inputs of the body. The element type and rank of each are declared.
+        outputs: the outputs of the body, which get new names.
     """
     results = [inner.fresh(f"{value.name}_out") for value in outputs]  # two outputs of a body must not share a name
     copies = [
@@ -100,7 +109,7 @@ def scan(
 
 
 def _apart(inner: Op, values: Iterable[Val]) -> list[Val]:
-    """Add Identity nodes so that every output of a body is computed in the body and appears only once.
+    """Add Identity nodes so that a body computes every output itself, and no output appears twice.
 
     Otherwise onnxruntime leaves an output unset.
     """
@@ -138,7 +147,7 @@ For more steps, the time to load a model grows faster than its number of nodes.
 
 
 def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
-    """Emit an If that replaces values if `condition` is true. Otherwise they stay the same and nothing is computed.
+    """Emit an If that replaces values if `condition` is true. If it is false, the values stay the same.
 
     Args:
         op: the emitter.
@@ -174,7 +183,7 @@ def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dic
 
 
 def select(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
-    """Return the same as `when`, without an If: the nodes of `then` always run, and a Where selects the values."""
+    """Replace values as `when` does, but without an If: nodes of `then` always run, and a Where selects the values."""
     scope = op.scope
     after = then(op)
     op.scope = scope
@@ -182,7 +191,7 @@ def select(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> d
 
 
 def declared(name: str, value_type: TypeProto | None) -> ValueInfoProto:
-    """Return a declaration of a value in a body: element type and rank, without sizes, which may change."""
+    """Return a declaration of a value in a body: its element type and rank. Sizes may change, so they are left out."""
     shape = shape_of(value_type)
     if value_type is None or shape is None:
         return onnx.helper.make_value_info(name, value_type or TypeProto())

@@ -20,7 +20,7 @@ class Op(Peepholes):
 
     Every operator is a method with the operator's name. A number or an array among the inputs becomes a constant with
     the element type of the first input that is a value. With `outputs=n`, the method returns a tuple of n outputs.
-    Attributes are keyword arguments; an attribute that is None is omitted. Methods in lower case are shorthands. They
+    Attributes are keyword arguments; an attribute that is None is omitted. Methods in lower case are shorthands, which
     write fewer nodes if shapes or values are known at build time.
 
     Attributes:
@@ -38,7 +38,7 @@ class Op(Peepholes):
         self._makers: dict[str, Node] | None = None
 
     def readers(self, name: str) -> list[tuple[Node, int]]:
-        """Return the forward nodes that read a value, each with the input's position (-1: read inside a subgraph)."""
+        """Return the forward nodes that read a value, each with the position of the input; -1 for a read in a body."""
         if self._readers is None:
             self._readers = self.graph.uses()
         return self._readers.get(name, [])
@@ -50,7 +50,7 @@ class Op(Peepholes):
         return self._makers.get(x.name)
 
     def in_place_of_node(self) -> Op:
-        """Return an emitter of nodes that will replace `node`; see `replace_node`."""
+        """Return an emitter for the nodes that `replace_node` will put in place of `node`."""
         assert self.node is not None
         forward = Op(self.graph)
         forward.scope = forward.forward = self.node.name
@@ -81,13 +81,16 @@ class Op(Peepholes):
 
         Args:
             name: the gradient that has several forms, such as 'weight gradient'.
-            forms: the forms that are possible here.
+            forms: the possible forms for this node.
             default: the form to use unless another one is preferred or requested.
         """
         return default if self.training is None else self.training.kernel_variants.choose(self, name, forms, default)
 
     def stands_for(self, value: Val) -> None:
-        """Record that the kernel of `node`, which its definition replaces, computes `value` or a product with it."""
+        """Record that onnxruntime's kernel of `node` computes `value` or a product with `value`.
+
+        A definition calls this method while it replaces `node`.
+        """
         if self.node is not None:
             self.graph.kernels[value.name] = self.node
 

@@ -23,7 +23,7 @@ from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import HALVES, Dim, Shape, shape_of, tensor_type
 
 FOLLOWS = frozenset("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum".split())
-"""Operators whose result's shape follows from the operands' types. Callers pass the shape only to save time."""
+"""Operators for which onnx infers the shape of the result. Callers pass the shape only to save time."""
 
 
 class NodeEmitter:
@@ -34,8 +34,8 @@ class NodeEmitter:
         opset: the version of the standard's operators that the graph imports.
         nodes: the nodes that were emitted, in order.
         scope: the prefix of the names of new nodes.
-        role: the part of the training model that the metadata of new nodes names, or "".
-        forward: the forward node that new nodes differentiate, according to their metadata, or "".
+        role: the part of the training model that is written to the metadata of new nodes, or "".
+        forward: the name of the forward node that new nodes differentiate, written to their metadata, or "".
         cautions: cautions for the user about these nodes.
         in_function: True while a loss function of the user emits nodes.
     """
@@ -121,15 +121,15 @@ class NodeEmitter:
         return x if x.dtype == to else self.Cast(x, to=to)
 
     def wide(self, x: Val) -> Val:
-        """Return `x` in the type in which statistics are computed: float16 and bfloat16 are cast to float32."""
+        """Return `x` in the type for sums and statistics: float32 instead of float16 and bfloat16."""
         return self.cast(x, TensorProto.FLOAT) if x.dtype in HALVES else x
 
     def comparable(self, y: Val, again: Callable[[Val], Val], *xs: Val) -> tuple[Val, ...]:
-        """Return the result of a selecting operator, such as Max, and its operands, so that comparing them is exact.
+        """Return the result of a selecting operator, such as Max, and its operands in a type that compares exactly.
 
         For 16-bit floats, onnxruntime computes most operators in float32 and does not round values between such
-        kernels. A kernel with 16-bit inputs reads the same values rounded. A maximum may then equal none of its
-        operands. If all values are float32, all kernels read the same numbers.
+        kernels. A kernel with 16-bit inputs reads the rounded values. A maximum may then equal none of its operands. If
+        all values are float32, all kernels read the same numbers.
 
         Args:
             y: the result.
@@ -146,13 +146,13 @@ class NodeEmitter:
         return again(*wide), *wide
 
     def state(self, x: Val, shape: Sequence[Dim | None] | None) -> Val:
-        """Return `x` with the given shape declared, which the caller knows and shape inference does not find."""
+        """Declare the shape of `x` if shape inference does not find it but the caller knows it. Return `x` with it."""
         self.graph.types[x.name] = self.graph.named(tensor_type(x.dtype, shape))
         self.graph.declared_shapes.add(x.name)
         return self.val(x.name)
 
     def replaces(self, node: Node) -> None:
-        """Set the prefix of the names of new nodes, and their module, to those of a node that they replace."""
+        """Give new nodes the name of the node that they replace, as a prefix, and its module."""
         self._origin = origin(node)
         self.scope, self.forward, self._said = node.name, self._origin[FORWARD], ("", "")
 
@@ -223,7 +223,15 @@ class NodeEmitter:
         return result
 
     def _elementwise_result(self, op_type: str, names: tuple[str, ...], value_type: TypeProto) -> Val:
-        """Return the output of a new node. An earlier node with the same operator and operand types gives its type."""
+        """Emit a node whose output type is already known from an earlier node, and return its output.
+
+        An equal node that was written before is reused.
+
+        Args:
+            op_type: the operator.
+            names: the inputs.
+            value_type: the type of the output, from a node with the same operator and operand types.
+        """
         key = (op_type, "", names, (), 1)
         result = self._written.get(key)
         if result is None:
@@ -235,7 +243,7 @@ class NodeEmitter:
         return result
 
     def is_plain(self, names: Sequence[str]) -> bool:
-        """Return True if `rewritten` depends only on the types of these values, not on the values themselves."""
+        """Return True if `rewritten` depends only on the types of these values, not on the nodes that compute them."""
         return True
 
     def rewritten(
@@ -289,18 +297,25 @@ class NodeEmitter:
         return self._output_types.schema(op_type, domain)
 
     def attributes(self, op_type: str, domain: str = "") -> dict[str, Any]:
-        """Return a map from the operator's attributes to defaults (None: no default); {} if it has no schema."""
+        """Return attribute -> its default (None if it has none) for an operator; {} if the operator has no schema."""
         return self._output_types.attributes(op_type, domain)
 
     # -- names ----------------------------------------------------------------------------------------------
 
     def rename(self, value: Val, name: str) -> Val:
-        """Rename a result of this emitter. A value from elsewhere, or renamed before, is copied by an Identity."""
+        """Rename a result of this emitter. Any other value, or a value that was renamed before, is copied instead."""
         self.rename_all({name: value})
         return self.val(name)
 
     def rename_all(self, results: Mapping[str, Val]) -> None:
-        """Rename results; the keys are the new names. A value with several new names is copied by Identity nodes."""
+        """Rename results of this emitter.
+
+        A value that gets several names, that was renamed before or that is not a result of this emitter is copied by an
+        Identity.
+
+        Args:
+            results: new name -> value.
+        """
         made = set(itertools.chain.from_iterable([node.output for node in self.nodes]))
         claimed = set(self._renamed.values())
         names: dict[str, str] = {}
@@ -319,10 +334,10 @@ class NodeEmitter:
         self._written.clear()
 
     def forget(self) -> None:
-        """Clear the references to the written nodes and values after the caller has taken the nodes.
+        """Clear the references to the written nodes and values, after the caller has taken the nodes.
 
-        Values refer to their emitter and the emitter to them. The garbage collector is off during a build, so without
-        this the cycle would stay in memory.
+        Values refer to their emitter, and the emitter to its values. The garbage collector is off during a build, so
+        this cycle would stay in memory.
         """
         self.nodes = []
         for known in (self._vals, self._constants, self._written, self._renamed):

@@ -1,4 +1,4 @@
-"""`Peepholes`: write nodes in the form that onnxruntime computes fastest, whichever rule emits them."""
+"""`Peepholes`: replace the operands of nodes while they are emitted, so that onnxruntime computes the nodes faster."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ BINARY = frozenset("Add Div Mul Sub".split())
 """Arithmetic operators of two operands, which broadcast."""
 
 BROADCASTING = BINARY | frozenset("Equal Greater GreaterOrEqual Less LessOrEqual Max Min Pow Where".split())
-"""Operators that broadcast, for which `_lengthened` reshapes operands of one element."""
+"""Operators that broadcast. Their operands of one element may get more axes; see `Peepholes`."""
 
 MIN_ELEMENTS_TO_RESHAPE = 1024
-"""The smallest size of the largest operand, in elements, for which reshaping a one-element operand saves time."""
+"""Smallest number of elements of the largest operand for which reshaping a one-element operand saves time."""
 
 
 class Peepholes(Reductions):
     """Emitter that replaces operands of broadcasting operators by faster ones.
 
-    - An expanded operand is replaced by the value before the Expand.
+    - An operand that was computed by Expand is replaced by the value before the Expand.
     - An operand of one element gets more axes if a large operand ends in axes of size one.
-    - A tensor that is added to a scattered tensor becomes the tensor that is scattered onto.
+    - In a sum of a tensor and updates that were scattered onto zeros, the updates are scattered onto the tensor.
 
-    The emitter also records which values are rows gathered from a tensor, and which are images with scaled channels.
-    Rules look this up later.
+    The emitter also records values that are rows gathered from a tensor, or images with scaled channels, for rules that
+    read these values later.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -42,7 +42,7 @@ class Peepholes(Reductions):
     def rewritten(
         self, op_type: str, operands: list[Val | None], attributes: dict[str, Any]
     ) -> tuple[str, list[Val | None], dict[str, Any]]:
-        """Return operator, operands and attributes of the node to write instead of the given one."""
+        """Return the operator, operands and attributes of the node to write instead of the requested node."""
         if op_type not in BROADCASTING:
             return op_type, operands, attributes
         if self._unexpanded and op_type in BINARY:
@@ -102,7 +102,7 @@ class Peepholes(Reductions):
     # -- rows that are summed again -------------------------------------------------------------------------
 
     def take(self, x: Val, rows: Val) -> Val:
-        """Return the rows of `x` at the indices in the vector `rows`. `Op.gathered` finds `x` and `rows` again."""
+        """Return the rows of `x` at the indices in the vector `rows`. `Op.gathered` returns `x` and `rows` later."""
         result = self.Gather(x, rows, axis=0)
         self._taken[result.name] = (x, rows)
         return result
@@ -110,7 +110,7 @@ class Peepholes(Reductions):
     # -- channels that were scaled --------------------------------------------------------------------------
 
     def scaled(self, x: Val, factors: Val) -> Val:
-        """Return `x` times a factor per channel, [1, C, 1, ...]. `unscaled` finds `x` and the factors again."""
+        """Return `x` times a factor per channel, [1, C, 1, ...]. `unscaled` returns `x` and the factors later."""
         result = x * factors
         self._scaled[result.name] = (x, factors)
         return result
@@ -122,11 +122,18 @@ class Peepholes(Reductions):
     # -- scatter-onto ---------------------------------------------------------------------------------------
 
     def scatter(self, zeros: Val, places: Val, updates: Val, axis: int, repeats: bool = True) -> Val:
-        """Scatter `updates` onto zeros with ScatterElements. With `repeats`, updates at the same place are added up.
+        """Scatter `updates` onto zeros with ScatterElements.
 
         If a tensor is added to the result later, the updates are scattered onto that tensor instead of zeros. For 256
         rows of a 50,257 x 768 table, this takes 0.6 times as long as a scatter and a sum (one thread). It saves one
         tensor in memory.
+
+        Args:
+            zeros: a tensor of zeros, in the shape of the result.
+            places: the indices of the updates along `axis`.
+            updates: the values.
+            axis: the axis.
+            repeats: True to add up the updates of an element. If False, each element must have at most one update.
         """
         attributes = {"axis": axis, "reduction": "add"} if repeats else {"axis": axis}
         result = self.ScatterElements(zeros, places, updates, **attributes)

@@ -17,9 +17,8 @@ class Reductions(ShapeOps):
     """Reductions over axes. The axes are an input from opset 18 on (ReduceSum: 13), and an attribute before.
 
     Attributes:
-        constant_axes: True if the axes of every sum must be constants, as some runtimes require. If it depends on sizes
-            at run time which axes `sum_to` sums, the sum is then written with a Reshape, which takes longer if nothing
-            has to be summed.
+        constant_axes: True if the axes of every sum must be constants, as some runtimes require. If `sum_to` knows only
+            at run time which axes to sum, it then uses a Reshape, which takes longer if nothing has to be summed.
     """
 
     constant_axes = False
@@ -53,7 +52,7 @@ class Reductions(ShapeOps):
         return self.emit(kind, x, axes=axes, keepdims=int(keepdims), shape=shape)
 
     def sum_to(self, g: Val, x: Val) -> Val:
-        """Return `g`, to whose shape `x` broadcasts, summed to the shape of `x`.
+        """Sum `g`, the cotangent of a result to which `x` was broadcast, to the shape of `x`.
 
         An axis with equal sizes or symbols stays. An axis on which `x` has size 1 is summed. If symbols differ or a
         rank is unknown, the decision is made at run time, and a caution says so.
@@ -114,7 +113,7 @@ class Reductions(ShapeOps):
         return self.Reshape(self.cast(summed, g), wanted, allowzero=self._literal_zeros(), shape=x.known_shape)
 
     def _led_by_ones(self, g: Val, x: Val, wanted: Val) -> Val:
-        """Return the shape of `x` (the value `wanted`) with as many ones in front as `g` has additional axes."""
+        """Return the shape of `x`, which is the value `wanted`, with ones in front, so that it has the rank of `g`."""
         if None not in (g.known_shape, x.known_shape):
             lead = g.rank - x.rank
             return self.Concat(self.ints([1] * lead), wanted, axis=0) if lead else wanted

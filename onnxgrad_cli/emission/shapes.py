@@ -13,7 +13,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 
 MAX_COUNTING_LENGTH = 1 << 24
-"""Largest length of a vector 0, 1, 2, ... that is stored as a constant, and largest number of elements in windows.
+"""Largest length of a vector 0, 1, 2, ... that is stored as a constant, and largest number of taps of a window.
 
 The limit exists because a small model may request billions of elements.
 """
@@ -116,10 +116,10 @@ class ShapeOps(NodeEmitter):
         return self.Reshape(x, self.shape(like), allowzero=self._literal_zeros(), shape=like.known_shape)
 
     def _dims_like(self, x: Val, like: Val) -> list[int] | None:
-        """Return a constant with which Reshape gives `x` the shape of `like`, or None if there is none.
+        """Return the entries of a constant with which Reshape gives `x` the shape of `like`, or None if there is none.
 
-        If one size of `like` is a symbol, it becomes -1. If several are, each becomes 0, which copies the size of `x`.
-        This requires that `x` has the same symbol on that axis.
+        If one size of `like` is a symbol, its entry is -1. If several sizes are symbols, their entries are 0, which
+        copies the size of `x`. This requires that `x` has the same symbol on each of these axes.
         """
         shape, own = like.known_shape, x.known_shape or ()
         if shape is None or 0 in shape:
@@ -130,7 +130,10 @@ class ShapeOps(NodeEmitter):
         return None if several and -1 in dims else dims
 
     def _literal_zeros(self) -> int | None:
-        """Return the `allowzero` with which 0 in a Reshape is a size. Before opset 14 return None: 0 copies a size."""
+        """Return the value of `allowzero` with which a 0 in a Reshape means size 0, or None before opset 14.
+
+        Without the attribute, a 0 copies the size of the input.
+        """
         return 1 if self.opset >= 14 else None
 
     def transpose(self, x: Val, perm: Sequence[int]) -> Val:
@@ -165,7 +168,12 @@ class ShapeOps(NodeEmitter):
         return self.ConstantOfShape(self.shape(like), value=tensor, shape=like.known_shape)
 
     def zeros(self, dims: Sequence[int | Val], dtype: int | Val) -> Val:
-        """Return zeros. Each dimension is an int or a one-element int64 vector."""
+        """Return a tensor of zeros.
+
+        Args:
+            dims: the sizes, each an int or a one-element int64 vector.
+            dtype: the element type, or a value with this type.
+        """
         to = dtype.dtype if isinstance(dtype, Val) else dtype
         tensor = onnx.numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(to)))
         known = [dim if isinstance(dim, int) else None for dim in dims]

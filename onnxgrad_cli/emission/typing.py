@@ -1,4 +1,4 @@
-"""Find the types of the outputs of emitted nodes, from the operands alone or by the inference of onnx."""
+"""Find the types of the outputs of emitted nodes, from the types of the operands or by onnx's type inference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgrad_cli.ir.node import Node, as_message
 from onnxgrad_cli.ir.types import Dim, dtype_of, tensor_type
 
 ELEMENTWISE = frozenset("Add Div Exp Mul Neg Reciprocal Sigmoid Sqrt Sub Tanh".split())
-"""Operators whose result has the type of one of the operands, except that the shapes are broadcast."""
+"""Operators whose result has the element type of the operands, and the shape to which they broadcast."""
 
 SAME_DTYPE = frozenset("Expand ReduceMax ReduceMean ReduceSum Reshape".split())
 """Operators whose result has the element type of the first operand, so only its shape has to be found."""
@@ -40,7 +40,13 @@ class OutputTypes:
     def at_a_glance(
         self, op_type: str, operands: Sequence[Val | None], shape: Sequence[Dim | None] | None
     ) -> TypeProto | None:
-        """Return the type of a node's only output if no inference is needed to find it, or None otherwise."""
+        """Return the type of a node's only output without inference, or None if inference is needed.
+
+        Args:
+            op_type: the operator.
+            operands: the inputs of the node.
+            shape: the shape of the output, if the caller knows it.
+        """
         if not operands or (first := operands[0]) is None:
             return None
         if op_type in ELEMENTWISE and (last := operands[-1]) is not None:
@@ -50,7 +56,7 @@ class OutputTypes:
         return self._tensor(first.dtype, shape) if shape is not None and op_type in SAME_DTYPE else None
 
     def _tensor(self, dtype: int, shape: Sequence[Dim | None]) -> TypeProto:
-        """Return the type of a tensor. Calls with equal types return the same object, unless a size has no name."""
+        """Return the type of a tensor. Equal types are one object, unless a size has no name and gets a new symbol."""
         key = (dtype, *shape)
         if key not in self._types:
             value_type = self._graph.named(tensor_type(dtype, shape))
@@ -100,7 +106,7 @@ class OutputTypes:
         return self._schemas[key]
 
     def attributes(self, op_type: str, domain: str = "") -> dict[str, Any]:
-        """Return a map from the operator's attributes to defaults (None: no default); {} if it has no schema."""
+        """Return attribute -> its default (None if it has none) for an operator; {} if the operator has no schema."""
         key = (op_type, domain)
         if key not in self._defaults:
             try:
@@ -114,7 +120,7 @@ class OutputTypes:
 
 
 def _elementwise(a: Val, b: Val) -> Val | None:
-    """Return the operand whose type an elementwise result has, or None if broadcasting may change the shape."""
+    """Return the operand that has the shape to which `a` and `b` broadcast, or None if the types do not show that."""
     left, right = a.known_shape, b.known_shape
     if left is None or right is None or "?" in left or "?" in right:
         return None

@@ -26,7 +26,7 @@ def unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int | Val], kept: in
         raise Unknown(f"its weight has {bits} bits")
     values = op.unsqueeze(packed, [packed.rank])
     if bits < 8:
-        up = op.const(np.arange(8 - bits, -1, -bits), TensorProto.UINT8)  # shifts the higher bits out
+        up = op.const(np.arange(8 - bits, -1, -bits), TensorProto.UINT8)  # these shifts remove the higher bits
         values = op.BitShift(op.BitShift(values, up, direction="LEFT"), op.const(8 - bits, up), direction="RIGHT")
     values = op.reshape(values, dims)
     if kept is None:

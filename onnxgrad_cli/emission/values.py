@@ -16,7 +16,7 @@ from onnxgrad_cli.ir.types import Shape, dtype_of
 
 
 class Emitter(Protocol):
-    """The attributes of an emitter that a `Val` uses, and a method for each operator.
+    """The part of an emitter that a `Val` uses: some attributes, and a method for each operator.
 
     Attributes:
         graph: the graph.
@@ -75,7 +75,7 @@ class Val:
 
         Args:
             axis: the axis.
-            what: a description of the size, for the error.
+            what: a description of the size for the error, such as 'the hidden size'.
 
         Raises:
             Unknown: the size is known only at run time.
@@ -104,7 +104,7 @@ class Val:
         return f"Val({self.name}: {self._shape})"
 
     def __bool__(self) -> bool:
-        """Return True, so that `if operand` tests if an optional operand is there.
+        """Return True, so that `if operand` is true for a value and false for None, an omitted operand.
 
         Raises:
             TypeError: a loss function asks for the truth of a value, which is not known at build time.
@@ -178,11 +178,14 @@ class Val:
 
 
 VALUES = {Val}
-"""The set of the Python types of operands if all operands are `Val`s."""
+"""The set of the Python types of a node's operands, if all of them are `Val`s."""
 
 
 class No:
-    """Returned by a rule instead of a cotangent that it can't compute. It is an error if the cotangent is needed."""
+    """A refusal, which a rule returns in place of a cotangent that it can't compute.
+
+    The build fails with `reason` and `hint` if the cotangent is needed.
+    """
 
     def __init__(self, reason: str, hint: str = "") -> None:
         self.reason = reason
@@ -190,7 +193,7 @@ class No:
 
 
 class Fusion(NamedTuple):
-    """One rule for the gradient of several nodes that together compute a value. It takes fewer passes over memory.
+    """One rule for several nodes that together compute a value. It is used in place of the rules of the single nodes.
 
     Attributes:
         operator: the operator that the nodes are equivalent to, as 'domain::Op'.

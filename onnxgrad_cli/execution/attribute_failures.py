@@ -3,8 +3,8 @@
 A file can be wrong in more ways than can be checked in advance, so any exception may be raised. After an unexpected
 exception, the model is read again and given to tools that share no code with onnxgrad: onnx's checker with strict type
 inference, and onnxruntime, which loads the model and runs it on random data. If one of these tools reports an error in
-the model, that error is raised. Otherwise the exception is reported as a bug in onnxgrad. These checks share the limits
-of time and memory of the whole job (`limits`).
+the model, that error is raised. Otherwise the exception is reported as a bug in onnxgrad. These checks count toward the
+time and memory limits of the whole job.
 """
 
 from __future__ import annotations

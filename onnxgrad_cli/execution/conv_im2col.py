@@ -87,7 +87,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape]) -> tuple[int, ...]:
 
 
 def _given(model: ModelProto) -> dict[str, Shape]:
-    """Return Reshape output -> its shape, if the target shape is stored. Computed weights often have such a shape."""
+    """Return a map: output of a Reshape -> its shape, if the shape is stored. Computed weights are often reshaped."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 1}
     views = [node for node in model.graph.node if node.op_type == "Reshape" and node.input[1] in stored]
     found = {node.output[0]: numpy_helper.to_array(stored[node.input[1]]).tolist() for node in views}

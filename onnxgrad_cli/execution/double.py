@@ -1,8 +1,8 @@
 """Run a model in float64. Operators without a float64 kernel in onnxruntime run on onnx.reference.
 
-Many activations have only float32 kernels in onnxruntime. The model is cut at such operators into pieces, which run one
-after the other: those between the operators on onnxruntime. Convolutions are replaced by matrix products, and average
-pooling by sums.
+Many activations have only float32 kernels in onnxruntime. The model is cut into pieces that run one after the other.
+Pieces of such operators run on onnx.reference, and the other pieces on onnxruntime. Convolutions are replaced by matrix
+products, and average pooling by sums.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Buffers:
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def made(self, value: Deferred) -> np.ndarray:
-        """Return the array that a `Deferred` stands for, filled with its elements."""
+        """Return a float64 array with the elements of a `Deferred`."""
         try:
             array = self._free[value.nbytes].pop().reshape(value.shape)
         except IndexError:
@@ -195,10 +195,7 @@ class DoubleExecutor:
         return stashes or not self._single.isdisjoint((inner.domain, inner.op_type) for inner in nodes)
 
     def _last_reads(self, pieces: Sequence[_Piece]) -> dict[int, list[str]]:
-        """Return a map from the number of pieces that have run to the values that no later piece reads.
-
-        Their memory can be freed then.
-        """
+        """Return a map: number of pieces that have run -> the values to free, which no later piece reads."""
         last = {name: position for position, piece in enumerate(pieces, 1) for name in piece.inputs}
         gone: dict[int, list[str]] = defaultdict(list)
         for name, position in last.items():
@@ -230,7 +227,7 @@ class _NoKernel(Exception):
 
 
 class _Piece:
-    """Consecutive nodes of a model that run together. The first run opens them, because then all types are known."""
+    """Consecutive nodes of a model that run together. The first run opens their session, when types are known."""
 
     def __init__(
         self, model: ModelProto, nodes: list[NodeProto], outputs: Sequence[str], readers: Mapping[str, int],

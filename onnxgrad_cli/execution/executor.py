@@ -1,4 +1,4 @@
-"""Run a model on numpy arrays, on onnxruntime or, if it lacks a kernel, on onnx.reference.
+"""Run a model with numpy arrays on onnxruntime, or on onnx.reference if onnxruntime lacks a kernel.
 
 `to_double` converts a model to float64.
 """
@@ -34,7 +34,7 @@ class Executor:
         prefer: 'reference' uses onnx.reference without trying onnxruntime.
         threads: the number of threads of onnxruntime; None uses all.
         fallback: True uses onnx.reference if onnxruntime has no kernels, False raises onnxruntime's error.
-        ops: Python implementations of operators that both lack, for onnx.reference.
+        ops: Python implementations, for onnx.reference, of operators that both runtimes lack.
 
     Attributes:
         name: the name of the runtime.
@@ -63,7 +63,7 @@ class Executor:
                 self._run, self.stored, self._options = session.array_run(opened), stored, runtime.RunOptions
                 self.name = f"onnxruntime {runtime.__version__}"
                 return
-            except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
+            except (errors.NotImplemented, errors.Fail) as error:  # no kernel, or the model is too new
                 known = any(text in str(error) for text in ("not supported", "Current official support"))
                 if not fallback or not (known or isinstance(error, errors.NotImplemented)):
                     raise

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 BLOCK_SECONDS, LONG_STEP_SECONDS = 0.05, 0.5
-"""Length of a block in seconds, and the length of a step from which on no unmeasured step precedes the block."""
+"""The length of a block in seconds; and the length of a first step, in seconds, above which this step is the block."""
 
 Rounds = Mapping[str, Sequence[float]]
 """Map from the name of a step to the seconds per step in each round."""

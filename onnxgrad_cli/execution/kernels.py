@@ -1,7 +1,7 @@
-"""The opsets and kernels of the installed onnxruntime, and the messages of its errors.
+"""Test which opsets and operators the installed onnxruntime supports, and parse its error messages.
 
-Whether onnxruntime supports an opset or an operator is found by trying it. A table would be wrong for versions of
-onnxruntime that are newer than the table.
+A test opens a small model. A table of supported operators would be wrong for versions of onnxruntime that are newer
+than the table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def loads(model: ModelProto) -> bool:
     """Return True if onnxruntime opens a session on a model."""
     try:
         Executor(model, fallback=False)
-    except Exception:  # of many kinds, none of them public
+    except Exception:  # onnxruntime's exception classes are not public
         return False
     return True
 
@@ -96,7 +96,7 @@ def _opens(graph: Graph, node: Node) -> bool:
         Executor(model, fallback=False)
     except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
         return False
-    except Exception:  # of many kinds, none of them public: a kernel is there
+    except Exception:  # onnxruntime's other exceptions, which are not public: a kernel exists
         return True
     return True
 

@@ -2,7 +2,7 @@
 
 A proof that the user did not request has these limits too. Without them a model could run for ever, such as with a Loop
 of 2^62 iterations, or fill the memory, such as with an Expand to 2^31. A run that is cut short counts as failed. After
-it no other run begins, because many attempts would each take as long. All parts of a job share its limits
+it no other run begins, because each of many attempts could take as long. All parts of a job share its limits
 (`shared_budget`).
 
 `check_ends` refuses a model with a loop that never ends, because the first run of a training or a proof would not
@@ -125,7 +125,7 @@ _patience: ContextVar[RunBudget | None] = ContextVar("patience", default=None)
 
 @contextmanager
 def shared_budget() -> Iterator[None]:
-    """Share one set of limits among all runs in the block, a whole job. `within_budget` makes the limits apply."""
+    """Share one set of limits among all runs in the block, which is a whole job. `within_budget` applies the limits."""
     token = _shared.set(_shared.get() or RunBudget())
     try:
         yield
@@ -180,7 +180,7 @@ def limited() -> Iterator[RunBudget | None]:
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """If limits apply, count the block, such as the drawing of random data, as time that a run takes.
+    """If limits apply, count the time of the block, which may draw random data, as time of a run.
 
     Raises:
         OverLimit: no time is left.
@@ -222,7 +222,7 @@ def at_once(run: Callable[[T], R], values: Sequence[T]) -> list[R]:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    with limited(), ThreadPoolExecutor(len(values)) as pool:  # it closes when all runs have ended
+    with limited(), ThreadPoolExecutor(len(values)) as pool:  # the pool closes when all runs have ended
         runs = [pool.submit(copy_context().run, run, value) for value in values]
         return [each.result() for each in runs]
 
@@ -293,7 +293,7 @@ def check_ends(graph: Graph) -> None:
     interrupt.
 
     Args:
-        graph: the training model. Constants must have been moved out of the loop bodies.
+        graph: the model, an inference or a training model. Constants must have been moved out of the loop bodies.
 
     Raises:
         UnsupportedError: a loop runs for ever; the message names it.

@@ -20,12 +20,15 @@ from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_external, is_float
 from onnxgrad_cli.ir.weightless_copy import copied
 
 MAX_WEIGHT_BYTES, MAX_NODES = 128 << 20, 20_000
-"""A model is run by default if it has at most so many bytes of weights and so many nodes, including those in bodies."""
+"""The largest size of weights in bytes, and the largest number of nodes, of a model that is run by default.
+
+Nodes in bodies count.
+"""
 
 PROVABLE = 1 << 30
-"""A model is proved by default if its weights have at most so many bytes.
+"""The largest number of bytes of weights of a model whose gradients are proved by default.
 
-The proof takes up to four times as much memory.
+The proof takes up to four times as much memory as the weights.
 """
 
 Shapes = Mapping[str, Sequence[int]]
@@ -80,13 +83,13 @@ def is_quick(model: ModelProto) -> bool:
 
 
 def fed_types(model: ModelProto) -> dict[str, TypeProto]:
-    """Return input -> type, for the inputs that a run must be fed."""
+    """Return a map: input -> its type, for the inputs that have no stored value."""
     stored = {tensor.name for tensor in model.graph.initializer}
     return {value.name: value.type for value in model.graph.input if value.name not in stored}
 
 
 def fed_shapes(model: ModelProto) -> dict[str, Shape] | None:
-    """Return input -> shape, for the inputs that a run must be fed.
+    """Return a map: input -> its shape, for the inputs that have no stored value.
 
     Return None if an input has an unknown rank or is not a tensor.
     """

@@ -56,7 +56,7 @@ def _erf_terms() -> list[np.ndarray]:
 
 
 CACHED = 1 << 15
-"""The number of elements of which two arrays fit into the cache of a processor."""
+"""The number of elements up to which two arrays fit into the cache of a processor."""
 
 
 class Erf(OpRun):  # onnx.reference always computes Erf in float32
@@ -246,7 +246,7 @@ def _sums(
     x: np.ndarray, kernel_shape: Any, auto_pad: str | None, ceil_mode: int | None, dilations: Any, pads: Any,
     strides: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return for each window: the sum, the number of entries in the image, and that in the image and its padding."""
+    """Return for each window: the sum, the number of entries in the image, and the number in the padded image."""
     sizes, step, spread, reach, begin, end = _windows(x, kernel_shape, auto_pad, dilations, pads, strides)
     room = sizes + begin + end - reach
     out = (-(-room // step) if ceil_mode else room // step) + 1
@@ -276,21 +276,21 @@ class LRN(OpRun):  # onnx.reference sums over as many channels as there are samp
         return (np.asarray(x / (bias + alpha / size * total) ** beta, x.dtype),)
 
 
-class GlobalMaxPool(OpRun):  # onnx.reference always takes it over two axes
+class GlobalMaxPool(OpRun):  # onnx.reference always takes the maximum over two axes
     """The maximum over all spatial axes."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
 
 
-class GlobalLpPool(OpRun):  # onnx.reference has none
+class GlobalLpPool(OpRun):  # onnx.reference does not implement it
     """The norm over all spatial axes."""
 
     def _run(self, x: np.ndarray, *, p: int = 2) -> tuple[np.ndarray]:
         return (np.asarray((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p), x.dtype),)
 
 
-class Resize(_Resize):  # onnx.reference takes cubic weights in float32, as it reads the attribute
+class Resize(_Resize):  # onnx.reference computes cubic weights in float32, the type of its attribute
     """Resize with interpolation weights computed in float64."""
 
     def _run(self, *inputs: Any, **attributes: Any) -> Any:
@@ -299,7 +299,7 @@ class Resize(_Resize):  # onnx.reference takes cubic weights in float32, as it r
 
 
 class _Recurrent(OpRun):  # onnx.reference lacks sequence_lens, clip, and most activations and parameters
-    """A recurrent layer as a loop over time, from the equations of its page. It clips values where onnxruntime does."""
+    """A recurrent layer as a loop over time, from the equations in the standard. It clips where onnxruntime clips."""
 
     functions: tuple[str, ...] = ()
     _step: Callable[..., tuple[Any, Any]]
@@ -323,7 +323,7 @@ class _Recurrent(OpRun):  # onnx.reference lacks sequence_lens, clip, and most a
             wb, rb = np.split(np.zeros(2 * w.shape[1], x.dtype) if b is None else b[d], 2)
             weights = w[d], r[d], wb, rb, np.zeros(3 * units, x.dtype) if p is None else p[d]
             own = functions[d * len(self.functions) : (d + 1) * len(self.functions)]
-            own[:2] = [_clipped(function, clip) for function in own[:2]]  # not the LSTM's h
+            own[:2] = [_clipped(function, clip) for function in own[:2]]  # not the activation h of an LSTM
             h, c = hs[d], cs[d]
             for t in reversed(range(steps)) if direction == "reverse" or d == 1 else range(steps):
                 live = (t < lengths)[:, None]
@@ -414,7 +414,7 @@ class LSTM(_Recurrent):
         return f(o + po * c) * outer(c), c
 
 
-class Loop(_Loop):  # onnx.reference takes an absent condition for a false one, and joins outputs it should stack
+class Loop(_Loop):  # onnx.reference treats an absent condition as false, and concatenates outputs instead of stacking
     """Loop, which also accepts an omitted condition and scan outputs of any rank."""
 
     def _run(  # type: ignore[override]
@@ -484,7 +484,7 @@ def _sampled(x: np.ndarray, at: np.ndarray, mode: str, padding: str, corners: bo
     return np.asarray(total)
 
 
-class GridSample(OpRun):  # onnx.reference takes positions in float32, lacks modes of opset 16, clamps cubic ones
+class GridSample(OpRun):  # onnx.reference has float32 positions, lacks modes of opset 16, clamps positions of cubic
     """GridSample, with positions in float64."""
 
     def _run(
@@ -528,7 +528,7 @@ class DeformConv(OpRun):  # onnx.reference takes positions in float32 and fails 
         return ((y if b is None else y + b.reshape(-1, *(1,) * n)).astype(x.dtype),)
 
 
-class GatherElements(OpRun):  # onnx.reference takes from 32 places at most, and refuses shorter other axes
+class GatherElements(OpRun):  # onnx.reference fails on axes of more than 32 elements, and if other axes are shorter
     """Elements of a tensor, each at its own index along one axis."""
 
     def _run(self, x: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
@@ -536,7 +536,7 @@ class GatherElements(OpRun):  # onnx.reference takes from 32 places at most, and
         return (np.take_along_axis(x[tuple(reach)], indices, axis),)
 
 
-class MaxRoiPool(OpRun):  # onnx.reference has none
+class MaxRoiPool(OpRun):  # onnx.reference does not implement it
     """The largest element of each bin of each box, or 0 for an empty bin."""
 
     def _run(

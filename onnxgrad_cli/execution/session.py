@@ -60,7 +60,7 @@ EXACT_INTEGERS = "session.x64quantprecision"
 """The session setting that prevents overflow in sums of 8-bit products on x86 processors without VNNI."""
 
 PLATFORMS = ["NchwcTransformer"]
-"""Names of optimizations for one kind of processor. onnxruntime's own conversion tool omits them too."""
+"""Names of onnxruntime's optimizations that make a model depend on the processor. They are left out of saved models."""
 
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 """Execution provider with memory of its own -> the name of its device."""
@@ -169,7 +169,7 @@ def open_session(
     """Open a session for many runs, such as for training or evaluation.
 
     Args:
-        model, path, provider, threads, alternating, written, sizes: see `start_session`.
+        model, path, provider, threads, alternating, written, sizes: as in `start_session`.
 
     Raises:
         UsageError: `threads` is more than this machine can use.
@@ -179,7 +179,7 @@ def open_session(
         checks.threads(threads)
     try:
         return start_session(model, path, provider, threads, alternating=alternating, written=written, sizes=sizes)
-    except Exception as error:  # of many kinds, none of them public
+    except Exception as error:  # onnxruntime's exception classes are not public
         raise OnnxgradError(f"onnxruntime can't run the model: {str(error).strip()}", _hint(model, error)) from error
 
 
@@ -219,8 +219,7 @@ def start_session(
         optimized: the number of nodes above which onnxruntime does not optimize the model.
         arena: True keeps the memory of a run for the next one. The kept memory grows if runs have different sizes or
             fail.
-        file: a file that contains the model. It is opened instead of `model`, in the way in which a user of the file
-            would.
+        file: a file that contains the model. It is opened instead of `model`, as a user of the file would open it.
         written: the file to which onnxruntime writes the optimized model.
         sizes: symbol -> size. onnxruntime may optimize the model for these sizes.
 
@@ -231,7 +230,7 @@ def start_session(
     options = runtime.SessionOptions()
     options.log_severity_level = SILENT
     options.enable_cpu_mem_arena = arena
-    options.enable_mem_pattern = False  # patterns take up to half the memory again, and save microseconds
+    options.enable_mem_pattern = False  # patterns increase memory by up to half, and save only microseconds
     if len(model.graph.node) > optimized:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if threads is not None:
@@ -240,12 +239,12 @@ def start_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if beside:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # by default, factors of an integer weight are quantized too
+    # by default, the operand that is multiplied by an integer weight is quantized, too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     _keep_quantizers(runtime, options, model)
     if any(tensor.data_type in TWO_BITS for tensor in model.graph.initializer):
         _at_most_basic(runtime, options)
-    if any(map(_on_integers, model.graph.node)):  # it fails on models that only dequantize
+    if any(map(_on_integers, model.graph.node)):  # the setting fails on models that only dequantize
         options.add_session_config_entry(EXACT_INTEGERS, "1")
     for symbol, size in (sizes or {}).items():
         options.add_free_dimension_override_by_name(symbol, size)
@@ -263,7 +262,7 @@ def start_session(
     else:
         source = _FileName(file)
     session = _opened(runtime, model, source, options, providers)
-    if provider not in session.get_providers():  # onnxruntime only logs that it continues without
+    if provider not in session.get_providers():  # onnxruntime only logs that it continues without the provider
         raise RuntimeError(
             f"it can't load {provider}, because a library that it needs is missing or has another version"
         )
@@ -271,7 +270,7 @@ def start_session(
 
 
 def ort_format(model: ModelProto) -> bytes:
-    """Return the bytes of a .ort file, optimized for processors. onnxruntime of about this release can open it.
+    """Return the bytes of a .ort file with the optimized model. onnxruntime of about the same version can open it.
 
     Source: https://onnxruntime.ai/docs/performance/model-optimizations/ort-format-models.html.
 
@@ -287,7 +286,7 @@ def ort_format(model: ModelProto) -> bytes:
         options.add_session_config_entry("session.save_model_format", "ORT")
         try:
             runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU], disabled_optimizers=PLATFORMS)
-        except Exception as error:  # onnxruntime's exceptions have no class in common
+        except Exception as error:  # onnxruntime's exceptions share no base class
             raise OnnxgradError(f"onnxruntime can't write the model as .ort: {error}") from None
         return path.read_bytes()
 
@@ -301,7 +300,7 @@ def as_run(
         model: the model.
         sizes: symbol -> size. Values that depend only on these sizes are then computed in advance.
         path: the file the model was read from; external data are relative to it.
-        threads: see `start_session`.
+        threads: the number of CPU threads; None for onnxruntime's default.
 
     Raises:
         OnnxgradError: onnxruntime refuses the model.
@@ -485,13 +484,13 @@ class BoundRuns:
 
 
 def attribute_defaults(op_type: str, domain: str) -> Mapping[str, Any]:
-    """Return attribute -> default value, by an operator's newest schema in the installed onnxruntime."""
+    """Return a map: attribute -> default value, from an operator's newest schema in the installed onnxruntime."""
     return _all_defaults().get((plain_domain(domain), op_type), {})
 
 
 @cache
 def _all_defaults() -> dict[tuple[str, str], dict[str, Any]]:
-    """Return (domain, operator) -> attribute -> default value, for all operators.
+    """Return a map for all operators: (domain, operator) -> attribute -> default value.
 
     Reading the schemas takes 50 ms. They are sorted by version, because their order is undocumented.
     """

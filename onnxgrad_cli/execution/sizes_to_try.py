@@ -1,6 +1,6 @@
 """Yield sizes for the symbols in a model's input shapes, in the order in which they are to be tried.
 
-They are tried until the model runs. A symbol counts as a batch if it is the first axis of inputs.
+The caller tries the sizes until the model runs. A symbol counts as a batch if it is the first axis of inputs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ A network may have axes that must be long enough, or divisible by some number.
 """
 
 OF_IMAGES = (128, 224)
-"""Large sizes as for images, which are tried after all small ones."""
+"""Typical sizes of images, which are tried after all small sizes."""
 
 OF_SIGNALS, OF_A_SIGNAL = (512, 1024), 2**16
-"""Sizes as for audio, which are tried last, and the largest number of elements that an input may then have."""
+"""Typical lengths of audio, which are tried last; and the largest number of elements of an input at these lengths."""
 
 MAX_SIZE, MAX_SIZES = 1024, 12
 """The largest size that is taken from constants of a model, and the largest number of such sizes."""
@@ -50,11 +50,11 @@ ENTRY_BY_ENTRY = frozenset({"Add", "Div", "Mul", "PRelu", "Pow", "Sub", "Where"}
 """Elementwise operators. A stored vector among their inputs shows the size of the last axis."""
 
 LEADING = 2
-"""The size of batches."""
+"""The number of samples in a batch."""
 
 ALIKE = (0, 0)
 APART = ((1, 1), (1, 0), ALIKE)
-"""Pairs of flags, for batches and for other symbols: 1 if each symbol gets a size of its own, 0 if all get the same."""
+"""Pairs of flags, for batch symbols and for other symbols. 1: all have different sizes. 0: all have the same size."""
 
 
 def sizes_to_try(
@@ -71,8 +71,8 @@ def sizes_to_try(
     4. Sizes from `OF_SIGNALS`. In models with operators of `OF_SPECTRA` they come first.
 
     A symbol is a batch if its name contains 'batch', or if it occurs only as the first axis of inputs. It may also be a
-    batch if it is the first axis of one input and a later axis of another, as in the states of a recurrent network. The
-    same goes for the only symbol of an input. All these interpretations are tried.
+    batch if it is the first axis of one input and a later axis of another, as in the states of a recurrent network, or
+    if it is the only symbol of an input. All these interpretations are tried.
 
     In language models, a symbol may be the sum of others by convention: 'past_sequence_length + sequence_length', or
     'total_sequence_length' if both of these exist. A past length of 0 is tried too.
@@ -174,7 +174,7 @@ def symbol_at(name: str, axis: int, dim: str) -> str:
 
 
 def leading_symbols(shapes: Mapping[str, Shape]) -> dict[str, bool]:
-    """Return symbol -> True if it occurs only as the first axis, for the symbols in the shapes of inputs."""
+    """Return a map for the symbols in the shapes of inputs: symbol -> True if it occurs only as the first axis."""
     leading: dict[str, bool] = {}
     for name, shape in shapes.items():
         for axis, dim in enumerate(shape):
@@ -216,7 +216,10 @@ def _is_integer(value_type: TypeProto) -> bool:
 
 
 def _demanded(model: ModelProto) -> list[int]:
-    """Return lengths of stored vectors in elementwise operators, and inner sizes of products with stored matrices."""
+    """Return sizes of axes that stored constants require, other than shapes.
+
+    These are the lengths of vectors in elementwise operators, and the inner sizes of products with matrices.
+    """
     dims = {name: tensor.dims for name, tensor in _constants(model)}
     sizes: set[int] = set()
     for node in model.graph.node:
@@ -253,7 +256,7 @@ def summed(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _terms(symbol: str, sizes: Mapping[str, int]) -> list[str]:
-    """Return the symbols whose sum a symbol is by its name, or [] if it is not a sum."""
+    """Return the terms of a symbol whose name stands for a sum, such as 'a + b'; [] for other symbols."""
     whole = symbol.removeprefix("total_")
     terms = [f"past_{whole}", whole] if whole != symbol else [term.strip() for term in symbol.split("+")]
     return terms if len(terms) > 1 and all(term in sizes or number_in(term) is not None for term in terms) else []

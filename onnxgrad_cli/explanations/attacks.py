@@ -41,7 +41,7 @@ MAX_SUM_ERROR = 1e-3
 """Scores count as probabilities if those of each sample add up to 1 with at most this error."""
 
 SMALLEST_RANGE = 1e-12
-"""Added to the divisor of the DLR loss, so that it is not zero. AutoAttack uses the same value."""
+"""A number that is added to the divisor of the DLR loss, so that it is not zero. AutoAttack adds the same number."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class AttackedModel:
 
 
 def check_classes(what: Scored, classes: int | None, loss: AttackLoss, targeted: bool) -> None:
-    """Check that an output has at least as many classes as the loss needs to compare.
+    """Check that an output has enough classes for the loss of the attack.
 
     Raises:
         UsageError: the output has fewer classes.

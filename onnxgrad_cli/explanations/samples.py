@@ -33,7 +33,7 @@ from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.metadata import Term
 
 TOGETHER = 32
-"""If samples are independent, at most this many are fed at once."""
+"""If the samples of a batch don't affect each other, at most this many are fed to the model at once."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ def labels_of(class_: int | str, what: Scored, output: np.ndarray, given: np.nda
 
 
 def chosen(data: Data, sample: Sequence[int]) -> np.ndarray:
-    """Return the numbers in `sample`, or the numbers of all samples if it is empty.
+    """Return the indices of the chosen samples: `sample`, or all indices if it is empty.
 
     Raises:
-        UsageError: the data have no sample with such a number.
+        UsageError: the data have no sample with such an index.
     """
     for each in sample:
         checks.at_least("sample", each, 0, whole=True)

@@ -125,7 +125,7 @@ class Scorer:
 
 
 def _summed(scores: np.ndarray) -> np.ndarray:
-    """Return the score of each sample, (n,). If a sample has a score at several positions, the scores are added."""
+    """Return the score of each sample, float64 (n,). The scores of a sample at several positions are added."""
     return scores.astype(np.float64).reshape(len(scores), -1).sum(1)
 
 

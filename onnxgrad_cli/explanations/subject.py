@@ -1,8 +1,8 @@
 """Choose the subject of an explanation: the float input or inner value to which a score is attributed.
 
-To an inner value, such as the layer of Grad-CAM or the embeddings of tokens, a new input is added. The gradient with
-respect to this input equals the gradient with respect to the inner value. To set the inner value to other values, the
-difference to them is fed.
+If the subject is an inner value, such as the layer of Grad-CAM or the embeddings of tokens, the model gets a new input
+that is added to the value. The gradient with respect to this input equals the gradient with respect to the inner value.
+To change the inner value, the difference between the new and the original value is fed to the input.
 """
 
 from __future__ import annotations
@@ -80,11 +80,12 @@ def typed(model: ModelProto, path: Path | None, options: Options) -> Graph:
 def in_mode(model: ModelProto, path: Path | None, options: Options, tell: Tell) -> ModelProto:
     """Return the model in the requested mode (training or inference), for its outputs and its derivatives alike.
 
-    If `shapes` frees the batch size, the given model is changed in place.
+    If the option `shapes` makes the batch size dynamic, the given model is changed in place.
 
     Raises:
         UsageError: `shapes` contradicts the model.
-        UnsupportedError: the opset of the model is newer than the newest supported one, or its batch can't be freed.
+        UnsupportedError: the opset of the model is newer than the newest supported one, or its batch size can't be made
+            dynamic.
     """
     for caution in free_asked(Graph(model, path), options):
         tell(str(caution), 0)
@@ -92,7 +93,7 @@ def in_mode(model: ModelProto, path: Path | None, options: Options, tell: Tell) 
 
 
 def the_input(model: ModelProto, path: Path | None, graph: Graph, wrt: str | None) -> Subject:
-    """Return the subject for an input or inner value. By default it is the only float input or the token embeddings.
+    """Return the subject for an input or inner value. The default is the only float input or the token embeddings.
 
     Empty caches of keys and values, and the initial states of recurrent layers, are never the default.
 
@@ -160,7 +161,7 @@ def _last_layer(model: ModelProto, graph: Graph) -> str:
     """Return the name of the last value that has channels and several positions.
 
     Raises:
-        UsageError: there is none, or it is far from the scores.
+        UsageError: there is no such value, or it is far from the scores.
     """
     found = _last_with_places(model, graph)
     if not found:

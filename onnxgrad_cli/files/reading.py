@@ -191,7 +191,7 @@ def _missing(path: Path) -> OnnxgradError:
 
 
 def check_exists(model: ModelSource) -> None:
-    """Raise an error if a model is a path without a file, before anything takes time.
+    """Raise an error if a model is a path without a file, before slow work begins.
 
     Raises:
         OnnxgradError: there is no such file.

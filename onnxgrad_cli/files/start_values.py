@@ -31,10 +31,10 @@ from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import Adapter, Quantized, Roles, describe
 
 KEPT = frozenset({"weight", "state"})
-"""The roles of inputs whose values are stored beside the model."""
+"""The roles of a training model's inputs whose start values are stored in a file beside the model."""
 
 ROLES, VALUES = ".json", ".bin"
-"""The suffixes of the two files. Their names are otherwise the model's."""
+"""The suffixes of the files with start values and their description. Otherwise their names equal the model's name."""
 
 ALIGNMENT = 8
 """Alignment of arrays in bytes. A typed array in JavaScript must start at a multiple of its element size."""
@@ -97,10 +97,10 @@ def check_places(model: Path, force: bool = False) -> None:
 def stage_values(
     switch: AtomicWriteGroup, model: ModelProto, values: Mapping[str, np.ndarray], path: Path, opened: str = ""
 ) -> list[Path]:
-    """Stage the JSON file and the .bin file with the initial values of a training model.
+    """Add the JSON file and the .bin file with the initial values of a training model to a group of files to write.
 
     Args:
-        switch: the group of files that is replaced atomically. The model is its head.
+        switch: the group of files, which is written atomically. The model is its head.
         model: the training model.
         values: name -> initial value, for weights and state.
         path: the final path of the model.
@@ -194,7 +194,7 @@ def _lines(said: Mapping[str, Any]) -> str:
 
 
 def is_values(path: Path) -> bool:
-    """Return True if a path has the suffix of one of the two files."""
+    """Return True if a path has the suffix of a file with start values (.bin) or of its description (.json)."""
     return path.suffix in (ROLES, VALUES)
 
 

@@ -1,7 +1,7 @@
-"""Check that tensors store as many elements as they declare. A malicious one may declare 2^40 and store none.
+"""Check that tensors store as many elements as they declare.
 
-onnx.checker does not detect such tensors, because it checks a copy of the model without weights. Shape inference and
-other code trust the declared sizes.
+A malicious tensor may declare 2^40 elements and store none. onnx.checker does not detect this, because it checks a copy
+of the model without weights. Shape inference and other code trust the declared sizes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MOST_AXES = 64
 """Maximum number of axes of a numpy array. Tensors with more axes can't be fed or computed."""
 
 NUMBERS_OF: dict[int, int] = {TensorProto.COMPLEX64: 2, TensorProto.COMPLEX128: 2}
-"""Element type with several stored numbers per element -> how many."""
+"""Element type with several stored numbers per element -> the number of numbers per element."""
 
 SHARING: dict[int, int] = {
     TensorProto.INT4: 2, TensorProto.UINT4: 2, TensorProto.FLOAT4E2M1: 2, TensorProto.INT2: 4, TensorProto.UINT2: 4,
 }  # fmt: skip
-"""Element type with several elements per stored number -> how many."""
+"""Element type with several elements per stored number -> the number of elements per number."""
 
 KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 

@@ -113,7 +113,7 @@ def _locked(path: Path, held: ExitStack) -> bool:
 
 
 def _let_go(path: Path, lock: IO[str]) -> None:
-    """Remove and close a lock file. It is removed while it is locked, so that another process's lock is never removed.
+    """Remove and close a lock file. It is removed while this process holds it, so that no other lock is removed.
 
     Windows can't remove an open file, so there it is closed first.
     """

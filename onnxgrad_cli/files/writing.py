@@ -23,7 +23,7 @@ from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, is_external, nbytes
 from onnxgrad_cli.metadata import VERSION
 
 PROTOBUF_LIMIT = 2**31 - 2**26
-"""Size in bytes of a model's inline weights above which they become external data. protobuf's limit is 2 GB."""
+"""If a model's inline weights have more bytes than this, they become external data. protobuf's limit is 2 GB."""
 
 ALIGNMENT = 4096
 """Alignment of tensors in a data file, in bytes. It is the size of a page, so that runtimes can memory-map tensors."""
@@ -102,7 +102,7 @@ def save_bytes(data: bytes, out: Path, durable: bool = False) -> None:
     Args:
         data: the content.
         out: the file.
-        durable: see `Switch.stage`.
+        durable: see `AtomicWriteGroup.stage`.
 
     Raises:
         OnnxgradError: the file can't be written, or another process writes it.

@@ -1,1 +1,1 @@
-"""The model in memory: a mutable graph over the protobuf message, the types of its values, and functions on nodes."""
+"""The model in memory: a graph that passes change, its nodes, the types of its values, and functions on nodes."""

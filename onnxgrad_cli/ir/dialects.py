@@ -26,8 +26,8 @@ NEVER = 1 << 30
 OF_ONNXRUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEVER, "ThresholdedRelu": 10}
 """Operator -> the opset in which the standard added it, for operators that onnxruntime accepts at every opset.
 
-At older opsets onnxruntime gives the operator the newest definition. Its optimizer writes the first two, as do
-onnxruntime.transformers and onnxruntime-genai.
+At older opsets, onnxruntime gives the operator its newest definition. The first two are written by onnxruntime's
+optimizer, onnxruntime.transformers and onnxruntime-genai.
 """
 
 STASHING = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
@@ -35,7 +35,7 @@ STASHING = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 
 FIRST_WITHOUT = 10
 GIVEN_UP = frozenset({"Affine", "Crop", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"})
-"""Experimental operators that the standard removed in opset 10. onnxruntime still runs them in older models."""
+"""Experimental operators that the standard removed in opset 10, but that onnxruntime still runs in older models."""
 
 UNIMPORTED = {"ai.onnx.ml": 5, "com.microsoft": 1, "com.microsoft.nchwc": 1}
 """Domain -> the version that onnxruntime assumes if a model uses the domain and does not import it."""
@@ -50,15 +50,15 @@ def is_of_onnxruntime(op_type: str, opset: int) -> bool:
 
 
 def repair(model: ModelProto) -> list[Caution]:
-    """Bring a model, in place, into the form that the standard requires, and keep the meaning onnxruntime gives it.
+    """Bring a model, in place, into the form that the standard requires. Keep the meaning that onnxruntime gives it.
 
     - If an opset import or an initializer appears twice, the last one stays.
     - Nodes are sorted so that each follows the nodes that it reads from.
-    - A domain that is used but not imported is imported.
-    - The standard's domain gets its short name.
+    - A domain in `UNIMPORTED` that is used but not imported is imported.
+    - The standard's domain gets its short name, "".
 
     Returns:
-        Notes for the user about the changes that may matter.
+        Notes for the user about changes that may matter to them.
     """
     cautions = [*_use_one_domain(model), *_import_domains(model), *_order(model.graph)]
     model.graph.name = model.graph.name or "graph"
@@ -75,8 +75,9 @@ def repair(model: ModelProto) -> list[Caution]:
 def drop_absent_ends(model: ModelProto) -> None:
     """Remove, in place, omitted inputs (empty names) at the end of the inputs of standard nodes.
 
-    This does not change their meaning, but onnxruntime crashes if the axis of DFT or the bias of LayerNormalization is
-    an empty name. Operators with a variable number of inputs are skipped: see `fatal_node`.
+    This does not change the meaning of the nodes, but onnxruntime crashes if the axis of DFT or the bias of
+    LayerNormalization is an empty name. Operators with a variable number of inputs are skipped, because `fatal_node`
+    reports their omitted inputs.
     """
     for node in all_nodes(model):
         names = node.input
@@ -189,7 +190,7 @@ def checker_error(bare: ModelProto, full: bool = False) -> str:
     type or shape, because onnxruntime infers the types of outputs and accepts inputs of any rank.
 
     Args:
-        bare: the model without its weights (see `skeleton`), after `repair`; it is changed.
+        bare: the model without its weights (`weightless_copy.skeleton`), after `repair`; it is changed.
         full: True to also infer types and shapes and compare them with the declared ones.
     """
     if found := _unlike_any_dialect(bare):
@@ -206,7 +207,7 @@ def checker_error(bare: ModelProto, full: bool = False) -> str:
 
 
 def _unlike_any_dialect(model: ModelProto) -> str:
-    """Return a description of an error that every runtime rejects, although onnx's checker may accept it, or ""."""
+    """Describe an error that onnx's checker may accept although no runtime does; "" if there is none."""
     used = {plain_domain(node.domain) for node in with_bodies(model.graph.node)} | {""}
     for entry in model.opset_import:
         if not 0 <= entry.version <= NEVER or (not entry.version and plain_domain(entry.domain) in used):
@@ -256,19 +257,16 @@ def fatal_node(nodes: Iterable[Node], opset: int) -> str:
 
 
 def _fatal(model: ModelProto) -> str:
-    """Describe a node of a model or its functions that makes libraries crash or hang; "" if there is none.
-
-    See `fatal_node` and, for nodes in functions, `_unset_precision`.
-    """
+    """Describe a node of a model or its functions that makes libraries crash or hang; "" if there is none."""
     parts = ((part.node, _opset(owner)) for part, owner in ((model.graph, model), *((f, f) for f in model.functions)))
     precisions = (_unset_precision(model, function) for function in model.functions)
     return next(filter(None, itertools.chain(itertools.starmap(fatal_node, parts), precisions)), "")
 
 
 def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
-    """Describe a node in a function that lacks stash_type although onnxruntime needs it there and would crash.
+    """Describe a normalization in a function that lacks stash_type, so that onnxruntime would crash; "" if none does.
 
-    The nodes are normalizations that onnxruntime defines. Outside of functions, onnxruntime uses the default instead.
+    This concerns normalizations that only onnxruntime defines. Outside of functions, it uses the attribute's default.
     """
     for node in with_bodies(function.node):
         if node.domain or node.op_type not in STASHING or not is_of_onnxruntime(node.op_type, _opset(function)):
@@ -289,7 +287,10 @@ def _always_given(model: ModelProto, function: FunctionProto, attribute: str) ->
 
 
 def _absent_of_many(node: Node, opset: int) -> str:
-    """Describe an omitted input among variadic inputs, as of Min. onnxruntime crashes when it runs such a node."""
+    """Describe an omitted input among variadic inputs, such as those of Min; "" if there is none.
+
+    onnxruntime crashes when it runs such a node.
+    """
     if "" not in node.input or node.domain or is_of_onnxruntime(node.op_type, opset):
         return ""
     if not _takes_many(node, opset):
@@ -307,9 +308,9 @@ def _takes_many(node: Node, opset: int) -> bool:
 
 
 def _odd_equation(node: Node) -> str:
-    """Describe an invalid equation of Einsum.
+    """Describe an invalid equation of Einsum; "" if there is none.
 
-    For some of them, the shape inference of onnx, which onnxruntime uses too, never returns.
+    For some invalid equations, onnx's shape inference, which onnxruntime uses too, never returns.
     """
     if node.op_type != "Einsum" or node.domain:
         return ""
@@ -318,9 +319,9 @@ def _odd_equation(node: Node) -> str:
 
 
 def _short_body(node: Node) -> str:
-    """Describe a body of If, Loop or Scan that has too few outputs.
+    """Describe a body of If, Loop or Scan that has too few outputs; "" if there is none.
 
-    The shape inference of onnx does not report a body without any outputs.
+    onnx's shape inference does not report a body without any outputs.
     """
     if node.domain or node.op_type not in CONTROL_FLOW:
         return ""
@@ -330,7 +331,10 @@ def _short_body(node: Node) -> str:
 
 
 def _unbound_attribute(model: ModelProto) -> str:
-    """Describe an attribute outside of functions that refers to an attribute of a function. The checker accepts it."""
+    """Describe an attribute outside of functions that refers to an attribute of a function; "" if there is none.
+
+    onnx's checker accepts such an attribute.
+    """
     for node in with_bodies(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:

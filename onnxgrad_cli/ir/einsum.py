@@ -39,7 +39,7 @@ def is_equation(text: str) -> bool:
 
 
 def parse_equation(equation: str, operands: Sequence[Operand]) -> tuple[list[str], str]:
-    """Return the labels of the axes of each operand, and those of the output. Unused letters stand for ellipses.
+    """Return the labels of the axes of each operand, and of the output. Unused letters replace the ellipses.
 
     If the equation has no output term, the output has the axes of the ellipsis and then the labels that appear once, in
     alphabetical order.
@@ -69,7 +69,7 @@ def parse_equation(equation: str, operands: Sequence[Operand]) -> tuple[list[str
 def einsum_shape(equation: str, operands: Sequence[Operand]) -> list[Dim | None]:
     """Return the output's dimensions, with None for unknown ones.
 
-    The size of a label is taken from all operands that have the label. onnx takes it from the first of them only.
+    The size of a label is taken from all operands that have the label. onnx takes the size from the first operand only.
 
     Raises:
         Unknown: the equation does not fit the operands; see `parse_equation`.

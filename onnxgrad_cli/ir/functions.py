@@ -1,4 +1,4 @@
-"""The functions of a model: their keys, and the number of nodes that inlining them would create."""
+"""The local functions of a model: their keys, and the number of nodes that inlining them would create."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Key = tuple[str, str, str]
 """Key of a function: its domain, name and overload."""
 
 MOST_NODES, GROWTH = 10_000, 100
-"""Inlining may create at most so many nodes, or so many per node that the file stores, whichever is more.
+"""After inlining, a model may have MOST_NODES nodes, or GROWTH nodes per node that the file stores, if that is more.
 
-10,000 nodes take seconds. Without a limit, a file of 16 KB with 23 functions, each of which calls the one before twice,
-would become eight million nodes. onnxruntime would inline them too when it loads the model.
+10,000 nodes take seconds. Without a limit, a file of 16 KB with 23 functions, each of which calls the previous function
+twice, would become eight million nodes. onnxruntime would inline them too when it loads the model.
 """
 
 DEEPEST = 100
@@ -41,7 +41,7 @@ def name_of(key: Key) -> str:
 
 
 def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> None:
-    """Raise an error if inlining the functions would create so many nodes that they fill the memory.
+    """Check that inlining the functions of a model would not create too many nodes.
 
     Raises:
         OnnxgradError: there would be too many nodes, a function calls itself, or calls are nested too deep.
@@ -64,7 +64,17 @@ def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> N
 def _written_out(
     nodes: Iterable[Node], known: dict[Key, FunctionProto], callers: tuple[Key, ...], sizes: dict[Key, int]
 ) -> int:
-    """Return the number of nodes after inlining all functions, and store the number for each function in `sizes`."""
+    """Return the number of nodes after inlining all functions, and store the number for each function in `sizes`.
+
+    Args:
+        nodes: the nodes of the model or of a function.
+        known: the functions of the model.
+        callers: the functions around the nodes, outermost first.
+        sizes: function -> the number of nodes that one call of it becomes.
+
+    Raises:
+        OnnxgradError: a function calls itself, or calls are nested too deep.
+    """
     total = 0
     for node in with_bodies(nodes):
         key = called_by(node)

@@ -1,6 +1,6 @@
 """The mutable view of a model that every pass works on: a list of nodes, values by name, and their types.
 
-The view is a thin layer over the protobuf. Fields that onnxgrad does not know are therefore written unchanged. Weights
+The view is a thin layer over the protobuf message. So fields that onnxgrad does not know are written unchanged. Weights
 are not copied: inline weights stay in the protobuf, and external weights stay references.
 """
 
@@ -46,7 +46,7 @@ class Graph:
         declared_shapes: values whose shape a rule or a pass determined, because shape inference alone may not find it.
         hints: inner value -> the type that the model declares, which is used only if inference finds none; see
             `passes.prepare.declarations`.
-        assumed: value whose shape is known only from `hints`, at least in part -> its type.
+        assumed: value whose shape depends on `hints` -> its type.
         confirmed: values of `assumed` whose shape a run of the model confirmed.
         follows_shapes: True if shape inference uses onnx's data propagation: it tracks the integers from which shapes
             are computed. False if these integers would fill the memory.
@@ -56,21 +56,21 @@ class Graph:
         ranks: value whose rank depends on sizes -> a description of its ranks.
         branches: If node that was replaced by one of its branches, because the other can't run -> that branch, 'then'
             or 'else'.
-        multiples: symbol that onnxgrad generated for a multiple of another symbol -> (factor, other symbol).
+        multiples: symbol that onnxgrad generated for a multiple of another symbol -> (factor, the other symbol).
         original_names: every name of a value or node in the model before any change.
-        computed: values that were computed from constants only when onnxgrad wrote the file. Another tool may have
-            folded them since.
+        computed: values that were computed only from constants when onnxgrad wrote the file. Another tool may have
+            folded them to initializers since.
         derived: True if the file already contains derivatives that onnxgrad added.
         changed: a description of the first tensor that another tool changed after onnxgrad added derivatives, or "".
         provenance: the origin of the tensors according to the file; empty until `prepare` reads it.
-        settings: value that is no data but only a setting of an operator, such as the scales of Resize -> a text that
+        settings: value that is a setting of an operator instead of data, such as the scales of Resize -> a text that
             names the setting. A definition may later replace the operator.
         not_constant: values that look constant but may change at run time, such as trained weights.
         held: values that derivatives treat as constants, whatever they depend on.
         runs_bfloat16: True if the model as read has bfloat16 values and the installed onnxruntime has kernels for all
             of it.
-        kernels: value computed by the nodes that replace a node by its definition -> the replaced node, whose own
-            kernel computes the value or a product with it.
+        kernels: value in the definition that replaced a node -> the replaced node. onnxruntime's kernel for it computes
+            the value or a product with the value.
     """
 
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
@@ -188,7 +188,12 @@ class Graph:
     ) -> bool:
         """Replace each node by the nodes that `replacement` returns for it, unless it returns None.
 
-        If `op_types` is given, other operators stay. Return True if any node was replaced.
+        Args:
+            replacement: a function from a node to the nodes that replace it, or None.
+            op_types: the operators to call `replacement` for; None for all.
+
+        Returns:
+            True if any node was replaced.
         """
         found = [replacement(n) if op_types is None or n.op_type in op_types else None for n in self.nodes]
         changed = found.count(None) < len(found)
@@ -198,7 +203,7 @@ class Graph:
         return changed
 
     def rank_hint(self) -> str:
-        """Return a hint for an unknown rank or size. It suggests no option that the user already gave."""
+        """Return a hint for an unknown rank or size, which suggests only options that the user has not given yet."""
         if self._outer is not None:
             return self._outer.rank_hint()
         shapes = {value.name: shape_of(value.type) for value in self.proto.graph.input}
@@ -235,7 +240,7 @@ class Graph:
         return needed
 
     def distinct_types(self) -> list[TypeProto]:
-        """Return all different type objects of the values. Values share type objects, so there are few."""
+        """Return the types of all values, each object once. Values share type objects, so there are few."""
         return list({id(value_type): value_type for value_type in self.types.values()}.values())
 
     def uses(self) -> dict[str, list[tuple[Node, int]]]:
@@ -284,7 +289,7 @@ class Graph:
         return name
 
     def store(self, name: str, array: np.ndarray) -> None:
-        """Add an initializer to the model itself. The caller has removed any node that computed `name`."""
+        """Add an initializer to the model itself, which stays even if unused. No node may compute `name`."""
         self.add_initializer(name, array)
         self._pooled.discard(name)
         self.proto.graph.initializer.append(self.initializers[name])
@@ -298,7 +303,7 @@ class Graph:
         self.initializers[name] = copy
 
     def copy_initializer(self, name: str, copy: str) -> None:
-        """Add a copy of an initializer, even an external one. The caller has removed any node that computed `copy`."""
+        """Add a copy of an initializer, which may be external, under the name `copy`. No node may compute `copy`."""
         self.store_tensor(copy, self.initializers[name])
         self._constants.pop(copy, None)
         self.types[copy] = self.types[name]
@@ -359,7 +364,7 @@ class Graph:
         self.proto.graph.output.append(onnx.helper.make_value_info(name, value_type))
 
     def commit(self) -> ModelProto:
-        """Write the nodes and the used ones of the added constants back into the protobuf, and return it."""
+        """Write the nodes and those added constants that are used into the protobuf, and return it."""
         graph = self.proto.graph
         if self._pooled:
             live = self._pooled.intersection(read_by(self.nodes)).union(self.output_names)
@@ -374,14 +379,14 @@ class Graph:
         return self.proto
 
     def skeleton(self) -> ModelProto:
-        """Return the model without its weights; see `weightless_copy.skeleton`."""
+        """Return the model without its weights: large initializers become inputs, small initializers stay."""
         return skeleton(self.proto, self.nodes, self.initializers)
 
     def adopt(self, rewritten: ModelProto) -> None:
-        """Take over the nodes, opsets and new constants of a rewritten copy of the skeleton, and keep the weights.
+        """Take over the nodes, opsets and new constants of a rewritten copy of the skeleton. The weights stay.
 
-        If several nodes replace one node, they get its module. These are the nodes up to the one that computes the
-        output of the replaced node.
+        If several nodes replace one node, they get its module. Nodes count as a replacement up to the node that
+        computes the output of the replaced node.
         """
         before = {output: node for node in self.nodes for output in node.output if output}
         nodes, written = list(map(Node.read, rewritten.graph.node)), list[Node]()
@@ -402,17 +407,16 @@ class Graph:
                 self.initializers[tensor.name] = self.proto.graph.initializer[-1]
 
     def shared(self, value_type: TypeProto) -> TypeProto:
-        """Return one object for all equal types. A graph has few of them, and identical objects compare fast."""
+        """Return the object that represents all types equal to `value_type`. A graph has few different types."""
         return self._shared.setdefault(value_type.SerializeToString(), value_type)
 
     def named(self, value_type: TypeProto, symbols: dict[str, str] | None = None) -> TypeProto:
-        """Give each unnamed dimension of a type a new symbol, in place. No other dimension then counts as equal to it.
+        """Give each unnamed dimension of a type a new symbol, in place, so that it counts as equal to no other one.
 
         Args:
             value_type: the type, which is changed.
-            symbols: map from a symbol of onnx to a symbol of the graph, which replaces it in the type, because onnx
-                numbers its symbols from the start at each inference. Missing symbols are added to the map. If it is
-                None, existing symbols are kept.
+            symbols: symbol of onnx -> the symbol of the graph that replaces it in the type. onnx numbers its symbols
+                from the start at each inference. Missing symbols are added to the map. None keeps existing symbols.
 
         Returns:
             The type.

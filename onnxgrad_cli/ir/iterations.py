@@ -11,7 +11,7 @@ from onnxgrad_cli.ir.types import Dim, dtype_of, element_type, shape_of, tensor_
 
 
 def fixed_trips(graph: Graph, node: Node, inner: Graph) -> int | None:
-    """Return the number of iterations of a Loop with the typed body `inner`, or None if only the run determines it."""
+    """Return the number of iterations of a Loop, or None if it is known only at run time. `inner` is the typed body."""
     limit, start = (graph.constant(name) if name else None for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))
     return int(limit.item()) if limit is not None and starts and keeps_going(inner) else None
@@ -30,10 +30,11 @@ def keeps_going(inner: Graph) -> bool:
 
 
 def first_elements(graph: Graph, loop: Node, body: GraphProto) -> list[str | None]:
-    """Return, for each state of a Loop, the value that an iteration inserts if the state starts as an empty sequence.
+    """Return, for each state of a Loop that starts as an empty sequence, the value that an iteration inserts into it.
 
     Returns:
-        One entry per state; None for a state that does not start empty or into which nothing is inserted.
+        One entry per state, the name of the value in the body. None for a state that does not start as an empty
+        sequence, or into which nothing is inserted.
     """
     empty = {name for made in graph.nodes if made.op_type == "SequenceEmpty" for name in made.output}
     inserted = {made.input[0]: made.input[1] for made in body.node if made.op_type == "SequenceInsert"}
@@ -42,7 +43,7 @@ def first_elements(graph: Graph, loop: Node, body: GraphProto) -> list[str | Non
 
 
 def meet(graph: Graph, before: TypeProto, after: TypeProto, varying: set[str]) -> TypeProto:
-    """Return a type that fits a state both before and after an iteration.
+    """Return a type that fits the state of a Loop both before and after an iteration.
 
     Args:
         graph: the graph that provides new symbols.
@@ -67,7 +68,7 @@ def meet(graph: Graph, before: TypeProto, after: TypeProto, varying: set[str]) -
 
 
 def of_any_element(value_type: TypeProto) -> TypeProto:
-    """Return a sequence type in which all symbolic sizes of the elements are unnamed, so that they may differ."""
+    """Return a sequence type in which all symbolic sizes of the elements are unnamed, so that elements may differ."""
     element = element_type(value_type)
     shape = shape_of(element)
     if element is None or shape is None:

@@ -19,10 +19,10 @@ from onnxgrad_cli.ir.node import Node, copied, make_node, refill, write
 from onnxgrad_cli.ir.nodes import all_nodes, subgraphs, with_bodies
 
 BY_ATTRIBUTE = 14
-"""The opset that added the attribute training_mode. Before it, having more than one output means training mode."""
+"""The opset that added the attribute training_mode. Before it, a node with several outputs is in training mode."""
 
 INITIALIZERS_ALONE = 4
-"""The first IR version in which an initializer need not be an input. If it is not an input, it is a constant."""
+"""The first IR version in which an initializer need not be an input too. One that is not an input is a constant."""
 
 RANDOM = frozenset(
     "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
@@ -58,7 +58,7 @@ def uses_batch(node: Node, opset: int) -> bool:
 
 
 def own_statistics(node: Node) -> dict[int, str]:
-    """Return input position -> name, for separate running statistics (mean and variance) of a BatchNormalization.
+    """Return input position -> a name for running mean and variance that belong to this BatchNormalization alone.
 
     Exporters store equal tensors once, so untrained layers share their zeros and ones. But training gives each layer
     different statistics. A layer may also compute its statistics from its batch and store none.
@@ -72,8 +72,8 @@ def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
     A shared statistic is copied. A computed statistic is replaced by its initial value.
 
     Args:
-        model: its nodes and initializers are changed. In old files its inputs are changed too, because initializers are
-            inputs there. Tensors and nodes that become unused are removed.
+        model: the model, which is changed in place. Tensors and nodes that become unused are removed. In a file of an
+            old IR version, where initializers must be inputs too, the new tensors are also declared as inputs.
         names: names from `own_statistics`; other names are ignored.
     """
     graph = model.graph
@@ -108,7 +108,13 @@ def fresh_statistic(scale: TensorProto, position: int) -> TensorProto:
 
 
 def _remove_unread(graph: GraphProto, names: Collection[str], stored: Mapping[str, TensorProto]) -> None:
-    """Remove the initializers in `names` that no node reads, and nodes that only compute unused values in `names`."""
+    """Remove nodes that compute only unused values in `names`, and initializers that are then unused.
+
+    Args:
+        graph: the graph, which is changed.
+        names: the values that may have become unused.
+        stored: name -> initializer of the graph.
+    """
     read = Counter(name for node in with_bodies(graph.node) for name in node.input)
     read.update(value.name for value in (*graph.input, *graph.output))
     unread = set(names)
@@ -123,7 +129,10 @@ def _remove_unread(graph: GraphProto, names: Collection[str], stored: Mapping[st
 
 
 def is_for_inference(node: Node) -> bool:
-    """Return True if a node is certainly in inference mode, whatever its inputs are."""
+    """Return True if a node is in inference mode whatever the values of its inputs are.
+
+    Every operator except BatchNormalization and Dropout counts as being in inference mode.
+    """
     if is_batch_normalization(node):
         asked = any(a.name == "training_mode" and (a.i or a.ref_attr_name) for a in node.attribute)
         return len(node.output) < 2 and not asked
@@ -138,8 +147,8 @@ def for_inference(node: Node, read: Collection[str] | None = None) -> list[Node]
         read: the values that are used anywhere in the model, or None for all.
 
     Returns:
-        A copy in inference mode, and an Identity for each used output of running statistics, because inference does not
-        change them.
+        A copy of the node in inference mode. For each used output of running statistics, also an Identity of the input
+        statistics, because inference does not change them.
     """
     copy = copied(node)
     if is_dropout(node):

@@ -9,20 +9,20 @@ from itertools import accumulate
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""The metadata key under which PyTorch's newer exporter lists the modules around a node, and last the node's name."""
+"""The metadata key under which PyTorch's newer exporter lists the modules around a node, and then the node's name."""
 
 GENAI, GENAI_KIND = "onnxruntime-genai", "onnxruntime-genai.type"
 """A producer whose module names differ from those of transformers, and its metadata key for the model type."""
 
 VIEWS = frozenset({"Cast", "CastLike", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that only change the shape or type of a weight, so their result still counts as that weight."""
+"""Operators that only change the shape or type of a weight, so that their result still counts as the weight."""
 
 HANDED_ON = VIEWS | {"DequantizeLinear", "Expand", "QuantizeLinear"}
-"""Operators whose result still stands for the weight in their first input when readers of a weight are searched."""
+"""Operators whose result counts as the weight in their first input when `readers` searches the readers of a weight."""
 
 
 def modules_around(node: Node) -> tuple[str, ...]:
-    """Return the full paths of the modules around a node, outermost first, from its metadata or else its name."""
+    """Return the full paths of the modules around a node, outermost first, from its metadata or, if empty, its name."""
     return _noted(node) or folders(node.name)
 
 
@@ -89,7 +89,7 @@ def module_path(node: Node) -> str:
 
 
 def origin(node: Node) -> dict[str, str]:
-    """Return metadata for nodes that replace a node of the file: its name, and the modules that the exporter listed."""
+    """Return the metadata for nodes that replace a node: the name of the node in the file, and its listed modules."""
     scopes = metadata_of(node, SCOPES)
     return {FORWARD: metadata_of(node, FORWARD) or node.name, **({SCOPES: scopes} if scopes else {})}
 
@@ -109,7 +109,7 @@ def _dotted(parts: Iterable[str]) -> str:
 
 
 def readers(nodes: Iterable[Node], names: Iterable[str]) -> dict[str, list[Node]]:
-    """Return initializer -> the nodes that read it, directly or through views and quantizers. These are listed too."""
+    """Return initializer -> the nodes that read it, directly or through nodes in `HANDED_ON`, which are included."""
     found: dict[str, list[Node]] = {name: [] for name in names}
     weight_of = {name: name for name in found}
     for node in nodes:
@@ -122,11 +122,11 @@ def readers(nodes: Iterable[Node], names: Iterable[str]) -> dict[str, list[Node]
 
 
 def known_as(nodes: Iterable[Node], names: Iterable[str]) -> Mapping[str, frozenset[str]]:
-    """Return initializer -> further names under which it is known, from the nodes that read it and their modules.
+    """Return a map: initializer -> other names that select it, taken from the modules of the nodes that read it.
 
     An exporter that folds or merges weights gives them names such as 'val_20'. But the module that reads the weight
-    identifies it: 'encoder.layers.0.linear1' and 'encoder.layers.0.linear1.val_20' are further names. If a node
-    replaces a node of the file, the name of the replaced node is added too.
+    identifies it, so 'encoder.layers.0.linear1' and 'encoder.layers.0.linear1.val_20' select it too. If a pass has
+    replaced a node of the file, the name of that node does so too.
     """
     found: dict[str, frozenset[str]] = {}
     for name, nodes_of in readers(nodes, names).items():

@@ -15,7 +15,10 @@ import onnx
 from onnx import AttributeProto, NodeProto, StringStringEntryProto
 
 ROLE, FORWARD = "onnxgrad.role", "onnxgrad.forward"
-"""Keys in the metadata of a node: its part of the training model, and the name of the node that it differentiates."""
+"""Keys in the metadata of a node: the part of the training model, and the name of the forward node it belongs to.
+
+`FORWARD` names the forward node that a backward node differentiates, or the node of the file that a node replaces.
+"""
 
 
 class Node:

@@ -58,9 +58,17 @@ def bodies(nodes: Iterable[Node]) -> Iterator[GraphProto]:
 
 
 def source_of(name: str, producers: Mapping[str, AnyNode], past: Collection[str] = ("Identity",)) -> AnyNode | None:
-    """Return the node that computes a value, before any operators in `past`; None for an input or an initializer.
+    """Return the node that computes a value, searched back through nodes of the operators in `past`.
 
-    By default it is the node before any Identity, by which PaddlePaddle names outputs.
+    By default, Identity nodes are skipped, which PaddlePaddle writes to name outputs.
+
+    Args:
+        name: the value.
+        producers: value -> the node that computes it.
+        past: the operators to skip.
+
+    Returns:
+        None if the value is computed from an input or an initializer by operators in `past` alone.
     """
     node = producers.get(name)
     while node is not None and node.op_type in past:
@@ -107,7 +115,7 @@ def depending_on(nodes: Iterable[Node], names: Iterable[str]) -> set[str]:
 
 
 def behind(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
-    """Return the nodes on which `results` depend, in order."""
+    """Return the nodes on which `results` depend, in their order in `nodes`, which is topological."""
     needed, found = set(results), []
     for node in reversed(nodes):
         if not needed.isdisjoint(node.output):

@@ -1,7 +1,7 @@
 """Run the type and shape inference of onnx on models in which some types are unknown.
 
-onnx crashes at a few operators if the type of their input is unknown, such as the result of a custom operator. These
-operators are hidden from onnx until it has inferred the types of their inputs without them.
+onnx crashes at a few operators if the type of their input is unknown, as for the result of a custom operator. Nodes of
+these operators are hidden from onnx until it has inferred the types of their inputs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def infer_shapes(
 def _ready_to_raise() -> None:
     """Make onnx's library raise one error before the memory is limited.
 
-    For its first error it allocates memory permanently, and it would crash if there were not enough.
+    For its first error, the library allocates memory permanently. It would crash if there were not enough memory.
     """
     with suppress(onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
         onnx.checker.check_model(ModelProto())
@@ -75,7 +75,7 @@ def _ready_to_raise() -> None:
 
 @contextmanager
 def _out_of_sight(model: ModelProto, nodes: Sequence[Node]) -> Iterator[None]:
-    """Move nodes of a model to the domain `HIDDEN` inside the context."""
+    """Move nodes of a model to the domain `HIDDEN` until the end of the block."""
     model.opset_import.add(domain=HIDDEN, version=1)
     for node in nodes:
         node.domain = HIDDEN

@@ -1,4 +1,4 @@
-"""The origin of a model's tensors, as far as its file states it: parameters, buffers, literals."""
+"""The origin of a model's tensors, as far as its file states it: parameters, buffers or literals of the program."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def renamed(graph: Graph, body: GraphProto, outer: Mapping[str, str] | None = No
     Args:
         graph: the graph that provides the names.
         body: the body; not changed.
-        outer: old name -> new name, for values whose new name is already chosen. They may be captured values.
+        outer: old name -> new name, for values that get a given name, such as captured values.
     """
     copy = deepcopy(body)
     names = dict(outer or {})

@@ -5,7 +5,8 @@ For each supported operator, `FORMS` has a function that returns the axis of the
 refused if its operator has no such function, or if it mixes samples.
 
 A reshape may merge the batch axis with other axes, such as the heads of an attention. `SampleAxis` then stores the
-sizes of the axes before and after the batch within the merged axis.
+sizes of the axes before and after the batch within the merged axis. On request, the module also finds the changes that
+let a graph that was exported for one batch size accept any batch size. This is called freeing the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from onnxgrad_cli.ir.nodes import attributes_of, reads
 from onnxgrad_cli.ir.types import Dim, Shape, is_external, shape_of
 
 MAX_BACKTRACKS = 1000
-"""Largest number of times that the search returns to an ambiguous reshape or input to try its next candidate."""
+"""Largest number of times that the search returns to an ambiguous reshape or input to try its next possible axis."""
 
 TO_THE_END = 2**63 - 1
 """The `ends` value of a Slice that reaches to the end of its axis."""
@@ -41,7 +42,7 @@ class Product:
 
     @classmethod
     def of(cls, graph: Graph, sizes: Iterable[Dim]) -> Product:
-        """Return the product of sizes. Symbols for multiples of another symbol are split into factor and symbol."""
+        """Return the product of sizes. A symbol that stands for a multiple of another symbol is split into the two."""
         number, symbols = 1, list[str]()
         for size in sizes:
             factor, symbol = (size, None) if isinstance(size, int) else graph.multiples.get(size, (1, size))
@@ -70,8 +71,9 @@ ONE = Product()
 class SampleAxis(NamedTuple):
     """The axis of a value along which the samples lie.
 
-    The axis may be merged from several: its size is before * batch * after. If a model squeezes its batch of 1 away, a
-    value may have no axes. Its samples then count as lying on axis 0, which it gets when the batch is freed.
+    A reshape may have merged the batch with other axes: the size of the axis is before * batch * after. If a model
+    squeezes its batch of 1 away, a value may have no axes. Its samples then count as lying on axis 0, which the value
+    gets when the batch is freed.
     """
 
     axis: int
@@ -117,7 +119,7 @@ class Edit(NamedTuple):
 
 
 class Mixed(Exception):
-    """A node mixes samples (`certain` is True), or it is unknown whether it does."""
+    """Raised if a node mixes samples (`certain` is True), or may mix them (`certain` is False)."""
 
     def __init__(self, why: str, certain: bool) -> None:
         super().__init__(why)
@@ -125,7 +127,7 @@ class Mixed(Exception):
 
 
 def mixed(why: str, certain: bool = False) -> NoReturn:
-    """Raise Mixed."""
+    """Raise `Mixed`. Unlike a raise statement, a call can stand where a value is expected."""
     raise Mixed(why, certain)
 
 
@@ -134,7 +136,7 @@ class Tracker:
 
     Attributes:
         places: value -> the axis of its samples; values that depend on no sample are absent.
-        edits: node index -> the changes that let the node accept any batch size; empty unless `frees`.
+        edits: node index -> the changes that let the node accept any batch size; empty if `frees` is False.
         refusals: the nodes that mix samples, or that may mix them.
         mixes: True if one of the refused nodes certainly mixes samples.
 
@@ -195,7 +197,7 @@ class Tracker:
                         index = self._return_to(again, nodes)
                         continue
                     certain = error.certain
-                    if not self.refusals:  # report the fault of the first choices, which are the likeliest
+                    if not self.refusals:  # report the error for the first candidates, which are the likeliest
                         found, certain = next(iter(first.values()))
                     self.refusals.append(found)
                     self.mixes |= certain
@@ -226,7 +228,7 @@ class Tracker:
             self.edits[index] = visit.edits
 
     def _check_size(self, name: str, place: SampleAxis) -> None:
-        """Raise Mixed unless the axis of a result has the size that the batch implies.
+        """Check that the axis of the samples in a result has the size that the batch implies. Otherwise raise Mixed.
 
         If the axis had size 1, its single slice could be broadcast to the batch, and so be mixed with all samples.
         """
@@ -238,9 +240,13 @@ class Tracker:
             mixed(f"axis {place.axis} of '{name}' may not have the size of the batch, {self.batch}")
 
     def choose(self, index: int, candidates: Sequence[SampleAxis], signature: object) -> SampleAxis:
-        """Return one of the candidates for an ambiguous node: the next one that was not tried.
+        """Return one of the possible axes for an ambiguous node: the next candidate that was not tried.
 
-        Nodes with an equal `signature` start with the candidate that was used last, because layers are alike.
+        Args:
+            index: the index of the node.
+            candidates: the possible axes.
+            signature: a key that is equal for similar nodes. They start with the candidate that was chosen last for the
+                key, because the layers of a model are alike.
         """
         self._counts[index] = len(candidates)
         if index not in self._choices:
@@ -344,7 +350,7 @@ class _NodeAxes:
         return mixed("its sizes or axes are computed at run time") if array is None else list(array.ravel().tolist())
 
     def agreed(self, places: Iterable[SampleAxis | None]) -> SampleAxis:
-        """Return the axis of the samples if it is the same in all operands that have one. Otherwise raise Mixed."""
+        """Return the axis of the samples, which must be the same for all operands that have samples, or raise Mixed."""
         (place, *others) = set(places) - {None} or {None}
         if others or place is None:
             plain = place is not None and all(each is not None and each.is_plain for each in (place, *others))
@@ -352,17 +358,27 @@ class _NodeAxes:
         return place
 
     def apart(self, place: SampleAxis, *worked: int) -> SampleAxis:
-        """Return `place`. Raise Mixed if its axis is in `worked`, the axes along which the operator works."""
+        """Return `place`, or raise Mixed if its axis is in `worked`, the axes along which the operator works."""
         return mixed("it works along the axis of the samples", certain=True) if place.axis in worked else place
 
     def edit(self, kind: str, position: int, *change: Any, **value: Any) -> None:
-        """Record a change that lets the node accept any batch size. The last arguments are fields of `Edit`."""
+        """Record a change that lets the node accept any batch size.
+
+        Args:
+            kind: the kind of change.
+            position: the position of the operand to change.
+            *change, **value: further fields of `Edit`.
+        """
         self.edits.append(Edit(self.node.output[0], position, kind, *change, **value))
 
     def repeat(self, position: int, place: SampleAxis, broadcasts: bool = False) -> None:
-        """Record that an operand without samples needs one copy per sample, along the axis that matches the samples.
+        """Record that an operand without samples needs one copy per sample. Do nothing if the batch is not freed.
 
-        If `broadcasts`, an operand without that axis, or with size 1 there, needs no copies.
+        Args:
+            position: the position of the operand.
+            place: the axis of the operand that corresponds to the axis of the samples.
+            broadcasts: True if the operator broadcasts, so that an operand without this axis, or with size 1 there,
+                needs no copies.
         """
         if not self.tracker.frees or not self.has(position) or self.places[position] is not None:
             return
@@ -418,7 +434,7 @@ class _NodeAxes:
     def as_reshape(self, place: SampleAxis, otherwise: str) -> SampleAxis:
         """Return the axis of the samples in the result of a node that becomes a Reshape when the batch is freed.
 
-        If the node can't become one, raise Mixed with the reason `otherwise`.
+        If the node can't become a Reshape, raise Mixed with the reason `otherwise`.
         """
         before, after = self.shape(0), self.result()
         found = self.reshaped(place, before, after) if self.tracker.frees and self.tracker.batch == 1 else []
@@ -433,15 +449,15 @@ class _NodeAxes:
     def own_entries(self, data: SampleAxis, indices: SampleAxis | None, shape: Shape, behind: int = 0) -> SampleAxis:
         """Return the axis of the samples in the result of indexing along the axis of the samples.
 
-        This is allowed only if the batch of 1 is to be freed: then the indices of each sample select only entries of
-        that sample. The samples lie along an axis of the indices. If the indices depend on no sample, that axis has
-        size 1.
+        This is allowed only if a batch of 1 is to be freed. The node is then changed so that the indices of each sample
+        select only entries of that sample. In the result, the samples lie along an axis of the indices. If the indices
+        depend on no sample, this is an axis of size 1.
 
         Args:
             data: the axis of the samples in the data.
             indices: the axis of the samples in the indices, or None.
             shape: the shape of the indices.
-            behind: the axis of the result at which the axes of the indices begin.
+            behind: the position among the axes of the result at which the axes of the indices begin.
         """
         if not self.tracker.frees or self.tracker.batch != 1 or data.before != ONE:
             mixed("it selects entries along the axis of the samples")
@@ -526,7 +542,10 @@ def _resized(n: _NodeAxes) -> SampleAxis:
 
 
 def _along(default: int) -> Form:
-    """Operators that work along one axis. Before opset 13, they work along all later axes too."""
+    """Return the function of `FORMS` for operators that work along one axis, before opset 13 along all later axes too.
+
+    `default` is the operator's default axis.
+    """
 
     def form(n: _NodeAxes) -> SampleAxis:
         place = n.first()
@@ -616,7 +635,7 @@ def _transposed(n: _NodeAxes) -> SampleAxis:
 
 
 def _reshaped(n: _NodeAxes) -> SampleAxis:
-    """Reshape and Flatten: elements that come before the samples in memory stay before them."""
+    """Reshape and Flatten keep the order of elements in memory, so the sizes show where the samples can be."""
     place, before, after = n.first(), n.shape(0), n.result()
     found = n.reshaped(place, before, after)
     if n.node.op_type == "Flatten":
@@ -803,13 +822,13 @@ def _quantized(n: _NodeAxes) -> SampleAxis:
 def _nothing(n: _NodeAxes) -> list[SampleAxis | None]:
     """Shape and Size: their results depend on no sample.
 
-    The result holds sizes for the current batch. The pass that frees the batch keeps it.
+    The pass that frees the batch keeps these results, which are sizes for the fixed batch.
     """
     return [None] * len(n.node.output)
 
 
 WITHOUT_AXES = (_elementwise, _NodeAxes.first)
-"""Functions of `FORMS` that accept a value without axes as one with the samples on axis 0."""
+"""Functions of `FORMS` that also accept operands without axes, whose samples count as lying on axis 0."""
 
 _FORMS: Mapping[str, Form] = {
     "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast "

@@ -1,7 +1,7 @@
-"""Find the values of shapes that a model computes, as far as they are known before it runs.
+"""Find the integers from which a model computes shapes, as far as they are known before it runs.
 
-onnx also propagates such integers during shape inference. But it follows fewer operators, and different ones at each
-opset. If it mistakes another vector for a shape, it gives up on the whole model.
+onnx's shape inference also propagates such integers (data propagation). But it follows fewer operators, and different
+operators at each opset. If it mistakes another vector for a shape, it gives up on the whole model.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MAX_INT64 = 2**63 - 1
 """The largest size of an axis, which is the largest int64."""
 
 DEEPEST = 200
-"""The largest number of nodes that are followed back from a shape to its origin."""
+"""Largest number of nodes on a path that is followed back from a shape."""
 
 
 class ShapeValues:
-    """The known entries of the integer values from which a graph computes shapes."""
+    """Finds the entries of integer values, such as shapes, from the nodes that compute them."""
 
     def __init__(self, graph: Graph, makers: Mapping[str, Node]) -> None:
         self.graph = graph
@@ -50,7 +50,7 @@ class ShapeValues:
         self._depth = 0
 
     def entries(self, name: str) -> Entries | None:
-        """Return the entries of a value, or None if even their number is unknown."""
+        """Return the entries of a value, or None if not even the number of its entries is known."""
         if name not in self._known:
             self._known[name] = None  # ends the recursion if the value depends on itself
             self._depth += 1
@@ -146,7 +146,7 @@ def computed_shape(values: ShapeValues, node: Node) -> Sizes | None:
 def _if_a_size(entry: Dim | None) -> Dim | None:
     """Return an entry, or None if it is an integer outside of int64.
 
-    Otherwise a chain of products could create integers that fill the memory.
+    Without this limit, a chain of products could create integers that fill the memory.
     """
     return None if isinstance(entry, int) and abs(entry) > MAX_INT64 else entry
 
@@ -170,7 +170,7 @@ def _same(values: ShapeValues, node: Node) -> Entries | None:
 
 
 def _cast(values: ShapeValues, node: Node) -> Entries | None:
-    """Return the entries unchanged: they are exact integers, whatever the type. A Cast to bool makes them unknown."""
+    """Return the entries of the input, or None for a Cast to bool. Entries are exact integers in every other type."""
     return None if attributes_of(node)["to"] == TensorProto.BOOL else values.entries(node.input[0])
 
 
@@ -229,7 +229,7 @@ def _combined(values: ShapeValues, op_type: str, a: Dim | None, b: Dim | None, f
     """Return the sum, difference, product, quotient, minimum or maximum of two entries.
 
     Returns:
-        None if it is unknown, or if it is a quotient of floats that is not an integer.
+        None if the result is unknown, or is a quotient of floats that is not an integer.
     """
     if op_type == "Mul":
         return values.product([a, b]) if a != -1 != b else None
@@ -403,7 +403,8 @@ def better(values: ShapeValues, inferred: Shape | None, computed: Sizes | None, 
         values: the values from which the sizes were computed.
         inferred: the shape that onnx inferred.
         computed: the shape that `computed_shape` returns.
-        borne: the symbols in the shapes of inputs. They are preferred, because they have a meaning to the user.
+        borne: the symbols in the shapes of the model's inputs. They are preferred to other symbols, because users know
+            them.
 
     Returns:
         None if the combined shape adds nothing to the inferred one, or if the two have different ranks.

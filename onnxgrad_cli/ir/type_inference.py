@@ -1,4 +1,4 @@
-"""Infer the types of a graph's values. onnx infers most of them without the weights; this module adds the rest.
+"""Infer the types of a graph's values. onnx infers most types from the model without its weights, this module the rest.
 
 onnx infers no types for some operators, and infers the types of a loop as if it ran once. onnx numbers its new symbols
 from the start at each inference. They are renamed here, so that two different sizes never share a symbol.
@@ -26,10 +26,10 @@ from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type, without_shape
 
 LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
-"""Operators for which onnx infers no type. Each output has the same type as the input at the same position."""
+"""Operators for which onnx infers no type. Each output has the type of the input at the same position."""
 
 OTHERWISE = LIKE_INPUT | {"PRelu"}
-"""Operators that are replaced by others before onnx infers types; see `_in_known_terms`."""
+"""Operators that `_in_known_terms` replaces by others before onnx infers types."""
 
 
 LIKE_ROWS = frozenset({"Normalizer", "Scaler"})
@@ -52,7 +52,7 @@ class Contradiction(OnnxgradError):
 
 
 def infer_types(graph: Graph) -> None:
-    """Infer the type of every value on the model without its weights, and store the types in `graph.types`.
+    """Infer the type of every value of a graph, and store the types in `graph.types`.
 
     Raises:
         Contradiction: a node's inputs don't fit its operator.
@@ -67,14 +67,14 @@ def infer_types(graph: Graph) -> None:
     for value in bare.graph.input:  # unnamed sizes get symbols first, so that inference can track them
         graph.named(value.type)
     stated: set[str] = set()
-    for name in graph.assumed:  # types taken from hints are kept apart from inferred types
+    for name in graph.assumed:  # types that an earlier inference took from hints
         graph.types.pop(name, None)
     graph.assumed.clear()
     while True:
         symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
         inferred, error = _inferred(bare, graph)
         _adopt_types(graph, inferred.graph, symbols)
-        more = _beyond_onnx(graph, stated)  # onnx reports a contradiction after a value without a type
+        more = _beyond_onnx(graph, stated)  # with more types, a contradiction that onnx reports may disappear
         if not more and error and graph.assumed:
             graph.hints.clear()
             return infer_types(graph)
@@ -90,11 +90,14 @@ def infer_types(graph: Graph) -> None:
 
 
 def _in_known_terms(bare: ModelProto) -> ModelProto:
-    """Replace operators in a model without weights by others that have the same result types and that onnx can infer.
+    """Replace operators whose types onnx does not infer by operators with the same result types.
 
     Each output of an operator in `LIKE_INPUT` becomes an Identity. A PRelu becomes a Mul, because onnx gives its result
-    the shape of x, but onnxruntime broadcasts as in a Mul: an axis of size 1 gets size 3 if the slope has 3. A symbolic
-    axis may turn out to have size 1 at run time.
+    the shape of x, but onnxruntime broadcasts as in a Mul: an axis of size 1 gets size 3 if the slope has size 3. An
+    axis with a symbol may also turn out to have size 1 at run time.
+
+    Args:
+        bare: the model without its weights, which is changed in place and returned.
     """
     broadcasts = any(is_standard(entry.domain) and entry.version >= 7 for entry in bare.opset_import)
     for node in with_bodies(bare.graph.node) if broadcasts else ():
@@ -132,7 +135,7 @@ def _adopt_types(graph: Graph, found: GraphProto, symbols: dict[str, str]) -> No
 
 
 def declare(graph: Graph) -> None:
-    """Declare in the model the types of values whose shapes can't be inferred from the model."""
+    """Declare in the model the types of values whose shapes can't be inferred from the model itself."""
     if graph.declared_shapes.isdisjoint(graph.made()):
         return
     again = _inferred(graph.skeleton(), graph)[0].graph
@@ -146,7 +149,7 @@ def declare(graph: Graph) -> None:
 
 
 def _inferred(bare: ModelProto, graph: Graph) -> tuple[ModelProto, Exception | None]:
-    """Return the model with the inferred types. Also return the contradiction that onnx reports, or None."""
+    """Return the model with the types that onnx infers, and the contradiction that onnx reports, or None."""
     try:
         found = follow_shapes(graph, bare, strict=True)
     except onnx.shape_inference.InferenceError:
@@ -167,13 +170,14 @@ def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> Model
     """Infer the types of a model with onnx's data propagation, which tracks the integers that shapes are computed from.
 
     Args:
-        graph: the graph. After data propagation has once exceeded the memory, the graph never uses it again.
+        graph: the graph of the model. Data propagation is not used again for a graph for which it needed too much
+            memory.
         bare: the model without weights.
         strict: True if contradictions are errors.
 
     Returns:
-        The model with types, or None if the integers exceed the memory: a vector that Concat doubles forty times has
-        2^40 elements.
+        The model with types, or None if data propagation needs too much memory: a vector that Concat doubles forty
+        times has 2^40 elements.
 
     Raises:
         onnx.shape_inference.InferenceError: the model contradicts itself.
@@ -217,7 +221,7 @@ def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
 
 
 def _typed_again(graph: Graph, node: Node) -> Types | None:
-    """Infer the types of a node's outputs again, and return those that changed.
+    """Infer the types of a node's outputs again from its inputs, and return the types that changed.
 
     Return None if they can't be inferred from the node alone.
     """
@@ -246,7 +250,7 @@ def _finer(graph: Graph, before: TypeProto | None, now: TypeProto) -> TypeProto:
 
 
 class _Beyond:
-    """Finds types of values for which onnx infers none, or a less precise one.
+    """Finds types of values for which onnx infers no type, or a less precise type.
 
     The types follow from the operator, from computed shapes or, if nothing else is known, from the types that the model
     declares. Declared sizes of 1 are ignored, because exporters write 1 for an unknown size, or for a size that was 1
@@ -313,7 +317,10 @@ class _Beyond:
         return {n: graph.named(tensor_type(dtype_of(t), shape_of(t))) for n, t in lost.items()}
 
     def _dtype(self, node: Node) -> int:
-        """The element type of the first output of a node whose shape was computed."""
+        """Return the element type of the first output of a node, or 0 if it is unknown.
+
+        If onnx does not infer the type, it is that of the first input, except for a ConstantOfShape.
+        """
         known = dtype_of(self.graph.types.get(node.output[0]))
         return known or (dtype_of(self.graph.types.get(node.input[0])) if node.op_type != "ConstantOfShape" else 0)
 
@@ -325,7 +332,7 @@ class _Beyond:
         hint, inferred = self.graph.hints[name].type, self.graph.types.get(name)
         known, said = shape_of(inferred), list[Dim | None]()
         meaning = self.borne | self.names if name in self.outputs else self.borne
-        for size in shape_of(hint) or ():  # None stands for a size that carries no information
+        for size in shape_of(hint) or ():  # None stands for a size that is not trusted
             said.append(size if size in meaning or (isinstance(size, int) and size != 1) else None)
         if known is None and said:
             return self.graph.named(tensor_type(dtype_of(inferred) or dtype_of(hint), said))
@@ -481,7 +488,10 @@ def _operator_types(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
 
 
 def _compressed(graph: Graph, node: Node) -> Types:
-    """Compress: the number of True conditions is the number of slices or elements. onnx infers this from opset 11."""
+    """Compress: the size of one axis, the number of True conditions, is known only at run time.
+
+    onnx infers this type from opset 11 on.
+    """
     (name,) = node.output
     value_type = graph.types.get(node.input[0])
     shape, axis = shape_of(value_type), attributes_of(node).get("axis")
@@ -492,9 +502,10 @@ def _compressed(graph: Graph, node: Node) -> Types:
 
 
 def _reduced(graph: Graph, node: Node) -> Types:
-    """Reductions whose axes are known only at run time. If axes are not kept, the rank shrinks by the number of axes.
+    """Reductions whose axes are known only at run time: only the rank of the result is known.
 
-    An empty list of axes means all axes, or none with noop_with_empty_axes.
+    If axes are not kept, it is the rank of the input minus the number of axes. An empty list of axes means all axes,
+    or none with noop_with_empty_axes.
     """
     (name,) = node.output
     x, axes = (shape_of(graph.types.get(each)) for each in node.input)
@@ -543,16 +554,19 @@ def _caches(graph: Graph, node: Node) -> Types:
 
 
 def _element(graph: Graph, name: str) -> Types:
-    """SequenceAt: the element gets new symbols. onnx gives all elements the same ones, but their sizes may differ."""
+    """SequenceAt: the sizes of the element get new symbols.
+
+    onnx gives all elements of a sequence the same symbols, but their sizes may differ.
+    """
     value_type = graph.types.get(name)
     shape = [size if isinstance(size, int) else None for size in shape_of(value_type) or ()]
     return {name: graph.named(tensor_type(dtype_of(value_type), shape))} if None in shape else {}
 
 
 def _cut_to_fit(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
-    """Slice: if it cuts a tensor to the shape that the tensor already has, the result has the tensor's type.
+    """Slice: if it cuts a tensor to the shape that the tensor already has, the result has the type of the tensor.
 
-    Exporters write such slices for additions by index.
+    Exporters write such a Slice for the updates of an addition by indices (ScatterElements).
     """
     if len(node.input) != 3:  # it has axes or steps, or its bounds are attributes
         return {}

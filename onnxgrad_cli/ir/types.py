@@ -1,4 +1,4 @@
-"""Element types and shapes of values, as declared in ONNX."""
+"""Functions on ONNX types: element types, shapes and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NARROW = frozenset(
 
 
 MAX_SHAPE_BYTES = 1024
-"""Shape inference reads the values of tensors up to this many bytes, because they may be a shape or an axis.
+"""Largest size in bytes of a tensor whose values shape inference reads, because it may be a shape or an axis.
 
-A larger tensor is a weight, of which inference gets only the type. So it takes 0.01 s instead of 20 s with 1 GB of
-weights.
+Of a larger tensor, which is a weight, inference gets only the type. With 1 GB of weights, it takes 0.01 s instead of
+20 s.
 """
 
 

@@ -17,10 +17,10 @@ def copied(model: ModelProto) -> ModelProto:
 
 
 def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """Return a copy of a model without the initializers in `names`. Their values are not even copied temporarily.
+    """Return a copy of a model without the initializers in `names`, whose values are not copied even temporarily.
 
-    An input may be declared without a type because its initializer has one. If that initializer is left out, the copy
-    declares the type.
+    An input may be declared without a type, because its initializer has the type. If this initializer is left out, the
+    copy declares the type of the input.
     """
     copy = ModelProto()
     copy_fields(model, copy, ("graph",))

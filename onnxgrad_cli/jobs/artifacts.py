@@ -102,10 +102,7 @@ def run_artifacts(
 
 
 def _write(build: Build, target: Path, prefix: str, nominal: bool) -> Report:
-    """Write the artifacts and the reports atomically. If the build failed, write only the reports.
-
-    See `build.write`.
-    """
+    """Write the artifacts and the reports atomically. If the build failed, write only the reports."""
     built, original, folder = build.built, build.original, target.parent
     if build.error is not None:
         return write_reports(build)

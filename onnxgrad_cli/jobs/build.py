@@ -154,7 +154,7 @@ def run_build(
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """A build whose inputs have been read, and whose output files have been checked: they may be written.
+    """The plan of a build: its inputs, which have been read, and its output files, which may be written.
 
     Attributes:
         source: the inference model as the caller passed it.
@@ -194,10 +194,7 @@ class BuildPlan:
 
     @contextmanager
     def limits(self) -> Iterator[None]:
-        """Limit the time of runs that the user did not request, unless `verify` is True.
-
-        Feed runs with the user's arrays.
-        """
+        """In the block, limit the time for running models, unless `verify` is True, and feed the user's arrays."""
         with within_budget(limited=not self.verify), given_samples(self.data.whole):
             yield
 
@@ -338,14 +335,14 @@ class Build:
 
 
 REFUSALS = (UnsupportedError, CheckFailed)
-"""The errors that end a build, but not the job: the report gives the reason."""
+"""Types of errors that `Build.error` stores. They end the build, but not the job, which still writes a report."""
 
 
 def transform(
     plan: BuildPlan, keeps_original: bool = False, frozen_are_inputs: bool = False,
     kept: tuple[type[OnnxgradError], ...] = REFUSALS,
 ) -> Build:  # fmt: skip
-    """Run the passes. If one refuses the model, store its error in `Build.error`.
+    """Run the passes of a build. If a pass refuses the model, store its error in `Build.error`.
 
     Args:
         plan: the plan of the build.
@@ -402,7 +399,7 @@ def _check_shapes(build: Build) -> None:
 
 
 def prove(build: Build) -> None:
-    """Check the gradients of the training model, if the plan requests it.
+    """Check the gradients of the training model, if `BuildPlan.proves` is True.
 
     Store the error of a failed check in `Build.error`.
     """
@@ -543,7 +540,7 @@ def _why_not_opened(build: Build, file: Path, model: ModelProto) -> str:
 
 
 def list_file(build: Build, switch: AtomicWriteGroup, file: Path, role: str) -> None:
-    """Add a file to the list in the report. On the disk, the file may still have a temporary name."""
+    """Add a file to the list of files in a build's report. The file may still have a temporary name on the disk."""
     build.files.append(replace(File.of(switch.where(file), role), path=str(file)))
 
 

@@ -155,7 +155,7 @@ def _save(
 
 
 def _check_asked(adaptable: bool, merge: bool, test_data: str | Path | None) -> None:
-    """Raise an error if arguments contradict each other."""
+    """Raise an error if `adaptable` is combined with `merge`, or `test_data` is given without `merge`."""
     if adaptable and merge:
         raise UsageError(
             "`merge` can't be combined with `adaptable`, which leaves the weights unchanged",
@@ -202,7 +202,7 @@ class _Trained:
 
     @property
     def stored(self) -> Arrays:
-        """The content of an adapter file: factors, weights trained in full, and state that the model stores, too."""
+        """The content of an adapter file: factors, weights trained in full, and state that the model also stores."""
         own = {name for _, name in stored_tensors(self.model.graph)} if self.adapters else set()
         return {**{name: array for name, array in self.state.items() if name in own}, **self.weights}
 

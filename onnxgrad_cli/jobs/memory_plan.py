@@ -28,7 +28,7 @@ Build = Callable[[Options], TrainingModel]
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A way to take a step.
+    """A plan for the training step: the options of its model, and the number of runs.
 
     Attributes:
         options: the options of the training model.
@@ -81,8 +81,8 @@ def planned(
 def _ways(build: Build, options: Options, batch_size: int, threads: int | None, whole: str) -> Iterator[StepPlan]:
     """Yield plans, the fastest first.
 
-    These are the given options; the options with each of `KINDS`; and the one of these with the least memory, in 2, 4,
-    8 and more runs.
+    The first plan uses the given options, and the next ones add each of `KINDS`. The last ones split the step of the
+    plan with the least memory into 2, 4, 8 and more runs.
     """
 
     def way(options: Options, runs: int) -> StepPlan:

@@ -167,7 +167,7 @@ def _copies(out: Path, runtime: Path | None, webgpu: bool) -> dict[Path, Path]:
 
 
 def _stage_data(switch: AtomicWriteGroup, out: Path, parts: Mapping[str, Data]) -> list[Path]:
-    """Stage a file of all arrays of samples, one after the other, and a JSON file that describes the arrays."""
+    """Add a file with the arrays of all samples, and a JSON file that describes the arrays, to a group of files."""
     said: dict[str, dict[str, Any]] = {}
     chunks: list[bytes] = []
     end = 0

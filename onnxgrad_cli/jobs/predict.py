@@ -39,9 +39,9 @@ class Predicted:
     """The predictions of a model for data.
 
     Attributes:
-        outputs: output -> its values, with samples along the first axis. If samples have different shapes, it is an
-            array of arrays. If the model stores class names for an output,
-            there are also entries `<output>_class` and `<output>_label`.
+        outputs: output -> its values, with samples along the first axis; an array of arrays if the samples have
+            different shapes. If the model stores class names for an output, there are also entries `<output>_class` and
+            `<output>_label`.
         samples: the number of samples.
         files: the files written.
     """
@@ -108,7 +108,7 @@ def run_predict(
 
 
 def _write_npz(arrays: Mapping[str, np.ndarray], stream: BinaryIO) -> None:
-    """Write arrays. Samples of different shapes are written as data files have them: all elements, and the shapes."""
+    """Write arrays as an .npz. Samples of different shapes become two arrays: all elements, and the shapes."""
     found = dict[str, np.ndarray]()
     for name, array in arrays.items():
         if array.dtype == object:

@@ -59,9 +59,7 @@ class ProofData:
             raise OnnxgradError(error.message, error.hint, error.details) from None
 
     def arrays(self, model: ModelProto, inputs: Mapping[str, TypeProto], terms: Sequence[Term], tell: Tell) -> Arrays:
-        """Return a map: name -> array.
-
-        The map has the arrays of an .npz, or the first samples, converted to the model's inputs.
+        """Return name -> array: the arrays of an .npz file, or the first samples, converted to the model's inputs.
 
         Args:
             model: the model. If it stores a preprocessing, the samples get the same one.

@@ -59,7 +59,7 @@ def proved_scorer(
         subject: the value to differentiate by.
         score: the value to differentiate. Its classes are those of `what`.
         what: the output with the scores.
-        fixed: the batch size of the model if it is fixed; None if it is free.
+        fixed: the batch size of the model if it is fixed; None if it is dynamic.
         options: shapes and modes, as for a build.
         verify: True checks the gradients numerically; None checks them if that takes only a few seconds.
         tell: receives progress messages.

@@ -45,7 +45,7 @@ Forms round differently.
 """
 
 LEADING, OTHER = 8, 64
-"""Default sizes of symbols in measurements: of those on the first axis of an input, and of all others."""
+"""Default sizes of symbolic dimensions in measurements: on the first axis of an input, and on other axes."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def run_tune(
     repeat: int = 7,
     tell: Tell = silent,
 ) -> tuple[list[Measured], Path]:
-    """For each gradient of a model with several forms, time the forms. Write those that are faster than the default.
+    """Time the forms of each gradient of a model, and write a file with the forms that are faster than the default.
 
     Args:
         model: the inference model.

@@ -1,7 +1,7 @@
-"""The losses that a training model minimises: short functions written with the same `op` as the rules.
+"""The losses that a training model minimises: short functions that write nodes with an emitter, as gradient rules do.
 
 A loss declares the kind of label that it requires, and returns one value per element or per sample. The loss pass
-applies sample weights and the reduction, and sums several losses. Importing this package registers all losses.
+applies sample weights and the reduction, and sums several losses.
 """
 
 from onnxgrad_cli.common.settings import Option

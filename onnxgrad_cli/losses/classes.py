@@ -1,8 +1,8 @@
 """Losses of a classifier: the label is a class number, and one axis of the output runs over the classes.
 
 The log-probabilities are gathered at the labels, so that no one-hot array is needed. The gradient is softmax minus
-one-hot. With GatherElements, a training step on 512 x 30522 logits takes 26 ms. If every label were compared with every
-class number, the step would take 84 ms (onnxruntime 1.31, 2 threads).
+one-hot. With GatherElements, a training step on 512 x 30522 logits takes 26 ms, instead of 84 ms if every label were
+compared with every class number (onnxruntime 1.31, 2 threads).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def causal_lm(op, prediction, label, *, ignore_index: int = -100):
 
 
 def ahead(op: Op, label: Val, ignore_index: int) -> Val:
-    """Return labels (N, T) moved one position to the left, with `ignore_index` at the last position."""
+    """Return labels (N, T) shifted one position to the left, with `ignore_index` at the last position."""
     behind = op.Slice(label, op.ints([1]), op.ints([2**62]), op.ints([1]))
     return op.state(op.Pad(behind, op.ints([0, 0, 0, 1]), op.const(ignore_index, label)), label.shape)
 
@@ -132,9 +132,9 @@ def log(op, prediction, label, *, class_weights: Floats = None, ignore_index: in
 
 
 def likelihood(op, logs, label, class_weights, ignore_index, axis, smoothing=0.0):
-    """Return the negative log-probabilities at the labels, weighted by class, and their weights; see `picked`.
+    """Return the negative log-probabilities at the labels, weighted by class, and their weights, as `picked` does.
 
-    `class_weights` has one weight per class; None means weights of 1.
+    Here the class weights are an array with one weight per class, or None for weights of 1.
     """
     table = _class_weights(op, class_weights, logs, axis)
     return picked(op, logs, label, table, ignore_index, axis, smoothing)
@@ -155,8 +155,8 @@ def _of_labels(op: Op, found: Val, logs: Val, axis: int) -> Val:
     """Return `found`, the values gathered at the labels, without the axis of classes.
 
     GatherElements accepts fewer labels than samples, and the gradient would then be wrong. Therefore the values are
-    reshaped to the shape of the samples, which makes such a run fail. That shape must not come from a Concat, because
-    onnxruntime's optimizer would replace one of its sizes by -1.
+    reshaped to the shape of `logs` without the classes, so that such a run fails. A Concat must not compute this shape,
+    because onnxruntime's optimizer would replace one of its sizes by -1.
     """
     others = [i for i in range(logs.rank) if i != axis]
     if all(isinstance(size, int) for size in (*(logs.shape[i] for i in others), *found.shape)):

@@ -37,7 +37,7 @@ AXES = {
     "class": ", and the second axis has the classes",
     "token": ", the second axis the positions, and the third axis the vocabulary",
 }
-"""Map from a kind of label to a description of the output's axes after the batch axis, for error messages."""
+"""Map from a kind of label to a description of the axes of the output after the batch axis, for error messages."""
 
 
 FOR_OUTPUTS = {"Softmax": "log", "LogSoftmax": "nll", "Sigmoid": "bce"}
@@ -56,12 +56,12 @@ class Loss(Documented):
         label: the kind of label, a key of `LABELS`.
         rank: the smallest number of axes of the output.
         options: the options of `function`.
-        rather: map from an operator to the name of another loss. If that operator computes the output, this loss is
-            wrong and the error suggests the other one.
-        operands: map from each parameter after the prediction, in order, to a pair. The first item is a kind in
-            `OTHERS`. The second is the name of the input or output that is passed or, for "label" and "mask", of the
-            value that determines the label's type. ("label", "") is the usual label of the loss. None if the label is
-            the only such parameter.
+        rather: map from an operator to the name of another loss. If this operator computes the output, this loss is
+            wrong, and an error suggests the other loss.
+        operands: map from each parameter of `function` after the prediction, in order, to a pair (kind, name). The kind
+            is in `OTHERS`. For "input" and "output", the name is that of the value to pass. For "label" and "mask", it
+            is the name of the value that determines the label's type. ("label", "") is the usual label of the loss.
+            None if the label is the only such parameter.
     """
 
     name: str
@@ -168,7 +168,7 @@ def loss(
         label: the kind of label, a key of `LABELS`.
         rank: the smallest number of axes of the output.
         options: map from an option to its description. Types and defaults are read from the function's signature.
-        rather: map from an operator that must not compute the output to the loss to use for such an output.
+        rather: map from an operator that must not compute the output to the name of the right loss for such an output.
         override: replace a loss with the same name instead of raising.
 
     Raises:

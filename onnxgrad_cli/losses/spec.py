@@ -87,9 +87,9 @@ class LossSpec:
 
 @cache
 def default_loss() -> LossSpec:
-    """Return the loss of options that name none.
+    """Return the loss that is used if the user names none.
 
-    It is one object, so that `is` tells it from a loss that the user named.
+    The result is always the same object, so that `is` distinguishes it from a loss that the user named.
     """
     return LossSpec("mse")
 
@@ -120,12 +120,11 @@ def _as_loss(given: object) -> object:
 
 
 def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None = None) -> LossSpec:
-    r"""Parse `[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]`. `\:` is an escaped colon.
+    r"""Parse a loss as it is typed: `[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]`. `\:` is an escaped colon.
 
     Args:
-        text: NAME may be a file that ends in .onnx, or a function in a Python file, FILE.py:FUNCTION.
-        load: a function that loads a function from a Python file, given FILE and FUNCTION. If it is None, Python files
-            are refused.
+        text: the text. NAME may be a file that ends in .onnx, or a function in a Python file, FILE.py:FUNCTION.
+        load: `load(FILE, FUNCTION)` returns a function from a Python file. None refuses Python files.
 
     Raises:
         UsageError: the loss doesn't exist, the text has too many parts, or the weight is not a finite number.
@@ -167,28 +166,32 @@ def split_set(text: str, file: Callable[[str], str] = str) -> tuple[str, str]:
 
     Args:
         text: the text. If it names an existing file, it is a value without a name.
-        file: returns the part of a text that may be the name of a file.
+        file: a function that returns the part of a text that may be the name of a file.
     """
     found = OF_SET.fullmatch(text)
     return ("", text) if found is None or Path(file(text)).exists() else (found["set"], found["rest"])
 
 
 def check_set(argument: str, name: str) -> None:
-    """Check the name of a data set. It is a word, because the names of inputs begin with it.
+    """Check the name of a data set, with which the names of inputs begin.
+
+    Args:
+        argument: the argument that contains the name, for the error.
+        name: the name.
 
     Raises:
-        UsageError: it has other characters than letters, digits, _ and -, or begins with a digit or -.
+        UsageError: the name contains a character other than letters, digits, _ and -, or begins with a digit or -.
     """
     if not OF_SET.fullmatch(f"{name}=value"):
         raise UsageError(f"`{argument}`: '{name}' is not a name for a data set", "use letters, digits and _")
 
 
 def settings_of(given: Mapping[str, object], *owners: str | None) -> dict[str, object]:
-    """Return the settings of one loss. Its own settings, named OWNER:NAME, override the settings of all losses.
+    """Return the settings of one loss. Settings for this loss, OWNER:NAME, override settings for all losses, NAME.
 
     Args:
-        given: `LossOptions.loss_options`.
-        owners: the names that select the loss: its output and its label.
+        given: the settings as in `LossOptions.loss_options`.
+        *owners: the names that OWNER can have for this loss: its output and its label.
     """
     own = {name.rpartition(":")[2]: value for name, value in given.items() if name.rpartition(":")[0] in owners}
     return {name: value for name, value in given.items() if ":" not in name} | own

@@ -143,10 +143,10 @@ def identity(op, prediction):
 
 
 MIN_PROBABILITY: dict[int, float] = {TensorProto.FLOAT: 2.0**-126, TensorProto.DOUBLE: math.exp(-100)}
-"""Map from an element type to the smallest probability of which a logarithm is taken; smaller ones are replaced by it.
+"""Map from an element type to the lower bound to which probabilities are clipped before a logarithm is taken.
 
-PyTorch clamps logarithms at -100, so the value for float64 is exp(-100). In float32, exp(-100) is subnormal, so the
-value is the smallest normal number.
+PyTorch clamps logarithms at -100, so the bound for float64 is exp(-100). In float32, exp(-100) is subnormal, so the
+bound is the smallest normal number.
 """
 
 
@@ -156,7 +156,7 @@ def log_of(op, p):
 
 
 def checked_axis(prediction: Val, axis: int) -> int:
-    """Return the non-negative number of an axis of the output. An error is raised for the batch axis."""
+    """Return an axis of the output as a non-negative number. The axis must exist and must not be the batch axis."""
     require(
         -prediction.rank <= axis < prediction.rank,
         f"axis = {axis} does not exist: the output has {prediction.rank} axes",
@@ -168,8 +168,8 @@ def checked_axis(prediction: Val, axis: int) -> int:
 def softplus(op, x):
     """Return log(1 + exp x).
 
-    At opset 18, onnxruntime has no float64 kernel for Softplus, so for float64 other operators compute it. Their slope
-    at 0 is right too, because Max shares its gradient evenly between equal operands.
+    At opset 18, onnxruntime has no float64 kernel for Softplus, so float64 values are computed by other operators.
+    Their gradient at 0 is right too, because Max shares its gradient evenly between equal operands.
     """
     if x.dtype == TensorProto.DOUBLE:
         return op.Max(x, 0) + op.Log(op.Exp(-op.Abs(x)) + 1)

@@ -1,7 +1,7 @@
-"""The optimizers: short functions that compute the next weight, written with the same `op` as the rules.
+"""The optimizers: short functions that write nodes with an emitter, as gradient rules do.
 
-An optimizer turns a weight and its gradient into the next weight, and keeps state in named slots. The optimizer
-pass declares, stores and names these slots. Importing this package registers all optimizers.
+An optimizer computes the next weight from a weight and its gradient, and keeps state in named slots. The optimizer pass
+declares, stores and names these slots.
 """
 
 from onnxgrad_cli.optimizers.lbfgs import LBFGS

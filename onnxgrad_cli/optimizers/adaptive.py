@@ -112,7 +112,7 @@ def adamw(
     op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
     amsgrad: bool = False,
 ):  # fmt: skip
-    """Adam, but w is first multiplied by 1 - rate weight_decay, and g stays without weight decay. As torch.optim.AdamW.
+    """Adam whose weight decay multiplies w by 1 - rate weight_decay and does not change g. As torch.optim.AdamW.
 
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, ICLR 2019.
     """
@@ -205,7 +205,7 @@ def nadam(
 
 
 def _momenta_weight(op: Op, beta1: float, decay: float, steps: Val) -> Val:
-    """Return 1 minus the product of NAdam's momenta of all steps so far, computed from the number of steps alone.
+    """Return 1 minus the product of NAdam's momenta of all steps so far, computed from the number of steps only.
 
     The logarithm of the product is a sum over the steps i of log(1 - exp(decay i) / 2), which is a power series in
     exp(decay i). Summed over the steps, each power is a geometric series and has a closed form. After 52 terms, the
@@ -247,7 +247,7 @@ def radam(
 
 
 LEAST_LENGTH = 5.0
-"""The threshold of `_length_of_mean` above which RAdam divides by the root of the mean of squares."""
+"""The result of `_length_of_mean` above which RAdam divides by the root of the mean of squares."""
 
 
 def _length_of_mean(op: Op, share: float, steps: Val) -> Val:
@@ -319,7 +319,7 @@ def adam_step(
     m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
     if amsgrad:
         v = state["vmax"] = op.Max(state["vmax"], v)
-    root = op.Sqrt(mean_weight(op, beta2, steps))  # scales scalars, which saves a division of a whole tensor
+    root = op.Sqrt(mean_weight(op, beta2, steps))  # multiplied into scalars, which saves a division of a whole tensor
     return (rate * root / mean_weight(op, beta1, steps)) * m / (op.Sqrt(v) + root * eps)
 
 

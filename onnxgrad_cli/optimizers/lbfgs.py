@@ -27,4 +27,4 @@ SETTINGS = {
 }
 
 LBFGS = Optimizer("lbfgs", lbfgs, {}, declared(lbfgs, SETTINGS, "optimizer 'lbfgs'"))
-"""The optimizer that takes all samples in a step. Its step can't be part of a model, so it is not in `OPTIMIZERS`."""
+"""The optimizer L-BFGS, whose step reads all samples. It can't be part of a model, so it is not in `OPTIMIZERS`."""

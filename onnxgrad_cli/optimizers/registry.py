@@ -41,7 +41,7 @@ class Optimizer(Documented):
             computes in float32.
         slots: map from a slot to the description of its content. Some slots are kept only if an option requires them.
         options: the options of `function`.
-        cycled: the option that a learning rate schedule may also change: the momentum or beta1, or "" for none.
+        cycled: the option that a learning rate schedule may also change, such as the momentum or beta1; "" for none.
             `function` accepts a `Val` for this option.
     """
 
@@ -83,7 +83,7 @@ def optimizer(
         name: the name on the command line.
         slots: map from a slot to the description of its content. In the model, its name is `<weight>_<slot>`.
         options: map from an option to its description. Types and defaults are read from the function's signature.
-        cycled: see `Optimizer`.
+        cycled: the option that a learning rate schedule may also change; "" for none.
         override: replace an optimizer with the same name instead of raising an error.
 
     Raises:

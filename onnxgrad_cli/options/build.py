@@ -70,12 +70,13 @@ def _mse() -> tuple[LossSpec, ...]:
 
 @part
 class LossOptions(_Part):
-    """The loss to minimize."""
+    """Options of the loss to minimize."""
 
     losses: tuple[LossSpec, ...] = option(
         default_factory=_mse,
-        help="Loss to minimize; several losses are summed. SET= computes it on the data set SET. "
-        "WEIGHT may follow a schedule, such as 10@cosine. See `onnxgrad list losses`.",
+        help="Loss to minimize. If the option is repeated, the weighted sum of the losses is minimized. SET= names the "
+        "data set for the loss. WEIGHT, by default 1, may follow a schedule, such as 10@cosine. See `onnxgrad list "
+        "losses`.",
         details="`LossSpec`, names as they are typed on the command line, or functions, written as `loss` describes.",
         section=LOSS,
         common=True,
@@ -151,7 +152,10 @@ class LossOptions(_Part):
 
 @part
 class ParameterOptions(_Part):
-    """The weights to train. Patterns match the names of weights, and of the nodes and modules that read them."""
+    """Options that select the weights to train.
+
+    Patterns match the names of weights, and of the nodes and modules that read them.
+    """
 
     train: tuple[str, ...] = option(
         default=(),
@@ -159,6 +163,7 @@ class ParameterOptions(_Part):
         section=TRAINED,
         common=True,
         metavar="GLOB",
+        shown="all weights",
         example=PATTERNS,
     )
     freeze: tuple[str, ...] = option(
@@ -203,11 +208,12 @@ class ParameterOptions(_Part):
 
 @part
 class AdapterOptions(_Part):
-    """Low-rank adapters, which are trained in place of weights."""
+    """Options of low-rank adapters (LoRA), which are trained in place of weights."""
 
     lora: LoraSpec | None = option(
         default=None,
-        help="Train LoRA adapters of this rank and freeze the other weights that neither --train nor --preset selects.",
+        help="Train LoRA adapters of this rank and freeze the other weights. Weights that --train or --preset selects "
+        "are trained, too. ALPHA, by default the rank, scales the adapters.",
         section=TRAINED,
         common=True,
         metavar="RANK[:ALPHA]",
@@ -226,7 +232,7 @@ class AdapterOptions(_Part):
     )
     lora_scaling: Scaling = option(
         default="lora",
-        help="Divide alpha by the rank, or with rslora by the square root of the rank.",
+        help="Factor of an adapter's product of matrices. lora: ALPHA / RANK. rslora: ALPHA / square root of RANK.",
         section=TRAINED,
     )
     lora_dropout: float = option(
@@ -236,11 +242,12 @@ class AdapterOptions(_Part):
         metavar="PROBABILITY",
         least=0,
         below=1,
+        shown="0",
         example="0.05",
     )
     lora_dora: bool = option(
         default=False,
-        help="Also train the norm of each output of an adapted matrix (DoRA).",
+        help="Train DoRA adapters: also train the norm of the adapted matrix for each of its outputs.",
         section=TRAINED,
     )
 
@@ -256,7 +263,7 @@ class AdapterOptions(_Part):
 
 @part
 class InputOptions(_Part):
-    """The inputs that get a gradient."""
+    """Options that select the model inputs that get a gradient."""
 
     grad_of_input: tuple[str, ...] = option(
         default=(),
@@ -269,14 +276,15 @@ class InputOptions(_Part):
 
 @part
 class OptimizerOptions(_Part):
-    """The optimizer and its step."""
+    """Options of the optimizer and its step."""
 
     optimizer: str = option(
         default="",
-        help="Append a step of this optimizer; see `onnxgrad list optimizers`.",
+        help="Append a step of this optimizer to the training model; see `onnxgrad list optimizers`.",
         section=OPTIMIZER,
         common=True,
         metavar="NAME",
+        shown="no step",
         complete="optimizers:OPTIMIZERS",
     )
     optimizer_options: Mapping[str, object] = option(
@@ -289,7 +297,8 @@ class OptimizerOptions(_Part):
     )
     group: tuple[Group, ...] = option(
         default=(),
-        help="Settings for the weights that match; lr is a factor of the learning rate. Later groups take precedence.",
+        help="Optimizer settings for the weights that match GLOB; lr is a factor by which the learning rate is "
+        "multiplied. If several groups set the same key for a weight, the last one applies.",
         section=OPTIMIZER,
         metavar="GLOB:KEY=VALUE,...",
         example="(Group('*.bias', {'weight_decay': 0}),)",
@@ -297,9 +306,10 @@ class OptimizerOptions(_Part):
     )
     clip_norm: float | None = option(
         default=None,
-        help="Scale the gradients down if their global norm is above MAX.",
+        help="Scale all gradients down by one factor if their global L2 norm is above MAX.",
         section=OPTIMIZER,
         metavar="MAX",
+        shown="no limit",
         above=0,
     )
     clip_value: float | None = option(
@@ -307,11 +317,12 @@ class OptimizerOptions(_Part):
         help="Clip each element of the gradients to the range -MAX to MAX.",
         section=OPTIMIZER,
         metavar="MAX",
+        shown="no limit",
         above=0,
     )
     accumulate: int = option(
         default=1,
-        help="Accumulate the gradients of N runs for one step.",
+        help="Take one optimizer step per N runs of the model, with the accumulated gradients of these runs.",
         details="The step equals the step of one batch with the samples of all runs. This requires a loss that is a "
         "mean over the labels that are not ignored, or runs with equal numbers of such labels.",
         section=OPTIMIZER,
@@ -324,6 +335,7 @@ class OptimizerOptions(_Part):
         "don't vanish; dynamic adapts the factor.",
         section=OPTIMIZER,
         metavar="FACTOR|dynamic",
+        shown="no scaling",
         parse="passes.loss_scale:parse_loss_scale",
     )
     ema: float | None = option(
@@ -333,6 +345,7 @@ class OptimizerOptions(_Part):
         metavar="DECAY",
         least=0,
         below=1,
+        shown="no averages",
         example="0.999",
     )
     embed_state: bool = option(
@@ -363,38 +376,43 @@ class OptimizerOptions(_Part):
 
 @part
 class InitOptions(_Part):
-    """The initial values of a training, and the training information that contains them."""
+    """Options of the initial values of a training, and of the training information that contains them."""
 
     training_info: bool = option(
         default=False,
-        help="Keep the inference graph, and describe the training in the standard's training_info.",
+        help="Write the inference model with the training step in its training_info (ONNX TrainingInfoProto), instead "
+        "of a training model.",
         section=OUTPUT,
     )
     init: Init = option(
         default="keep",
-        help="Keep the stored weights, or draw new ones. In `build`, it requires --training-info.",
+        help="Start from the stored weights (keep), or draw new ones. In `build`, drawing requires --training-info.",
         section=TRAINED,
     )
     seed: int | None = option(
         default=None,
-        help="Seed of all random numbers: new weights, adapters, order of the samples, Dropout.",
+        help="Seed of all random numbers: new weights, adapters, the order of the samples, and Dropout.",
         details="With None, the runtime chooses, and adapters are drawn with seed 0.",
         section=TRAINED,
         metavar="N",
         least=0,
         most=SEEDS - 1,
+        shown="0; in `build`, the runtime chooses, except for adapters",
     )
 
 
 @part
 class MemoryOptions(_Part):
-    """Ways to save memory, such as computing values again instead of keeping them."""
+    """Options that save memory, for example by computing values again instead of keeping them."""
 
     recompute: RecomputeSpec | None = option(
         default=None,
-        help="Save memory: compute values again in the backward part instead of keeping them.",
+        help="Save memory: compute forward values again in the backward part instead of keeping them. elementwise: "
+        "results of elementwise operators. block: all values inside a layer, or between values that match GLOB. "
+        "budget, optimal: as many values as necessary to keep at most SIZE, such as 500MB.",
         section=MEMORY,
         metavar="elementwise|block:auto|block:GLOB|budget:SIZE|optimal:SIZE",
+        shown="keep all values",
         example="RecomputeSpec('elementwise') or None",
         parse="passes.rematerialization.recompute:parse_recompute",
     )
@@ -410,9 +428,11 @@ class MemoryOptions(_Part):
 
 @part
 class OutputOptions(_Part):
-    """The form of the training model."""
+    """Options of the form of the training model, such as its outputs."""
 
-    keep_outputs: bool = option(default=False, help="Keep the outputs of the inference model.", section=OUTPUT)
+    keep_outputs: bool = option(
+        default=False, help="Keep the outputs of the inference model in the training model.", section=OUTPUT
+    )
     yield_: Yield = option(
         default="ones",
         help="Gradient with respect to the loss, from which the backward part starts. ones: ones in the shape of the "
@@ -428,7 +448,7 @@ class OutputOptions(_Part):
 
 @part
 class ModeOptions(_Part):
-    """The mode of layers that behave differently in training and in inference."""
+    """Options of the mode of layers that behave differently in training and in inference."""
 
     mode: Mode = option(
         default="keep",
@@ -446,7 +466,7 @@ class ModeOptions(_Part):
 
 @part
 class GradientOptions(_Part):
-    """The computation of gradients."""
+    """Options that decide how gradients are computed."""
 
     quantization: Quantization = option(
         default="refuse",
@@ -477,7 +497,7 @@ class GradientOptions(_Part):
 
 @part
 class NameOptions(_Part):
-    """The names of values."""
+    """Options of the names that onnxgrad adds to the model."""
 
     identifiers: bool = option(
         default=False,
@@ -488,7 +508,7 @@ class NameOptions(_Part):
 
 @part
 class ShapeOptions(_Part):
-    """The shapes of the model."""
+    """Options of the shapes in the model."""
 
     dims: Mapping[str, int] = option(
         default_factory=dict,
@@ -501,7 +521,7 @@ class ShapeOptions(_Part):
     )
     shapes: Mapping[str, Shape] = option(
         default_factory=dict,
-        help="Set the shape of an input. A name in place of a fixed batch size makes the batch dynamic.",
+        help="Set the shape of an input. If a name replaces a fixed batch size, the batch size becomes dynamic.",
         section=MODEL,
         flags=("--shape",),
         metavar="INPUT:DIM,DIM,...",
@@ -509,9 +529,9 @@ class ShapeOptions(_Part):
     )
     infer_by_run: bool | None = option(
         default=None,
-        help="Run the model to find ranks that can't be inferred.",
+        help="Run the model to find the ranks of values that shape inference can't find.",
         section=MODEL,
-        shown="if that is quick",
+        shown="only if that is quick",
     )
 
     def __post_init__(self) -> None:
@@ -555,7 +575,7 @@ class RematerializationOptions(OutputOptions, MemoryOptions):
 class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions, AdapterOptions):
     """The parts of `Options` read by the pass that writes a Gradient node in place of the backward part.
 
-    These include parts whose options it does not allow.
+    These include parts whose options the pass refuses.
     """
 
 

@@ -23,7 +23,7 @@ If it has a second parameter, it gets a numpy.random.Generator in training, and 
 
 @options_class
 class SequenceOptions(checks.KnownKeywords):
-    """The conversion of text and lists of tokens to samples.
+    """Options of the conversion of text and lists of tokens to samples.
 
     Raises:
         UsageError: a value does not fit.
@@ -31,8 +31,8 @@ class SequenceOptions(checks.KnownKeywords):
 
     tokenizer: Path | None = option(
         default=None,
-        help="A tokenizer.json, or its folder, which converts text in the data to tokens: messages, prompt and "
-        "completion, or text.",
+        help="A tokenizer.json, or its folder. It converts text in the data to tokens: the columns messages, prompt "
+        "and completion, or text.",
         section=DATA,
         metavar="FILE|DIR",
     )
@@ -42,11 +42,12 @@ class SequenceOptions(checks.KnownKeywords):
         section=DATA,
         metavar="N",
         least=2,
+        shown="no limit",
     )
     pack: bool = option(default=False, help="Concatenate samples into rows of --max-length tokens.", section=DATA)
     pad_id: int | None = option(
         default=None,
-        help="Padding token id.",
+        help="Token id that pads shorter samples.",
         section=DATA,
         metavar="TOKEN",
         least=0,
@@ -61,7 +62,7 @@ class SequenceOptions(checks.KnownKeywords):
 
 @options_class
 class SampleOptions(checks.KnownKeywords):
-    """The conversion of other data to samples.
+    """Options of the columns that inputs are read from, and of preprocessing, augmentation and sampling.
 
     These options override the preprocessing that a trained model stores (see `Preprocessing`).
 
@@ -79,7 +80,7 @@ class SampleOptions(checks.KnownKeywords):
     )
     normalize: tuple[str, ...] = option(
         default=(),
-        help="Scale pictures or columns to mean 0 and standard deviation 1.",
+        help="Subtract a mean from pictures or columns, and divide them by a standard deviation.",
         details="'auto' computes both from the training data, per channel or column; INPUT: selects one input.",
         section=DATA,
         metavar="[INPUT:]imagenet|MEAN/STD|none",
@@ -88,7 +89,8 @@ class SampleOptions(checks.KnownKeywords):
     )
     augment: tuple[Augmentation, ...] = option(
         default=(),
-        help="Change pictures at random in training: flip them horizontally, shift them by up to an eighth.",
+        help="Change pictures at random in training. flip: mirror them left to right. crop: shift them by up to an "
+        "eighth of their size.",
         section=DATA,
         metavar="flip,crop",
         separator=",",
@@ -96,19 +98,19 @@ class SampleOptions(checks.KnownKeywords):
     )
     balance: bool = option(
         default=False,
-        help="Draw samples so that all classes are seen equally often.",
+        help="Draw the samples of each epoch at random, so that all classes occur equally often.",
         details="Samples are drawn with replacement, as by PyTorch's WeightedRandomSampler.",
         section=DATA,
     )
     resize: Resize | None = option(
         default=None,
-        help="Fit picture files with other proportions than the input: crop their edges, or stretch them.",
+        help="Fit picture files whose proportions differ from the model's input: crop their edges, or stretch them.",
         section=DATA,
         shown="crop",
     )
     transform: Transform | None = option(
         default=None,
-        help="Change each batch, a dict of numpy arrays, with a Python function.",
+        help="Change each batch with a Python function, which takes and returns a dict: input -> numpy array.",
         section=DATA,
         metavar="FILE.py:FUNCTION",
         function=True,

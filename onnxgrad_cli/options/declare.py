@@ -21,7 +21,7 @@ from onnxgrad_cli.common import checks, wording
 Documented = TypeVar("Documented")
 
 DECLARATION = "option"
-"""The key under which the metadata of a dataclass field contain the field's `Declaration`."""
+"""The key of a field's `Declaration` in the metadata of the dataclass field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def option(*, default: Any = MISSING, default_factory: Callable[[], Any] | None 
 
 @cache
 def declared(cls: type) -> Mapping[str, DeclaredField]:
-    """Return a map: name of a field of a class that declares an option -> the field, in the order of the fields."""
+    """Return the fields of a class that declare options, as a map from name to field, in the order of the fields."""
     found = {option.name: option for option in _declared(cls)}
     wording.FLAGS.update((name, option.flags[-1]) for name, option in found.items())
     return found

@@ -15,7 +15,7 @@ DYNAMIC: Literal["dynamic"] = "dynamic"
 """The value of the option for a loss scale that is adapted during training."""
 
 RATE = "lr"
-"""The key in `Group.options` of the group's factor of the learning rate."""
+"""The key in `Group.options` whose value is a factor by which the group's learning rate is multiplied."""
 
 
 @dataclass(frozen=True)

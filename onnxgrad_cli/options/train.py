@@ -43,11 +43,12 @@ class Course(checks.KnownKeywords):
     epochs: int = option(default=10, help="Number of passes over the training data.", common=True, metavar="N", least=1)
     max_steps: int | None = option(
         default=None,
-        help="End after N steps, even in the middle of an epoch.",
+        help="End the training after N steps, even in the middle of an epoch.",
         details="The incomplete epoch is evaluated like a complete one. If the run is resumed with more steps, it "
         "continues in the middle of this epoch.",
         metavar="N",
         least=1,
+        shown="no limit",
     )
     batch_size: int = option(default=32, help="Samples per training step.", common=True, metavar="N", least=1)
     shuffle: bool = option(
@@ -75,7 +76,7 @@ class Course(checks.KnownKeywords):
         common=True,
         flags=("--metric",),
         metavar="NAME|FILE.onnx|FILE.py:FUNCTION",
-        shown="by loss",
+        shown="depends on the loss",
         example="('accuracy',)",
         parse="training.python_metric:parse_metric",
         complete="training.metrics:METRICS",
@@ -83,39 +84,41 @@ class Course(checks.KnownKeywords):
     )
     patience: int | None = option(
         default=None,
-        help="Stop after N epochs without improvement.",
+        help="Stop after N epochs in a row without improvement; by default, all epochs are run.",
         common=True,
         metavar="N",
         least=1,
     )
     eval_every: int = option(
         default=0,
-        help="Evaluate every N steps too, for the log. The best epoch is chosen by the evaluations after epochs.",
+        help="Evaluate every N steps, in addition to the end of each epoch. These results are logged, and don't decide "
+        "which epoch is best.",
         section=EVALUATION,
         metavar="N",
         least=0,
-        shown="at the end of each epoch",
+        shown="only at the end of each epoch",
     )
     save_every: int = option(
         default=0,
-        help="Write a checkpoint every N steps too.",
+        help="Write a checkpoint every N steps, in addition to the end of each epoch.",
         section=OUTPUT,
         metavar="N",
         least=0,
-        shown="at the end of each epoch",
+        shown="only at the end of each epoch",
     )
     use_ema: bool = option(
         default=False,
-        help="Evaluate and write the moving averages that --ema keeps, instead of the last weights.",
+        help="Evaluate and write the moving averages of the weights that --ema keeps, instead of the weights.",
         section=EVALUATION,
     )
     keep_mode: bool = option(
         default=False,
-        help="Keep the mode of BatchNormalization and Dropout in the evaluated and written model, instead of "
-        "inference mode.",
+        help="Evaluate and write BatchNormalization and Dropout in the mode stored in MODEL, not in inference mode.",
         section=OUTPUT,
     )
-    provider: str = option(default="cpu", help="Execution provider of onnxruntime.", section=RUNTIME, metavar="NAME")
+    provider: str = option(
+        default="cpu", help="Execution provider of onnxruntime, such as cpu or cuda.", section=RUNTIME, metavar="NAME"
+    )
     threads: int | None = option(
         default=None,
         help="Number of CPU threads.",
@@ -147,18 +150,20 @@ class Course(checks.KnownKeywords):
     )
     reset: tuple[str, ...] = option(
         default=(),
-        help="Draw new values for the weights that match.",
+        help="Start from new random values for the weights that match, instead of the stored values.",
         section=TRAINED,
         metavar="GLOB",
         example="('*.head.*',)",
     )
     memory: int | None = option(
         default=None,
-        help="Memory limit of a step, such as 500MB, in addition to the memory of the process and its data.",
+        help="Memory that a training step may use, such as 500MB, in addition to the memory of the process and its "
+        "data.",
         details="onnxgrad recomputes values and splits the step into runs to stay within the limit.",
         section=MEMORY,
         metavar="SIZE",
         least=1,
+        shown="no limit",
         parse="common.checks:bytes_of",
     )
 

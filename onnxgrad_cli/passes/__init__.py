@@ -37,7 +37,7 @@ _AFTER = {
     CLEANUP.name: (TARGET, IDENTIFIERS),
 }
 EVERY = tuple(each for step in PASSES for each in (step, *_AFTER.get(step.name, ())))
-"""All passes."""
+"""All passes, including the optional ones, in the order in which they run."""
 
 
 def pipeline_for(options: Options) -> tuple[Pass, ...]:

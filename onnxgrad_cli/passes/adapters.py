@@ -117,7 +117,7 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
     return True
 
 
-# -- which weights --------------------------------------------------------------------------------------------------
+# -- choosing the weights -------------------------------------------------------------------------------------------
 
 
 def _targets(graph: Graph, spec: LoraSpec, options: AdaptationOptions, training: ParameterRecord) -> dict[str, _Weight]:
@@ -148,7 +148,7 @@ def _asked(graph: Graph, options: AdaptationOptions, training: ParameterRecord) 
     """Return the weights that should get an adapter: those that `lora_target` selects, or the matrices of products.
 
     Without `lora_target`, these are the matrices of MatMul and Gemm that would be trained, and all that are stored as
-    integers. Some of them may turn out to be impossible; see `_obstacle`.
+    integers. Some of them can't have an adapter; `_obstacle` finds these.
     """
     uses = graph.uses()
     quantized = {name: _weight(graph, uses, values) for name, values in quantized_matrices(graph).items()}
@@ -203,7 +203,7 @@ def _named(pattern: str, every: Mapping[str, _Weight], linear: set[str]) -> set[
 
 
 class _Weight(NamedTuple):
-    """A weight of the graph. `names` are its own name and those of its views that are matrices too.
+    """A weight that may get an adapter, with the names of its views that are matrices too, and all readers.
 
     For a weight that is stored as integers, shape and type are those of the dequantized matrix. With DoRA, `squares`
     holds the squared norm of each output's weights, or None if the values are not available.
@@ -227,7 +227,7 @@ class _Weight(NamedTuple):
 
 
 def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:
-    """Return the weight with these names; it has several if it is dequantized separately for each reader."""
+    """Return the weight whose float values are `values`: several if it is dequantized for each reader separately."""
     value_type = graph.types[values[0]]
     views = [view for value in values for view in views_of(uses, value)]
     same = all(shape_of(graph.types[value]) == shape_of(value_type) for value in values)
@@ -236,7 +236,13 @@ def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:
 
 
 def views_of(uses: Uses, name: str, transposed: bool = False) -> Iterator[tuple[str, list[Reader]]]:
-    """Yield the name of a matrix and its readers, then the same for its views that are (transposed) matrices."""
+    """Yield (name, readers) for a matrix, and then for each view that equals the matrix or its transpose.
+
+    Args:
+        uses: the readers of each value.
+        name: the matrix.
+        transposed: True if `name` is itself the transpose of a weight.
+    """
     readers, views = list[Reader](), list[Node]()
     for node, position in uses.get(name, ()):
         if is_transpose(node) or node.op_type == "Identity":
@@ -312,7 +318,7 @@ def _unlike_a_product(graph: Graph, reader: Reader, rank: int) -> str:
     return "" if other in graph.types else f"multiplies it by '{other}', whose type is unknown"
 
 
-# -- how they are written -------------------------------------------------------------------------------------------
+# -- writing the adapters -------------------------------------------------------------------------------------------
 
 
 def _store(
@@ -368,7 +374,7 @@ def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float, gain: Val | N
         graph.declared_shapes.add(base)
     x = op.val(node.input[1 - reader.position])
     if dropout:
-        x, _ = op.Dropout(x, op.const(dropout, x), op.const(True), outputs=2)  # the mask is for the gradient
+        x, _ = op.Dropout(x, op.const(dropout, x), op.const(True), outputs=2)  # the gradient needs the mask
     bias, beta = bias_apart(node) if gain is not None else ("", 1.0)
     y = _THROUGH[node.op_type](op, reader, x, *_sides(op, adapter, reader), op.val(base), adapter.scale)
     if gain is not None:
@@ -387,7 +393,7 @@ def _matmul(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, sc
 def _gemm(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
     own = reader.settings
     alpha, turn_a, turn_b = own.get("alpha", 1.0) * scale, own.get("transA") or None, own.get("transB") or None
-    if x.dtype == TensorProto.DOUBLE and float(np.float32(alpha)) != alpha:  # the attribute is a float
+    if x.dtype == TensorProto.DOUBLE and float(np.float32(alpha)) != alpha:  # the attribute is float32
         alpha, left = own.get("alpha", 1.0), _scaled(left, scale)
     if reader.position == 1:
         first, last = (right, left) if turn_b else (left, right)

@@ -59,10 +59,11 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
 def _cotangents_last(nodes: Sequence[Node], cotangents: Collection[str]) -> list[Node]:
     """Return the nodes of the backward part reordered: nodes that need only forward values, such as masks, come first.
 
-    Of a node's operands, onnxruntime computes first the one whose node is last in the file (`run_order`). If a mask
-    came after the cotangent that it is multiplied by, the mask would be computed before everything that the cotangent
-    needs, and would stay in memory during that time. In a deep network, all masks would then be in memory, in addition
-    to the values that they are computed from. With this order, ResNet-50 takes 0.87 of the memory and U-Net 0.86.
+    If a node has several operands, onnxruntime first computes the operand whose node is last in the file (`run_order`).
+    If a mask came after the cotangent that it is multiplied by, the mask would be computed before everything that the
+    cotangent needs, and would stay in memory during that time. In a deep network, all masks would then be in memory, in
+    addition to the values that they are computed from. This order reduces the memory of ResNet-50 to 0.87 times, and
+    that of U-Net to 0.86 times.
     """
     late = depending_on(nodes, cotangents)
     return sorted(nodes, key=lambda node: not late.isdisjoint(node.output))

@@ -17,7 +17,7 @@ from onnxgrad_cli.emission.values import Val
 
 
 def zero_after(op: Op, values: Sequence[Val]) -> Val:
-    """Return the int64 scalar 0, which exists only after all of `values`: numeric tensors, which may be empty."""
+    """Return the int64 scalar 0, computed only after all of `values`, which are numeric tensors and may be empty."""
     firsts = [op.Slice(op.Reshape(v, op.ints([-1])), op.ints([0]), op.ints([1])) for v in values]
     bits = [op.cast(first, TensorProto.BOOL) for first in firsts]
     first = op.Concat(*bits, axis=0) if len(bits) > 1 else bits[0]

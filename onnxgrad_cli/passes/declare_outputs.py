@@ -1,8 +1,8 @@
 """Replace the YieldOp by standard operators, and declare the inputs and outputs of the training model.
 
-The YieldOp returns the cotangent of the loss. This becomes a tensor of ones (Shape and ConstantOfShape) or an input, or
-the YieldOp is kept. Trained weights become initializers that can be overridden by inputs. The outputs are the loss, one
-gradient per trained weight, and the next state.
+The YieldOp marks the end of the forward part and returns the cotangent of the loss. This becomes a tensor of ones
+(Shape and ConstantOfShape) or an input, or the YieldOp is kept. Trained weights become initializers that can be
+overridden by inputs. The outputs are the loss, one gradient per trained weight, and the next values of the state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _run(graph: Graph, options: SignatureOptions, training: StepRecord) -> bool:
     others = [value for value in own if value.name not in wanted]
     if options.keep_outputs:
         graph.proto.graph.output.extend(others)
-    else:  # their declared shapes may not be inferable
+    else:  # keep the declared shapes, because inference may not find them
         known = {value.name for value in graph.proto.graph.value_info}
         fed = {*graph.input_names, *graph.initializers}
         graph.proto.graph.value_info.extend(value for value in others if value.name not in known | fed)
@@ -55,7 +55,7 @@ def settle_yield(graph: Graph, how: str, yielded: Mapping[str, str]) -> None:
         how: 'ones', 'input' or 'keep'.
         yielded: map from a value to the name of its cotangent.
     """
-    if how == "keep":  # their types can't be inferred
+    if how == "keep":  # the types of a YieldOp's outputs can't be inferred
         declare = onnx.helper.make_value_info
         graph.proto.graph.value_info.extend(declare(name, graph.types[name]) for name in yielded.values())
         return

@@ -2,8 +2,8 @@
 
 Let V = W + scale A B, and let v be the column of V that belongs to an output. The adapted column is m v / ||v||, where
 m is the trained magnitude of the output. The norm is computed again at each step and counts as a constant in
-derivatives, as the authors suggest and PEFT does. No second matrix of the size of W is needed: ||v||^2 = ||w||^2 + 2
-scale (w A) b + scale^2 b (A A) b, where w and b are columns of W and B, and the first term is stored.
+derivatives, as the authors suggest and PEFT does. No second matrix of the size of W is needed: ||v||² = ||w||² + 2
+scale (wᵀ A) b + scale² bᵀ (Aᵀ A) b, where w and b are columns of W and B, and the first term is stored.
 
 Source: S. Liu et al., DoRA: Weight-Decomposed Low-Rank Adaptation, ICML 2024, equation 5 and section 4.3.
 """
@@ -25,7 +25,7 @@ from onnxgrad_cli.ir.types import dtype_of, is_external
 from onnxgrad_cli.metadata import Adapter
 
 BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
-"""Map from a product with a bias to the position of the bias, which is its last input."""
+"""Map from an operator that adds a bias to the input position of the bias, which is its last input."""
 
 
 def squared_norms(graph: Graph, value: str, inputs_first: bool) -> np.ndarray | None:
@@ -60,7 +60,10 @@ def _squares(matrix: np.ndarray, inputs_first: bool) -> np.ndarray:
 
 
 def store(graph: Graph, weight: str, squares: np.ndarray, dtype: np.dtype) -> tuple[str, str]:
-    """Store squared norms and, as magnitudes, their roots, which keep the model's results. Return both names."""
+    """Store the initial magnitudes, which are the norms, and the squared norms. Return both names.
+
+    With these magnitudes, the model initially computes the same as without an adapter.
+    """
     magnitude = graph.fresh(f"{weight}_lora_magnitude")
     graph.add_initializer(magnitude, np.sqrt(squares).astype(dtype))
     wide = np.float64 if dtype == np.float64 else np.float32
@@ -77,7 +80,7 @@ def gains(op: Op, adapter: Adapter, known: str, matrix: Val, first: Val, last: V
         matrix: the frozen matrix as a product reads it: [inputs, outputs], or [outputs, inputs, 1, ...] if
             `inputs_first` is false.
         first, last: the factors, [rank, inputs] and [rank, outputs].
-        inputs_first: see `matrix`.
+        inputs_first: True if the first axis of `matrix` is the axis of the inputs.
     """
     if matrix.rank > 2:
         matrix = op.Reshape(matrix, op.ints([0, -1]), shape=matrix.shape[:2])

@@ -1,7 +1,7 @@
 """Write the backward part as a single node, the standard's Gradient operator.
 
-This compact form is for exchange: it states which derivative is meant, and leaves its computation to whoever reads the
-model. No runtime has a kernel for Gradient; `onnxgrad expand` replaces it by plain operators.
+This compact form is for exchange between tools: the node states which derivative is meant, but not how to compute it.
+No runtime has a kernel for Gradient; `onnxgrad expand` replaces it by plain operators.
 """
 
 from __future__ import annotations

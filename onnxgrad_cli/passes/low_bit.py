@@ -193,7 +193,10 @@ def _late(op: Op, x: Val, zero: Val) -> Val:
 
 
 def times_transposed(op: Op, x: Val, floats: Val) -> Val:
-    """Return X Wᵀ by Gemm, for W from `late_floats`. onnxruntime would move its DequantizeLinear past a Transpose."""
+    """Return X Wᵀ by Gemm, for W from `late_floats`.
+
+    A Transpose of W is not used, because onnxruntime would move the DequantizeLinear of W past it.
+    """
     rows = op.reshape(x, [-1, x.shape[-1] if isinstance(x.shape[-1], int) else op.dim(x, -1)]) if x.rank > 2 else x
     y = op.Gemm(rows, floats, transB=1)
     if x.rank == 2:
@@ -266,7 +269,7 @@ class _LowBitWriter:
         return name, turned
 
     def _product(self, node: Node, position: int, source: Node, turned: bool) -> list[Node] | None:
-        """Return the nodes of a product with a low-bit matrix (transposed if `turned`). `source` is its node."""
+        """Return the nodes of a product with a low-bit matrix (transposed if `turned`) that the node `source` reads."""
         other = node.input[1 - position]
         if source.op_type == "DequantizeLinear":
             return self._with_floats(node, position, source, turned)

@@ -45,11 +45,11 @@ def is_transpose(node: Node) -> bool:
 
 
 def stored_behind(graph: Graph, folded: bool = False) -> dict[str, str]:
-    """Return a map: value computed only from initializers -> the largest integer one among these, or "".
+    """Return a map: value computed only from initializers -> the largest integer initializer among these, or "".
 
     Args:
         graph: the typed graph.
-        folded: also count integers that this build computed from stored ones, such as their transpose.
+        folded: True to also count integers that this build computed from stored integers, such as a transpose.
     """
     fed = set(graph.input_names)
     sizes = {name: nbytes(tensor) for name, tensor in graph.initializers.items() if is_integer(tensor)}
@@ -80,7 +80,7 @@ FIRST_OF_HALVES = 19
 
 
 def scaled_integers(graph: Graph) -> set[str]:
-    """Return the stored integers that Cast, Sub and Mul dequantize in the same way as DequantizeLinear does."""
+    """Return the integer initializers that Cast, Sub and Mul dequantize as a DequantizeLinear would."""
     uses, makers, kept = graph.uses(), graph.producers(), set(graph.output_names)
     chains = (scaling_chain(graph, cast, uses, kept) for cast in graph.nodes)
     return {chain[0].input[0] for chain in chains if chain and scale_of(graph, chain, makers)}
@@ -89,7 +89,14 @@ def scaled_integers(graph: Graph) -> set[str]:
 def scaling_chain(
     graph: Graph, cast: Node, uses: Mapping[str, list[tuple[Node, int]]], kept: Collection[str]
 ) -> list[Node]:
-    """Return a chain Cast, (Sub,) Mul that dequantizes stored integers and has no other readers, or []."""
+    """Return the nodes Cast, (Sub,) Mul that dequantize stored integers, beginning with `cast`; [] if there are none.
+
+    Args:
+        graph: the typed graph.
+        cast: any node.
+        uses: the readers of each value.
+        kept: the outputs of the model. A value between the nodes must have no other reader, so it may not be an output.
+    """
     stored = graph.initializers.get(cast.input[0] if cast.op_type == "Cast" else "")
     if stored is None or stored.data_type not in NARROW or cast.input[0] in graph.input_names:
         return []

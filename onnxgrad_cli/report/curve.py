@@ -1,7 +1,7 @@
 """Draw curves of a training run: as a line of block characters for a terminal, and as a self-contained SVG.
 
-Values that span more than a factor of ten are drawn on a logarithmic scale, so that small values remain visible. Equal
-numbers give the same bytes.
+Values that span more than a factor of ten are drawn on a logarithmic scale, so that small values remain visible. The
+same values always give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 WIDTH, HEIGHT = 720.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 40.0, 40.0
-"""Size of a picture and its margins, in pixels."""
+"""Width, height and margins of the picture of a learning curve, in pixels."""
 
 COLUMNS, SMOOTH = 600, 50
-"""Largest number of points of the line through all steps, and of the smoothed line. A point may be a mean of steps."""
+"""Largest number of points in the line of all steps, and in the smoothed line. A point may average several steps."""
 
 STYLE = """
 .curve { max-width: 100%; height: auto; } .curve rect { fill: #fff; }
@@ -62,9 +62,9 @@ class Curve:
 
     @staticmethod
     def others(log: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
-        """Return metric -> its curve, from the lines of a run's log. If the learning rate changes, 'rate' is its curve.
+        """Return metric -> its curve, from the lines of a run's log. Curves of a single point are omitted.
 
-        Curves of a single point are omitted.
+        If the learning rate changes during the run, the key 'rate' has its curve.
         """
         lines = list(log)
         names = dict.fromkeys(name for line in lines for name in line if name.startswith("val_") and name != "val_loss")

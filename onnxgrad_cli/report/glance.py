@@ -17,7 +17,7 @@ MOST_WARNINGS = 8
 """Largest number of warnings that are printed in full."""
 
 LONGEST_REASONS = 120
-"""If the reasons why tensors are frozen have more characters than this, the line omits them."""
+"""If the reasons why tensors are frozen have more characters than this, the summary omits them."""
 
 
 def glance(report: Report) -> list[tuple[str, Inline]]:

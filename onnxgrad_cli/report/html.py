@@ -92,7 +92,7 @@ class _Writer(Writer):
 
 
 class _Renderer(RendererHTML):
-    """Renders that Markdown as HTML: tables that scroll, headings with anchors, and pictures as `svg` elements."""
+    """Renders the intermediate Markdown as HTML: scrolling tables, headings with anchors, and `svg` pictures."""
 
     def table_open(self, *_: object) -> str:
         return '<div class="wide"><table>\n'

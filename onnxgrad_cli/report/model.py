@@ -185,10 +185,11 @@ class Next:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The choice of implementations for those gradients of a model that have several.
+    """The implementations chosen by `onnxgrad tune`, for the gradients of a model that have several.
 
     Attributes:
-        choices: the number of these gradients. Those with equal operator, shapes and attributes count once.
+        choices: the number of gradients with several implementations. Gradients with equal operator, shapes and
+            attributes count once.
         measured: gradient -> the implementation that was chosen by a measurement.
     """
 
@@ -225,7 +226,7 @@ class Origin:
 class Diagnosis:
     """The result of `onnxgrad inspect`: the origin of the file, problems of the export, and advice on a better one.
 
-    Every entry of the lists but `unnamed` and `equal` is a sentence for the user.
+    Every entry of the lists is a sentence for the user, except in `unnamed` and `equal`.
 
     Attributes:
         origin: the origin of the file.

@@ -400,4 +400,4 @@ APPENDIX: Mapping[str, Callable[[Report], Iterator[Block]]] = {
     "Cost in detail": _cost_details,
     "Programs": partial(_next, programs=True),
 }
-"""The same for the sections at the end, which HTML shows collapsed and Markdown omits."""
+"""Heading -> function that yields the blocks, for the last sections. HTML shows them collapsed, Markdown omits them."""

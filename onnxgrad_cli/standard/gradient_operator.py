@@ -1,9 +1,9 @@
 """Replace the Gradient operator of ai.onnx.preview.training, which has no kernel in any runtime, by standard operators.
 
 The Gradient nodes are replaced one after the other, so a later one may differentiate the result of an earlier one. Each
-is replaced by reverse-mode differentiation of the nodes between the tensors that it names. A Gradient node names these
+is replaced by the reverse-mode gradient of the nodes between the tensors that it names. A Gradient node names these
 tensors in attributes, where code for ordinary nodes does not look for names. So each node first gets the named tensors
-as additional inputs. Then code that sorts, renames or removes nodes needs no special case for it.
+as additional inputs. Then code that sorts, renames or removes nodes needs no special case for Gradient nodes.
 
 Source: the operator's page, https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Gradient.html.
 """
@@ -41,9 +41,9 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
     The i-th output of a Gradient node is the derivative of `y` with respect to the i-th tensor of `xs`, at the values
     that are fed to the node. The other tensors of `xs` and `zs` are constants. The operator's page does not define the
     derivative of a `y` with several elements. Here it is the gradient of their sum, as in TensorFlow's `tf.gradients`,
-    so each result has the shape of its x. Apart from `xs` and `zs`, `y` may depend only on constants. An initializer
-    that `xs` and `zs` do not name counts as a constant. If a node is fed other tensors than it names, the nodes between
-    `xs`, `zs` and `y` are copied, and the copies read the fed tensors.
+    so each result has the shape of its tensor of `xs`. Apart from `xs` and `zs`, `y` may depend only on constants. An
+    initializer that `xs` and `zs` do not name counts as a constant. If the tensors fed to a node are not the tensors
+    that it names, the nodes between `xs`, `zs` and `y` are copied, and the copies read the fed tensors.
 
     Args:
         model: the model, which is changed in place: its functions are inlined, and its opset is raised if the gradients
@@ -100,7 +100,7 @@ def _sort(graph: Graph) -> None:
 
 
 def _copied(graph: Graph, request: GradientRequest) -> list[Node]:
-    """Return copies of the differentiated nodes that read the fed tensors, and a Gradient node for the copies."""
+    """Return copies of the differentiated nodes, which read the fed tensors, and a Gradient node for the copies."""
     names = {name: graph.fresh(name) for name in request.named}
     own = list(names.values())
     given = [
@@ -118,13 +118,13 @@ def _copied(graph: Graph, request: GradientRequest) -> list[Node]:
 
 
 def _read_past_copies(graph: Graph, own: Collection[str]) -> None:
-    """Remove the Identity nodes that stand for fed tensors, and read these tensors directly.
+    """Remove the Identity nodes that `_copied` wrote for fed tensors, so that their readers read these tensors.
 
-    The others must go, because onnxruntime 1.31 wrongly drops the Identity of an input in `copy * (1 / b)`.
+    onnxruntime 1.31 wrongly drops the Identity of an input in `copy * (1 / b)`, so these nodes must not stay.
 
     Args:
         graph: the graph.
-        own: the results of the Identity nodes that stay.
+        own: the values of the model itself, whose Identity nodes stay.
     """
     names: dict[str, str] = {}
     for node in graph.nodes:
@@ -173,8 +173,9 @@ class GradientRequest:
         """Check that the tensors that the node names and is fed allow a derivative.
 
         Raises:
-            UsageError: a tensor of xs or y is not a float tensor. Or a fed tensor differs from the named one in type or
-                rank. Or a named tensor depends on another one. Or y depends on an input that is not named.
+            UsageError: a tensor of xs or y is not a float tensor. Or a fed tensor differs in type or rank from the
+                tensor that it replaces. Or a named tensor depends on another named tensor. Or y depends on an input
+                that is not named.
             UnsupportedError: the type of a tensor on which y or xs depend is unknown.
         """
         self._check_typed(graph)
@@ -247,7 +248,7 @@ def _fits(graph: Graph, name: str, value: str) -> bool:
 def read_what_is_named(graph: Graph) -> None:
     """Add to the inputs of each Gradient node, in the model and in its functions, the tensors that the node names.
 
-    `GradientRequest` describes the order of the inputs.
+    The inputs are then the fed tensors, followed by the named tensors of xs and zs, and by y.
 
     Raises:
         UsageError: a name is unknown or appears twice, or the numbers of inputs or outputs don't match the names.
@@ -322,7 +323,7 @@ def _check_names(node: Node, known: Iterable[str], where: str) -> None:
 
 
 def _own_inputs(function: FunctionProto) -> None:
-    """Insert a copy of each input of a function that its Gradient nodes name.
+    """Insert into a function a copy of each of its inputs that its Gradient nodes name, and read the copy instead.
 
     The named tensors then stay separate even if a caller passes the same tensor for several inputs.
     """

@@ -80,9 +80,11 @@ def initialization(
 
 
 def initializer(values: Mapping[str, Val], names: Mapping[str, str]) -> onnx.ModelProto:
-    """Return a model without inputs that computes the values of `initialization`.
+    """Return a model without inputs that computes the values from `initialization`.
 
-    `names` maps each weight or state to the output with its value.
+    Args:
+        values: weight or state -> its value.
+        names: weight or state -> the name of the output with its value.
     """
     op = next(iter(values.values())).op
     op.rename_all({names[name]: value for name, value in values.items()})
@@ -103,8 +105,8 @@ def _filled(op: Op, tensor: TensorProto, value: float) -> Val:
 class _Draw:
     """Draws random weights, each with its own seed.
 
-    The seeds are random too, because onnxruntime's generator is linear in its seed: consecutive seeds give similar
-    numbers, and the seeds 0 and 1 give the same numbers.
+    The seeds are random numbers too, because onnxruntime's generator is linear in its seed: consecutive seeds give
+    similar numbers, and the seeds 0 and 1 give the same numbers.
     """
 
     def __init__(self, op: Op, how: str, seed: int | None, count: int) -> None:
@@ -166,14 +168,14 @@ class _Readers:
                 self.uses.setdefault(name, []).append((node, position))
 
     def part(self, name: str) -> Part | None:
-        """Return the initialization of a weight, from a node that reads it or else from its shape.
+        """Return the initialization of a weight, from a node that reads it or, if none determines it, from its shape.
 
         Returns:
-            None if no such node determines the initialization and the weight has fewer than two axes.
+            None if no node determines the initialization and the weight has fewer than two axes.
         """
         dims = list(self.graph.initializers[name].dims)
         found = self._of(name, dims)
-        if found is None and len(dims) > 1:  # as in PyTorch, the axes are outputs, inputs and shared ones
+        if found is None and len(dims) > 1:  # as in PyTorch, the axes are outputs, inputs, and those of a kernel
             return dims[1] * math.prod(dims[2:]), dims[0] * math.prod(dims[2:])
         return found
 
@@ -235,7 +237,7 @@ def _rows(node: Node, position: int, dims: Sequence[int]) -> Part | None:
 def _summand(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     """Return the initialization of a weight that is added to a value: a bias, or a table such as position embeddings.
 
-    If at most one axis has a size above 1, it is a bias.
+    A weight with at most one axis of a size above 1 counts as a bias.
     """
     return BIAS if sum(size > 1 for size in dims) <= 1 else (dims[-1], dims[-1])
 

@@ -1,9 +1,9 @@
 """Read and write the TrainingInfoProto of the standard, which adds training to an unchanged inference graph.
 
 The algorithm of a TrainingInfoProto is a graph that contains only the nodes and tensors that the inference graph lacks.
-A step runs the two graphs combined. Bindings then name, for each initializer, the result that replaces it. `pack`
-writes a TrainingInfoProto. `step_model` and `initial_model` turn a TrainingInfoProto, also one of another tool, into
-plain models. Source: the comments on TrainingInfoProto in onnx.proto.
+A step runs the two graphs combined. After it, bindings name the result that replaces each initializer. `pack` writes a
+TrainingInfoProto. `step_model` and `initial_model` turn a TrainingInfoProto of any tool into plain models. Source: the
+comments on TrainingInfoProto in onnx.proto.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ def check_request(options: Options) -> None:
 
 
 def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
-    """Return the original model, with the training model that was built from it as training information.
+    """Return a copy of the original model with training information, taken from the training model.
 
     The nodes of the inference graph stay the same. The algorithm leaves out nodes of the training model that the
     inference graph contains too. If a node computes a value of the inference graph in a different way, its results get
     new names. The initialization resets the optimizer's state and draws the weights as `options.init` says. With 'keep'
-    it leaves out the weights, because they start from their stored values anyway.
+    it leaves out the weights, because they start from their stored values.
 
     Args:
         original: the inference model; not changed.
         built: the training model that was built from a copy of it.
 
     Raises:
-        UsageError: the training can't be added to this graph. It needs another opset, it trains a tensor that is not an
-            initializer of the inference graph, or the model has training information already.
+        UsageError: the training can't be added to this model: it needs another opset, it trains a tensor that is not an
+            initializer of the inference graph, or the model already has training information.
     """
     check_request(built.options)
     trained, training = built.model, built.training
@@ -166,7 +166,7 @@ def _bind(binding: Any, pairs: Mapping[str, str]) -> None:
 
 
 def _renamed_roles(text: str, names: Mapping[str, str]) -> str:
-    """Return a JSON entry of the metadata in which outputs are renamed as in the algorithm."""
+    """Return a JSON entry of the metadata with the outputs renamed: `names` maps old names to new ones."""
     said = strict_json.loads(text)
     if "outputs" in said:
         said["outputs"] = {names.get(name, name): role for name, role in said["outputs"].items()}
@@ -211,7 +211,7 @@ class _Algorithm:
         return other is not None and self.names.keys().isdisjoint(reads(node)) and _equal(node, other)
 
     def _own(self, name: str) -> str:
-        """Return the name of a value in the algorithm. It is a new one if the inference graph already uses the name."""
+        """Return the name of a value in the algorithm: a new name if the inference graph already uses its own name."""
         if name in self._taken:
             self.names[name] = self.fresh(f"{name}_training")
         return self.names.get(name, name)
@@ -275,13 +275,13 @@ def _attributes(node: NodeProto) -> dict[str, bytes]:
 
 
 def check_training_info(model: ModelProto, path: Path | None = None) -> None:
-    """Check the rules of the standard for training information, which onnx.checker does not check.
+    """Check that a model follows the standard's rules for training information, which onnx.checker does not check.
 
     - The keys of bindings are unique. They name initializers of the inference graph or of the same algorithm.
     - The values of bindings name outputs.
     - An initialization has no inputs.
     - The inference graph reads no value of an algorithm.
-    - If the two graphs are combined, every value is computed once, and before it is read.
+    - In the inference graph combined with an algorithm, every value is computed once, and before it is read.
     - The value that replaces an initializer has the type of the initializer.
 
     Args:
@@ -390,10 +390,10 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
     """Return one training step as a plain model: the inference graph and the algorithm combined.
 
     The inputs are the inputs of both graphs, then the variables as overridable initializers. A variable is an
-    initializer that a binding of the model names. The outputs are those of the algorithm, and those outputs of the
-    inference graph that an update needs or that the training model was built to keep. For each output with the new
-    value of a variable, the metadata name the variable. If onnxgrad wrote the step, it has all metadata of the training
-    model.
+    initializer that a binding of the model names. The outputs are the outputs of the algorithm, and then the outputs of
+    the inference graph that an update needs or that the training model was built to keep. For each output with the new
+    value of a variable, the metadata name the variable. If onnxgrad wrote the training information, the step has all
+    metadata of the training model.
 
     Args:
         model: the model; not changed.
@@ -426,7 +426,7 @@ def _join_outputs(graph: GraphProto, algorithm: GraphProto, needed: Set[str]) ->
 
 
 def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:
-    """Return roles of the inputs and outputs of a step whose metadata lack them, as far as its bindings show them."""
+    """Return the metadata entry with the roles of a step that lacks it, as far as its bindings show the roles."""
     inputs = {name: "state" if name in graph.initializers else "model input" for name in graph.input_names}
     replaced = {value: name for name, value in updates.items()}
     outputs = {name: ("next state", replaced[name]) if name in replaced else ("kept output", "")
@@ -435,7 +435,7 @@ def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:
 
 
 def _described_outputs(said: Mapping[str, str]) -> list[str]:
-    """Return the outputs that a step's metadata name, including outputs of the inference graph with --keep-outputs."""
+    """Return the outputs that a step's metadata name, which include outputs kept by `--keep-outputs`."""
     try:
         return list(strict_json.loads(said[ROLES])["outputs"])
     except (KeyError, TypeError, ValueError):
@@ -445,7 +445,7 @@ def _described_outputs(said: Mapping[str, str]) -> list[str]:
 def _declare_variables(graph: Graph, model: ModelProto, updates: Mapping[str, str]) -> None:
     """Declare as inputs the initializers that change between steps.
 
-    These are the initializers that this step updates, and those that it reads and that any other binding sets.
+    These are the initializers that this step updates, and the initializers that it reads and any other binding sets.
     """
     bound = [pair for info in model.training_info for pair in (*info.update_binding, *info.initialization_binding)]
     read = {name for node in graph.nodes for name in reads(node)}

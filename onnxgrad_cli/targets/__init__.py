@@ -18,11 +18,11 @@ class Target(NamedTuple):
     """A runtime that a training model is written for.
 
     Attributes:
-        prefer: for a gradient that can be written in several forms, returns the name of the preferred form, or None;
-            see `KernelVariants`.
-        replace: turns nodes into calls of functions that use the runtime's own operators, and returns these nodes.
-        fit: rewrites nodes that the runtime supports only in another form, or runs faster in another form; refuses
-            nodes that have no supported form.
+        prefer: a function that returns the preferred form of a gradient, or None; see `KernelVariants.prefer`.
+        replace: a function that turns nodes into calls of functions with the runtime's own operators. It returns these
+            nodes.
+        fit: a function that rewrites nodes which the runtime supports only in another form, or runs faster in another
+            form. It refuses nodes that have no supported form.
         branches: True if the runtime supports If.
         constant_axes: True if the axes of sums must be constants.
         fuses_convolutions: True if channels are scaled and shifted faster by a 1x1 convolution, which the runtime fuses
@@ -43,7 +43,7 @@ STANDARD = "standard"
 """The target that uses standard operators only, for any runtime."""
 
 PORTABLE = "portable"
-"""The target for browsers, Node, OpenVINO and mobile devices: uses only operators that all these runtimes have."""
+"""The target for browsers, Node.js, OpenVINO and mobile devices: uses only operators that all these runtimes have."""
 
 TARGETS = {
     STANDARD: Target(fuses_convolutions=True),

@@ -1,10 +1,10 @@
 """Run convolutions with trained weights in onnxruntime's blocked channel layout, which has faster kernels.
 
-onnxruntime's optimizer uses the layout only for constant weights, because it reorders them when it loads a model. The
+onnxruntime's optimizer uses the layout only for constant weights, which it reorders when it loads a model. The ONNX
 functions in this module reorder the weights at each run. The number of channels in a block depends on the processor: 16
 with AVX-512, 8 on similar processors without it. The functions find this number at run time, from the shape that a
-small image has after reordering. So the same model is valid on all these processors. On a processor without the layout,
-onnxruntime has no kernels for it and refuses to load the model.
+small image has after reordering. So the same model is valid on all these processors. On other processors, onnxruntime
+has no kernels for the layout and refuses to load the model.
 
 Source: onnxruntime, core/optimizer/nchwc_transformer.cc, core/mlas/lib/reorder.cpp
 """
@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.targets.standard import DOMAIN, OWN, call
 
 BLOCK = 16
-"""The number of channels in the largest block that a processor uses. It is a multiple of all other block sizes."""
+"""The number of channels in the largest block of any processor. It is a multiple of all other block sizes."""
 
 CHANNELS, PADS = f"{OWN}channels", f"{OWN}pads"
 """Attributes of the calls: number of channels of the result; pads of the convolution that computes a ConvTranspose."""
@@ -113,7 +113,7 @@ def function_of(domain: str, name: str) -> FunctionProto:
 
 
 def block_convolutions(graph: Graph) -> list[Node]:
-    """Change convolutions to the blocked layout where that is faster, and return their nodes.
+    """Turn convolutions with trained weights into calls that run in the blocked layout, if it is faster. Return them.
 
     Time relative to the standard layout, for kernels of 3x3, batches of 4, one thread, AVX-512:
 
@@ -123,8 +123,8 @@ def block_convolutions(graph: Graph) -> list[Node]:
     - 7x7 pixels, 512 channels: Conv 0.91, ConvTranspose 0.75
     - 128x128 pixels, 16 channels: Conv 0.67, ConvTranspose 0.64
 
-    Kernels of 1x1 take 0.9 to 1.2 and are not moved. Whole steps take 0.88 for MobileNetV2 (depthwise kernels) and for
-    U-Net, 0.93 for ResNet-18 and 0.95 for ResNet-50, with 4 to 7 % more memory.
+    Kernels of 1x1 would take 0.9 to 1.2 and keep the standard layout. Whole steps take 0.88 for MobileNetV2 (depthwise
+    kernels) and for U-Net, 0.93 for ResNet-18 and 0.95 for ResNet-50, with 4 to 7 % more memory.
     """
     found = []
     varying = set(graph.input_names)
@@ -141,7 +141,7 @@ def block_convolutions(graph: Graph) -> list[Node]:
 
 
 def suiting_form(op: Op, name: str, default: str) -> str | None:
-    """Return the form of a gradient that can be moved to the blocked layout, or None for the default form.
+    """Return the form of a gradient that can run in the blocked layout, or None for the default form.
 
     In blocked layout, a transposed convolution takes 0.75 to 1 times as long as a convolution. It takes 0.8 to 0.95
     times as long as a product of gathered columns in the standard layout.
@@ -158,7 +158,7 @@ _NONE: tuple[str, Mapping[str, Any]] = "", {}
 
 
 def _fitting(graph: Graph, node: Node) -> tuple[str, Mapping[str, Any]]:
-    """Return the function's domain for a convolution and the additional attributes of the call, or `_NONE`."""
+    """Return the domain of the function for a convolution, and the additional attributes of its call, or `_NONE`."""
     shape = shape_of(graph.types.get(node.input[1])) or ()
     sizes = [size for size in shape if isinstance(size, int)]
     if not is_standard(node.domain) or dtype_of(graph.types.get(node.input[0])) != TensorProto.FLOAT:

@@ -27,12 +27,11 @@ FORMS = {
 
 
 def portable_form(op: Op, name: str, default: str) -> str | None:
-    """Return the form of a gradient that all these runtimes have kernels for, or None if they support the default form.
+    """Return the form of a gradient that all these runtimes have kernels for, or None for the default form.
 
-    The default form of a convolution's weight gradient is a convolution with the samples as channels. OpenVINO does not
-    support an unknown number of groups, and WebGPU returns wrong results for some numbers of channels. The form
-    "gathered" of a sum of rows has a number of parts that is known only at run time. It has not been tested on these
-    runtimes.
+    The form "convolution" of a weight gradient is a convolution with the samples as channels. OpenVINO does not support
+    an unknown number of groups, and WebGPU returns wrong results for some numbers of channels. The form "gathered" of a
+    sum of rows is not used, because it has not been tested on these runtimes.
     """
     if default == "gathered":
         return "sorted" if name == "row sums" else "flat"
@@ -157,10 +156,10 @@ def _cut(op: Op, x: Val, sizes: Sequence[int], axis: int) -> list[Val]:
 def _is_wrong(shape: Shape, group: int) -> bool:
     """Return True if onnxruntime-web 1.30 may compute a convolution with this weight shape wrongly on WebGPU.
 
-    It does if two conditions hold. The number of input channels per group is a multiple of three, above three and not a
-    multiple of four. The number of output channels is a multiple of four. The conditions are assumed to hold where a
-    size is unknown; with several groups, the second is. Source: microsoft/onnxruntime issue 29651, and
-    docs/runtimes.md.
+    The result is wrong if two conditions hold. First, the number of input channels per group is a multiple of three,
+    above three and not a multiple of four. Second, the number of output channels is a multiple of four. A condition on
+    an unknown size is assumed to hold. The second one is also assumed to hold if there are several groups. Source:
+    microsoft/onnxruntime issue 29651, and docs/runtimes.md.
     """
     outputs, channels = shape[:2]
     if not isinstance(channels, int):

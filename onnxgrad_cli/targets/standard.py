@@ -1,4 +1,4 @@
-"""Replace standard operators by calls of a target's functions, and restore the standard operators.
+"""Replace standard operators by calls of functions with a target's operators, and restore the standard operators.
 
 Such a call is a node that has the standard operator's name, inputs and attributes, but a domain of onnxgrad. Removing
 the domain restores the standard operator. So the model can still be differentiated, measured, and run in any element

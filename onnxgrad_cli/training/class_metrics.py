@@ -58,7 +58,7 @@ class Confusion(_OfClasses):
     matrix = np.zeros((0, 0), np.int64)
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        """Add the counts of a batch; see `Metric.update`."""
+        """Add a batch: predictions (N, C, ...) with labels (N, ...), or binary predictions and labels of one shape."""
         found, wanted, count = self._chosen(predictions, labels)
         new = np.bincount(wanted * count + found, minlength=count**2).reshape(count, count)
         self.matrix = new if not self.matrix.size else self.matrix + new

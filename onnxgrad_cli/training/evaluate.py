@@ -101,7 +101,7 @@ def make_eval_model(
     keep_mode: bool = False,
     counted: bool = False,
 ) -> EvalModel:
-    """Make the eval model: an inference model with its loss. The weights of losses follow no schedule.
+    """Make the eval model: an inference model with its loss. Schedules of loss weights are ignored.
 
     Args:
         model: the inference model; not changed.
@@ -110,8 +110,7 @@ def make_eval_model(
         path: where the model was read from; external data are relative to it.
         outputs: further outputs of the model to keep, in addition to the outputs of the losses.
         keep_mode: leave BatchNormalization and Dropout in the mode that they have in the model.
-        counted: add outputs for each loss, for the number by which it divides its sum to get the mean, and for the
-            penalties.
+        counted: add the outputs that `EvalModel.terms` and `EvalModel.penalties` list.
     """
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
@@ -149,7 +148,7 @@ def make_eval_model(
 
 
 class EvalSession:
-    """A session on the inference model with its loss; see `make_eval_model`.
+    """A session that runs an eval model, which is the inference model with its loss.
 
     Attributes:
         inputs: the names of the model's inputs and the labels.
@@ -163,7 +162,8 @@ class EvalSession:
         Args:
             found: the result of `make_eval_model` with `counted=True`.
             path: where the inference model was read from; external data are relative to it.
-            provider, threads: see `Trainer`.
+            provider: the full name of the execution provider, such as 'CPUExecutionProvider'.
+            threads: the number of CPU threads; None for onnxruntime's default.
         """
         self._outputs, self._bound = found.outputs, found.weights
         self._terms, self._penalties = found.terms, found.penalties
@@ -217,7 +217,7 @@ class Evaluator:
         ema: weight -> the name of the state with the moving average of the weight. The average is evaluated instead.
         communicator: connects the processes that train together. Rank 0 evaluates, and all get the results.
         terms: the losses.
-        inputs: array of the data -> the input of the eval model that takes it, where the names differ.
+        inputs: array of the data -> the input of the eval model that takes the array, where the names differ.
     """
 
     session: EvalSession

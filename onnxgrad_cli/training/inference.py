@@ -70,7 +70,8 @@ class Setting(checks.KnownKeywords):
 
     Attributes:
         batch_size: the number of samples per run. A fixed batch size of the model takes precedence.
-        provider, threads: see `Trainer`.
+        provider: the execution provider, such as 'cpu'.
+        threads: the number of CPU threads; None for onnxruntime's default.
         prefix: the prefix of the names of the arrays to use, such as 'test_'.
         sequences: options of the conversion of text and lists of tokens to samples.
         samples: options of the conversion of other data to samples. By default, data are normalized as in the training.
@@ -173,7 +174,10 @@ def evaluate(
     model: ModelProto, path: Path | None, source: Source, options: Options, metrics: Sequence[str], setting: Setting,
     keep_mode: bool, tell: Tell,
 ) -> Evaluated:  # fmt: skip
-    """Compute the loss and the metrics of an inference model on data; see `run_evaluate`."""
+    """Compute the loss and the metrics of an inference model on data.
+
+    The arguments are those of `run_evaluate`, where `source` is called `data`.
+    """
     check_is_original(model)
     _check_ends(model)
     options = with_empty_pasts(model, options, lambda: _held(source), tell)
@@ -209,11 +213,10 @@ def evaluate(
 
 
 def with_free_batch(model: ModelProto, path: Path | None, batch_size: int, options: Options, tell: Tell) -> ModelProto:
-    """Return the model with a dynamic batch size, if the `shapes` option requests one or `batch_size` requires one.
+    """Return a copy of the model with a dynamic batch size, or the model itself if its batch size fits.
 
-    `batch_size` requires a dynamic batch size if the model has a fixed batch size other than `batch_size`. If it can't
-    be made dynamic, the original model is returned. Otherwise, if nothing requires it, the original model is returned,
-    too.
+    The batch size is made dynamic if the `shapes` option requests it, or if the fixed batch size of the model is not
+    `batch_size`. In the second case, the original model is returned if its batch size can't be made dynamic.
 
     Raises:
         UnsupportedError: `shapes` requests a dynamic batch size, and the model can't have one.
@@ -234,7 +237,7 @@ def with_free_batch(model: ModelProto, path: Path | None, batch_size: int, optio
 
 
 def _check_ends(model: ModelProto) -> None:
-    """Check that no loop of a model is endless; see `check_ends`. Models without a Loop need no check."""
+    """Raise an error if a Loop of a model would run for ever."""
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     if any(node.op_type == "Loop" for node in with_bodies(nodes)):
         graph = Graph(skeleton(model))
@@ -254,7 +257,7 @@ def matrix_of(model: ModelProto, term: Term, confusion: Confusion) -> Matrix:
 
 
 class Predictor:
-    """The predictions of an inference model for data.
+    """Runs an inference model on data, and yields its outputs.
 
     Attributes:
         outputs: the names of the requested outputs.
@@ -272,7 +275,7 @@ class Predictor:
         label: str = "label",
         options: Options | None = None,
     ) -> None:
-        """See `run_predict`."""
+        """Open the model and the data. The arguments are those of `run_predict`, where `source` is called `data`."""
         check_is_original(model)
         _check_ends(model)
         options = with_empty_pasts(model, options or Options(), lambda: _held(source), tell)
@@ -297,8 +300,8 @@ class Predictor:
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """Yield the outputs of each batch, with samples along the first axis.
 
-        If the last batch is too small for a model with a fixed batch size, its last sample is repeated, and the outputs
-        for the copies are dropped. The same is done if a batch has one sample and the model then removes the batch
+        If the last batch is too small for a model with a fixed batch size, the last sample is repeated, and the outputs
+        for the copies are dropped. A batch of one sample is treated in the same way if the model removes its batch
         axis.
 
         Raises:
@@ -324,8 +327,8 @@ class Predictor:
     def all(self) -> dict[str, np.ndarray]:
         """Return the outputs of all samples.
 
-        If the samples of the data have different shapes, so may those of an output. The output is then an array of
-        arrays.
+        If the data have samples of different shapes, so may an output. Such an output is returned as an object array
+        with an array for each sample.
 
         If the model stores class names for an output, also return the predicted class as `<output>_class` and the name
         of the class as `<output>_label`.

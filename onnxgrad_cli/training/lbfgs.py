@@ -27,7 +27,7 @@ class LbfgsLoop(TrainingLoop):
     """The training loop with L-BFGS.
 
     The loss of an epoch is the loss after its iteration. A checkpoint is written after each epoch that is the best so
-    far, at the end, and otherwise at most once per second. A resumed run starts with an empty history.
+    far, at the end, and otherwise at most once per second. A resumed run starts without L-BFGS's history of steps.
 
     Attributes:
         trainer: the trainer that computes the loss and its gradient.
@@ -123,7 +123,7 @@ class LbfgsLoop(TrainingLoop):
 
     def _feeds(self, shown: list[tuple[BatchShard, Mapping[str, np.ndarray]]]) -> Iterator[Mapping[str, np.ndarray]]:
         """Yield the arrays of each batch, and store the current batch in `shown` for error messages."""
-        batches = copy.copy(self.batches)  # its position stays at the start of an epoch
+        batches = copy.copy(self.batches)  # the position of the original stays at the start of an epoch
         for part in batches:
             shown[:] = [(part, self.data.batch(part.indices, part))]
             yield shown[0][1]

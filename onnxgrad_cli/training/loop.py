@@ -73,10 +73,10 @@ class TrainingLoop:
         folder: the folder of checkpoints and logs.
         stop: returns True if the run is to stop. It is called before the first step and after each step.
         model: a digest of the computation of a step. A checkpoint can only be resumed if this digest is unchanged.
-        base: a digest of the inference model. Before `onnxgrad export` puts the weights of a checkpoint into a model,
-            it compares the digests.
-        untrained: if the trained model computes derivatives: digests of its tensors that come from the base model and
-            are not trained. None for other models.
+        base: a digest of the inference model. Before `onnxgrad export` writes the weights of a checkpoint into a model,
+            it compares this digest with the digest of that model.
+        untrained: for a trained model that computes derivatives: tensor of the base model that is not trained -> its
+            digest. None for other models.
         rates: a description of the learning rate and the schedule. A resumed run may change these; then the log
             contains the old and the new description.
         settings: argument -> its value as text. If a run can't be resumed, the error lists the changed settings.
@@ -89,8 +89,8 @@ class TrainingLoop:
             are reported and logged, but don't affect the run.
         logs: the formats of the log in addition to train.jsonl.
         weights: input with the weight of a loss -> the schedule of the weight.
-        origin_of: returns, for a batch with a loss that is not finite, the first value that is not finite and the
-            operator that computed it; see `verification.checks.finiteness`.
+        origin_of: a function that takes a batch and its loss, which is not finite. It returns the name of the first
+            value that is not finite, and the operator that computed this value.
         SHORTER: the advice if a loss is not finite after the first step.
     """
 
@@ -137,7 +137,7 @@ class TrainingLoop:
 
     @property
     def _dealt(self) -> int:
-        """The number of steps of the epochs and batches so far."""
+        """The number of steps up to the current position in the data."""
         return self.batches.dealt
 
     @property
@@ -237,7 +237,7 @@ class TrainingLoop:
         Raises:
             OnnxgradError: the checkpoint is damaged, or belongs to another run.
         """
-        # The trainer still has the values of an epoch that `max_steps` cut, and no checkpoint counts such an epoch.
+        # If `max_steps` ended the best epoch early, no checkpoint has its values, but the trainer still has them.
         present = self._cut and self.progress.best == len(self.progress.epochs)
         if self.progress.best and not present:
             self.trainer.load(self.best())
@@ -260,8 +260,8 @@ class TrainingLoop:
         """Take all remaining steps.
 
         Returns:
-            The reason for the end: 'done', 'no better' (early stopping), 'max steps', 'stopped', or the reason of an
-            optimizer that ends runs; see `Progress.ended`.
+            The reason for the end: 'done', 'no better' (early stopping), 'max steps', 'stopped', or `Progress.ended` if
+            the optimizer ended the run.
 
         Raises:
             OnnxgradError: the loss or a weight was not finite, or a file could not be written.
@@ -330,7 +330,7 @@ class TrainingLoop:
         return not self.stop()
 
     def _end_epoch(self, log: Log, save: bool = True) -> None:
-        """Evaluate the weights at the end of an epoch. Write a checkpoint if they are the best so far, or if `save`."""
+        """Evaluate the weights at the end of an epoch. Write a checkpoint if `save`, or if they are the best so far."""
         better = self._judge(log)
         self.progress.total, self.progress.seen = 0.0, 0
         if save or better:
@@ -385,7 +385,7 @@ class TrainingLoop:
             raise self._not_finite(part, batch, error) from None
 
     def _uncounted(self, batch: Mapping[str, np.ndarray]) -> str:
-        """Return the name of a label input whose labels are all ignored, or "" if there is none."""
+        """Return the name of a label input whose labels in the batch are all ignored, or "" if there is none."""
         for term in self.trainer.roles.losses:
             if term.ignore_index is not None and term.label in batch:
                 labels = batch[term.label]

@@ -87,8 +87,8 @@ def metric(
     """Register the decorated class as a metric; its keyword-only parameters are its options.
 
     Args:
-        name: see `MetricKind`.
-        higher: see `MetricKind`.
+        name: the name of the metric on the command line.
+        higher: True if higher values are better.
         options: option -> its description. Types and defaults are read from the signature.
         override: replace a metric with the same name instead of raising an error.
 
@@ -109,8 +109,8 @@ def parse_metric(text: str, **defaults: object) -> RequestedMetric:
     Lower values of a metric from a file are better, unless `higher=true` is given.
 
     Args:
-        text: a name of `METRICS`, 'top-5' for 'top-k:k=5', or a file; then the output and the options.
-        defaults: values of options that `text` does not set. Those that the metric does not have are ignored.
+        text: a name in `METRICS`, 'top-5' for 'top-k:k=5', or a file; then the output and the options.
+        defaults: values of options that `text` does not set. Options that the metric does not have are ignored.
 
     Raises:
         UsageError: the metric doesn't exist, an option is wrong, or the file is not a metric.
@@ -406,7 +406,7 @@ FILE_OPTIONS = declared(_file, {"higher": "true if larger is better"}, "metric f
 
 
 class _File:
-    """The function of a metric from a file: an ONNX model with the inputs prediction and label and a scalar output."""
+    """A metric from a file: an ONNX model with the inputs prediction and label and a scalar output."""
 
     def __init__(self, path: str) -> None:
         model, source = load_model(path)

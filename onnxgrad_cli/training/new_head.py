@@ -87,7 +87,8 @@ def _declare_again(model: ModelProto, weights: Mapping[str, TensorProto], result
     Args:
         model: the model; changed.
         weights: name -> new weight. Old files declare weights as inputs, files of PyTorch declare them in `value_info`.
-        results: see `Head.results`. The first one is the output, whose declared shape is already up to date.
+        results: the values from the output back to the result of the layer, as in `Head.results`. The declared shape of
+            the first one, the output, is already up to date.
     """
     graph, output, changed = model.graph, results[0], {results[-1]}
     for node in graph.node:

@@ -30,8 +30,8 @@ def check_padding(session: EvalSession, data: Data, inputs: Mapping[str, str], w
         weights: the weights and state of a trainer.
 
     Raises:
-        UsageError: the losses differ: the model or a loss takes a mask, but does not use it for all that the padding
-            changes.
+        UsageError: the losses differ, because the model or a loss takes a mask but does not apply it to all values that
+            depend on the padding.
     """
     columns = [column for column in data.arrays.values() if isinstance(column, Ragged)]
     if not columns or data.padding is None or data.padding.obstacle or data.batch_size is not None:

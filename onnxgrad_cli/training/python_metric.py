@@ -53,9 +53,9 @@ FUNCTION = re.compile(r"(?P<file>.*?\.py):(?P<function>[^:]*)")
 
 
 def parse_metric(text: str, load: Callable[[str, str], Callable[..., Any]]) -> str:
-    """Return the text of a metric for `metrics.parse_metric`.
+    """Convert a metric of the command line to a text that `metrics.parse_metric` accepts.
 
-    If the text names a Python function, register the function.
+    If the text names a Python function, register the function as a metric. Otherwise, return the text unchanged.
 
     Args:
         text: NAME[:KEY=VALUE,...], FILE.onnx or FILE.py:FUNCTION. The suffix `:higher=true` of a function means that

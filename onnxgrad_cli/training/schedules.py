@@ -79,7 +79,8 @@ def schedule(
     """Register the decorated function as a schedule; its keyword-only parameters are its options.
 
     Args:
-        name, watches: see `Kind`.
+        name: the name of the schedule on the command line.
+        watches: True if the rate depends on the validation loss, as in `Kind`.
         options: option -> its description. Types and defaults are read from the function's signature.
         override: replace a schedule with the same name instead of raising.
 
@@ -109,7 +110,7 @@ class Schedule:
         self, kind: Kind, base: float, steps: int, options: Mapping[str, object] | None = None, epoch: int | None = None
     ) -> None:
         """Args:
-        kind, base, steps: see above.
+        kind, base, steps: see the attributes of `Schedule`.
         options: options of the kind and of `warm_up`, by name; lengths may be in epochs, such as '3e'.
         epoch: the number of steps per epoch, required for lengths in epochs.
 
@@ -308,12 +309,12 @@ def multi_step(steps: int, *, at: Lengths = (0.5, 0.75), factor: float = 0.1) ->
 @schedule(
     "exponential",
     options={
-        "every": f"the length over which the learning rate is multiplied by factor: {LENGTH}",
-        "factor": "the factor for the learning rate; see every",
+        "every": f"how long it takes until the rate is multiplied by factor: {LENGTH}",
+        "factor": "factor for the rate over the length every",
     },
 )
 def exponential(steps: int, *, every: Length = 0.3, factor: float = 0.1) -> Factor:
-    """Decay exponentially, by the factor over each interval. As ExponentialLR for every=1."""
+    """Decay exponentially, so that each interval multiplies the rate by a factor. As ExponentialLR for every=1."""
     stretch = _stretch(every, steps, "every")
     require(0 < factor <= 1, f"factor must be above 0 and at most 1, not {factor:g}")
     return lambda step: factor ** (step / stretch)
@@ -386,7 +387,7 @@ def cyclic(
     steps: int, *, start: float = 0.1, rise: Length = 0.1, fall: Length = 0.0, halve: bool = False, factor: float = 1.0,
     cycle_momentum: bool = False, base_momentum: float = 0.8, max_momentum: float = 0.9,
 ) -> Factor:  # fmt: skip
-    """Raise and lower the rate linearly in cycles. As CyclicLR, cycle_momentum off by default.
+    """Raise and lower the rate linearly in cycles. As CyclicLR, but cycle_momentum is off by default.
 
     The learning rate corresponds to CyclicLR's max_lr. CyclicLR's modes are available as options: triangular is the
     default, triangular2 is halve=true, and exp_range is a factor below 1.
@@ -424,7 +425,7 @@ def one_cycle(
     steps: int, *, rise: float = 0.3, start: float = 0.04, final: float = 4e-6,
     cycle_momentum: bool = False, base_momentum: float = 0.85, max_momentum: float = 0.95,
 ) -> Factor:  # fmt: skip
-    """Rise to the learning rate and fall to almost 0, along cosines. As OneCycleLR, cycle_momentum off by default.
+    """Rise to the learning rate and fall to almost 0, along cosines. As OneCycleLR without cycle_momentum by default.
 
     Source: L. N. Smith and N. Topin, Super-convergence, 2017.
     """

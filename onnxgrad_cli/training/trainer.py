@@ -39,8 +39,8 @@ class WholeStep:
     There are two sets of weights and state, called sides. A step reads one side and writes the other; then they swap.
 
     Attributes:
-        sessions: a list of the one session.
-        runs: the session bound to the buffers of a step that reads side 0, and of one that reads side 1.
+        sessions: a list with the only session.
+        runs: two bindings of the session to buffers: for steps that read side 0, and for steps that read side 1.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Trainer(TrainerBase):
             self._step = WholeStep(copy, roles, self._sides, scalars, start, provider)
         else:
             self._step = SlicedStep(parts, self._sides, self._successors, scalars, start, threads)
-        self._unbroken = nullcontext if parts is None else uninterrupted  # an interrupted in-place update is lost
+        self._unbroken = nullcontext if parts is None else uninterrupted  # an in-place update must not stop halfway
 
     @property
     def sessions(self) -> list[onnxruntime.InferenceSession]:
@@ -161,7 +161,9 @@ class Trainer(TrainerBase):
     def step(
         self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE, uncounted: bool = False
     ) -> float:
-        """Take a step on a batch; see `TrainerBase.step`.
+        """Take a step on a batch, and return the loss.
+
+        The arguments that are not described here are those of `TrainerBase.step`.
 
         Args:
             uncounted: True if the loss ignores all labels of the batch. Then the loss is nan, the gradient is 0, and
@@ -230,7 +232,8 @@ class Trainer(TrainerBase):
 
         Args:
             model: the inference model that the training model was built from.
-            keep_mode: see `save`.
+            keep_mode: leave BatchNormalization and Dropout in the mode that they have in `model`. By default they run
+                in inference mode.
 
         Returns:
             Output -> array, with samples along the first axis; see `Predictor.all`.

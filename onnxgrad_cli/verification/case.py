@@ -18,12 +18,12 @@ from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.written import Ran
 
 LONG_RUN_OPERATIONS = 10 * 10**9
-"""If one run takes more floating-point operations than this, a proof makes as few runs as it can."""
+"""If a run of the model takes more floating-point operations than this, a proof makes as few runs as possible."""
 
 
 @dataclass
 class ProofCase:
-    """The input of a proof, and the values that its checks have computed so far.
+    """The model and data that a proof checks, and the values that its checks have computed so far.
 
     Attributes:
         model, roles, path, data, sizes, force, operations: see `prove`.
@@ -60,17 +60,17 @@ class ProofCase:
 
     @property
     def is_long(self) -> bool:
-        """Return True if each run takes long."""
+        """Return True if a run of the model takes long (see `LONG_RUN_OPERATIONS`)."""
         return self.operations > LONG_RUN_OPERATIONS
 
     @property
     def is_large(self) -> bool:
-        """Return True if the weights take much memory; each run computes gradients of the same size."""
+        """Return True if the weights take much memory. The gradients of each run then take as much again."""
         return weight_bytes(self.model) > MAX_WEIGHT_BYTES
 
     @property
     def is_costly(self) -> bool:
-        """Return True if each run takes long, or much memory."""
+        """Return True if a run of the model takes long, or much memory."""
         return self.is_long or self.is_large
 
     @property
@@ -80,7 +80,7 @@ class ProofCase:
 
     @property
     def symbols(self) -> list[str]:
-        """Return the symbols in the shapes of the model's inputs."""
+        """Return the symbolic dimensions in the shapes of the model's inputs."""
         inputs = (v for v in self.model.graph.input if self.roles.inputs.get(v.name) == "model input")
         return list(dict.fromkeys(d for v in inputs for d in shape_of(v.type) or () if isinstance(d, str) and d != "?"))
 
@@ -95,8 +95,7 @@ class CheckOutcome:
         ends: True if the proof ends here, because the next checks would make no sense.
         leaves_unproved: the reason why the whole model counts as not proved, even if no check failed; "" if there is
             none.
-        hidden: tensors whose gradients may be wrong although the check found no error: it is not sensitive enough for
-            them.
+        hidden: tensors in whose gradients the check can't detect even large errors, so that they may be wrong.
     """
 
     status: str = ""

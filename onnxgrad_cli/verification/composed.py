@@ -1,4 +1,4 @@
-"""Check derivatives that consist of other derivatives. Those parts are first proved against differences.
+"""Check derivatives that are composed of other derivatives, which are first proved against finite differences.
 
 - A Gauss-Newton vector product is the vector-Jacobian product of a weighted Jacobian-vector product.
 - Element i of a Hessian's diagonal is element i of the Hessian's product with unit vector i.
@@ -29,13 +29,13 @@ MAX_PROBES = 64
 """Largest number of elements of one diagonal that are checked. If there are more, some are chosen at random."""
 
 MAX_ROUNDING = 1e-4
-"""Largest accepted difference of delivered derivatives, relative to the largest entry or sum of magnitudes."""
+"""Largest accepted difference of the model's own derivatives, relative to the largest entry or sum of magnitudes."""
 
 MAX_DIFFERENCE = 1e-8
-"""Largest accepted difference of derivatives that are computed in float64, relative in the same way."""
+"""Largest accepted difference of derivatives in float64, relative to the largest entry or sum of magnitudes."""
 
 Prove = Callable[..., Proof]
-"""`prove_derived` of onnxgrad_cli/verification/derived.py."""
+"""Type of `prove_derived`. The function is passed as an argument, because its module imports this one."""
 
 
 def agrees_with_parts(derived: Derived, case: ProofCase, prove: Prove) -> CheckOutcome:
@@ -89,7 +89,7 @@ def _compare(derived: Derived, case: ProofCase, compare: Callable[[Arrays], Comp
 
 
 class _ProvedPart:
-    """A model of derivatives of the original with the same selection of outputs and variables.
+    """A model of derivatives that the checked derivatives are composed of, for the same outputs and variables.
 
     Attributes:
         model: the model.

@@ -1,4 +1,4 @@
-"""The coverage of operators: each operator once, with the state of its derivative.
+"""List every operator of ONNX, and whether onnxgrad can differentiate it.
 
 Three sources are joined: the registry of onnxgrad's rules, the differentiability tags in the operator schemas of the
 standard, and the results that tests have written into the package. The result shows where they contradict each other.
@@ -172,7 +172,7 @@ def proofs() -> dict[str, dict[str, Any]]:
 
 
 def _coverage(domain: str, op_type: str) -> Coverage:
-    """Return the coverage of one operator, joined from the registry, the schemas and the proofs."""
+    """Return the coverage of one operator, joined from the registry, the schemas and the stored test results."""
     at, kind, kinds = _kinds(domain, op_type)
     schema = next((s for s in _schemas().get((domain, op_type), []) if s.since_version == at), None)
     rule, definition = registry.lookup(op_type, domain, at), registry.lookup_definition(op_type, domain, at)
@@ -245,7 +245,7 @@ def _operands(
 ) -> Iterator[OperandCoverage]:
     """Yield the coverage of each input.
 
-    Without a schema, the inputs are those that the definition or the proofs name.
+    Without a schema, the inputs are those that the definition or the stored test results name.
     """
     if schema is None:
         names = operand_names(op_type, domain, 1) if kind == "definition" else known

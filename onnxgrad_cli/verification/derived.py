@@ -57,13 +57,13 @@ AGREES = "derivatives against differences"
 """Name of the check that compares the derivatives with differences."""
 
 WHOLE = "every derivative"
-"""Name of the check that every float output that may be a derivative is described as one, and so checked."""
+"""Name of the check that the model's description lists each float output that may be a derivative."""
 
 MAX_RELATIVE_DIFFERENCE = 1e-4
 """Largest accepted difference between two computations of a derivative in float32, relative to the largest entry."""
 
 WIDE_RANGE = (-10.0, 10.0)
-"""Range of inputs for the second of the points at which derivatives that the graph computes as zero are checked."""
+"""Range of random inputs at the second point, if derivatives are checked that the graph computes as zero."""
 
 FAR_RANGE = (-1e3, 1e3)
 """Range of inputs large enough to show changes of a function that is constant near zero, such as Round(x / 100)."""
@@ -71,11 +71,11 @@ FAR_RANGE = (-1e3, 1e3)
 ATTEMPTS = 4
 """Number of times that other random data are tried.
 
-Weights move up and down in turn: if a constant is used as an index, it must not grow.
+Every second attempt moves the weights in the opposite direction: a weight that is used as an index must not grow.
 """
 
 POINTS = 3
-"""Number of points at which derivatives that the graph computes as zero are checked, if inputs can be random."""
+"""If the graph computes derivatives as zero, they are checked at this number of points, if inputs can be random."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def roles_of(model: ModelProto, derived: Derived) -> Roles:
 
 
 def _agrees(derived: Derived, case: ProofCase) -> CheckOutcome:
-    """Compare the derivatives with finite differences on the case's data, on other data or in float64."""
+    """Compare the derivatives with finite differences: on the case's data, if necessary on other data or in float64."""
     if derived.estimated or derived.partial:
         what = (
             "are straight-through estimates" if derived.estimated else "leave out paths on which gradients are stopped"
@@ -220,11 +220,11 @@ def _against_differences(derived: Derived, function: Function, case: ProofCase) 
 def _as_added(derived: Derived, case: ProofCase, found: CheckOutcome) -> CheckOutcome:
     """Check derivatives with respect to inner values through inputs that are added to these values.
 
-    This is for derivatives that can't be compared with differences, such as the derivative of a maximum over many zeros
-    that a Relu computes. The derivative with respect to an inner value equals the derivative with respect to an input
-    that is added to the value. A model with such inputs is checked in two steps. With random inputs there is no such
-    kink, and its derivatives are compared with differences. With inputs of zero they must equal the derivatives of the
-    case.
+    This is for derivatives at kinks, which can't be compared with differences, such as the derivative of a maximum over
+    many zeros that a Relu computes. The derivative with respect to an inner value equals the derivative with respect to
+    an input that is added to the value. A model with such inputs is checked in two steps. With random inputs there is
+    no kink, so its derivatives are compared with differences. With inputs of zero, they must equal the derivatives of
+    the case.
 
     Args:
         derived, case: the derivatives to check.
@@ -325,7 +325,7 @@ def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
 def _gradient(
     derived: Derived, case: ProofCase, model: ModelProto, moves: Mapping[str, str], before: ModelProto | None
 ) -> Function | CheckOutcome:
-    """Prove the first derivatives, and return them as a function. Second derivatives must match its differences."""
+    """Prove the first derivatives, and return them as the function whose differences second derivatives must match."""
     gradient = _derive(model, derived, moves, case.path)
     said = read_derived(gradient)
     assert said is not None

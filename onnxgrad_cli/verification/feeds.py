@@ -78,22 +78,25 @@ DRAWN = 12
 
 
 SEARCH, TRIES = 3.0, 4
-"""A search for sizes ends after so many processor seconds, but tries at least so many sizes.
+"""A search for sizes ends after `SEARCH` seconds of processor time, but not before `TRIES` sizes were tried.
 
 It begins with small sizes, at which a run fails quickly if it fails, and goes on to sizes at which a run takes seconds.
 """
 
 DRAWS = 12
-"""Smallest number of draws of data in a search, unless `SEARCH` ends it: some models run only on some values."""
+"""Number of draws of random data that a search makes at least, unless `SEARCH` ends it.
+
+Some models run only on some values.
+"""
 
 
 def first_run(run: Run, described: DescribedModel, rng: np.random.Generator, data: Arrays, sizes: Sizes) -> Drawn:
-    """Search for sizes and random data with which `run` succeeds, and return the feeds, outputs and sizes.
+    """Search for sizes and random data on which `run` succeeds, and return the feeds, outputs and sizes.
 
     Sizes at which a run is cheap are tried first. `run_on_drawn` draws the data for given sizes.
 
     Raises:
-        Exception: `run` fails at all sizes; this is its exception at the first ones.
+        Exception: `run` fails at all sizes. The exception of the first attempt is raised.
     """
     failure: Exception | None = None
     for guess, masked in _guesses(described, sizes):
@@ -114,7 +117,7 @@ The others lie inside the domains of functions such as Log, Acosh and Atanh.
 """
 
 MIXED = 8
-"""Number of draws in which each input has its own range."""
+"""Number of draws in which each input has its own random range, after the draws with one range for all inputs."""
 
 
 def run_on_drawn(
@@ -127,8 +130,8 @@ def run_on_drawn(
 
     Args:
         run, described, rng, data: see `first_run`.
-        guess: symbol -> the size to use. Sizes that labels or cotangents must have replace those in `guess`.
-        fixed: the sizes that are never replaced.
+        guess: symbol -> its size. If a label or cotangent must have another size, that size is used instead.
+        fixed: symbol -> its size, for sizes that are never replaced.
         masked: see `random_feeds`.
         first: ranges of floats to try before `RANGES`.
 
@@ -159,10 +162,9 @@ def run_on_drawn(
 
 
 def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tuple[dict[str, int], bool]]:
-    """Yield sizes to try, each with a value for the parameter `masked`, until the search takes too long.
+    """Yield (sizes, `masked`) to try, until the search takes too long; see `random_feeds` for `masked`.
 
-    If an integer input selects a branch of the model, all sizes are first tried with the integer that it is compared
-    with.
+    If the model compares an integer input with a stored integer, all sizes are first tried with that integer.
     """
     for masked in (True, False) if _switches(described) else (True,):
         start, tried = time.process_time(), list[dict[str, int]]()
@@ -181,7 +183,7 @@ def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tu
 def _ranges(
     described: DescribedModel, rng: np.random.Generator, first: Sequence[Range]
 ) -> Iterator[Mapping[str, Range | None]]:
-    """Yield maps from float input to range: first the same range for all inputs, then a random one for each."""
+    """Yield maps, float input -> range: first the same range for all inputs, then a random range for each input."""
     names = [name for name in described.own if is_float(described.types[name])]
     yield from (dict.fromkeys(names, each) for each in (*first, *RANGES))
     if len(names) > 1 and described.differentiated:
@@ -405,7 +407,7 @@ _LOOKUPS = {
 
 
 def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]], replaced: bool = False) -> dict[str, int]:
-    """Return a map from input whose entries index a tensor to the number of rows of the tensor.
+    """Return input -> number of rows of the tensor that its entries index, for all inputs that are indices.
 
     Args:
         model: the model. The shape of an indexed tensor must be known: it is an initializer, or its shape is declared.

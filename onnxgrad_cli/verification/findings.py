@@ -67,7 +67,7 @@ def _wrong(judge: Judge, judged: Judgement) -> str:
 
 
 def _seen(judged: Judgement, moving: Sequence[str]) -> str:
-    """Return a text: from which size on errors would be detected, and in how many tensors; "" if in none."""
+    """Return a text with the size of an error that would be detected, and in how many tensors; "" if in none."""
     shown = {fault: [name for name in moving if judged.visible[name] < fault] for fault in FAULTS}
     fault = next((size for size, names in shown.items() if 2 * len(names) >= len(moving)), FAULTS[-1])
     if not shown[fault]:

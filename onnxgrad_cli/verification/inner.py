@@ -1,7 +1,7 @@
-"""Check each derivative that a loss contains against differences, as a model of derivatives of its own.
+"""Check each derivative inside a loss, such as a gradient penalty, against finite differences.
 
-If a loss contains a wrong derivative, the gradients of the loss can still agree with its differences: the loss is then
-another function than its author wrote, and the gradients are correct for that function.
+A wrong derivative inside a loss does not show in a comparison of the loss with its own gradients: these are correct,
+but for another loss than the author wrote. So each derivative is checked as a model of derivatives of its own.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ from onnxgrad_cli.verification.original import Original, with_weights
 from onnxgrad_cli.verification.verdict import Proof, ProofStep
 
 MOST_OPERATIONS = 10**12
-"""The most floating-point operations of one run (about ten seconds) with which a model is proved by default."""
+"""If one run takes more floating-point operations than this (about ten seconds), a model is not proved by default."""
 
 COPIES = 4
-"""The most memory that a proof takes, as a multiple of the memory of the weights."""
+"""Largest memory that a proof takes, as a multiple of the memory of the weights."""
 
 AFTER_THE_MODEL = frozenset({"label", "sample weight", "loss weight", "loss gradient"})
 """Roles of inputs that only the loss and the nodes after it read, not the model itself."""
@@ -71,7 +71,7 @@ def _is_quick(case: ProofCase) -> CheckOutcome:
 
 
 def _expands(case: ProofCase) -> CheckOutcome:
-    """Replace the Gradient node of a compact model by plain operators. Later checks use the expanded model."""
+    """Replace the Gradient node of a model, if it has one, by standard operators. Later checks use the new model."""
     if not has_gradients(case.model):
         return NOTHING
     case.model = expand_gradients(deepcopy(case.model), case.path)
@@ -100,7 +100,7 @@ def _loads(case: ProofCase) -> CheckOutcome:
 def runs(case: ProofCase) -> CheckOutcome:
     """Run the model on the given data, or on random data of various sizes.
 
-    Data on which the original runs too are preferred.
+    If possible, the data are such that the original runs on them, too.
     """
     original = case.original if case.original is not None and case.original.loads else None
     both = _Both(original, case.run) if original else None
@@ -211,7 +211,7 @@ def _is_finite(case: ProofCase) -> CheckOutcome:
 
 
 def _covers_every_gradient(case: ProofCase) -> CheckOutcome:
-    """Skip if, by the model's description, a gradient is missing or differences of the loss can't fully check it."""
+    """Skip if a gradient is missing, or if the model's description could hide a gradient that no check compares."""
     roles = case.roles
     lacking = [name for name, role in roles.inputs.items() if role == "weight" and name not in roles.gradients]
     partial = [name for name in roles.partial if name in roles.gradients]

@@ -21,7 +21,7 @@ Verdict = Literal["proved", "not_proved", "failed"]
 PROVED: Final = "proved"
 NOT_PROVED: Final = "not_proved"
 FAILED: Final = "failed"
-"""Verdicts: every check passed; a check was skipped, so the model could be wrong; a check failed."""
+"""The verdicts: `PROVED`: every check passed. `NOT_PROVED`: a check was skipped. `FAILED`: a check failed."""
 
 
 @dataclass

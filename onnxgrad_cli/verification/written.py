@@ -34,7 +34,7 @@ class Ran:
 
 
 def refused(model: ModelProto, path: Path | None, file: Path | None = None) -> str:
-    """Return the reason why onnxruntime does not open a model or its file, or "" if it opens it.
+    """Return the reason why onnxruntime does not open a model or its file; "" if it does.
 
     Args:
         model: the model.
@@ -43,7 +43,7 @@ def refused(model: ModelProto, path: Path | None, file: Path | None = None) -> s
     """
     try:
         start_session(model, path, optimized=0, file=file)
-    except Exception as error:  # of many kinds, none of them public
+    except Exception as error:  # onnxruntime's exceptions share no base class
         return _told(error, file)
     return ""
 
@@ -100,9 +100,9 @@ def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelP
             return ""
         got = _results(model, ran, file, in_memory=held, threads=1)  # one thread sums in one order
         again = [_results(ran.model, ran, threads=1) for _ in range(2)]
-    except OverLimit:  # the file opens, and its run takes longer than a run may by default
+    except OverLimit:  # the file opens, but its run takes longer than the default limit
         return ""
-    except Exception as error:  # of many kinds, none of them public
+    except Exception as error:  # onnxruntime's exceptions share no base class
         return _told(error, file)
     if _agree(got, again[0]) or not _agree(*again):
         return ""

@@ -103,7 +103,8 @@ class Cluster:
         parts: the boxes and groups inside, in the direction of the flow. An edge from a part to an earlier part runs
             against the flow.
         beside: True if the parts are drawn side by side: a forward node and its backward nodes.
-        container: True if the parts are all the nodes and values of a graph, which is the model's graph or a body.
+        container: True if the parts are all nodes and values of a graph: of the model's graph, or of a body (the
+            subgraph of a node such as If).
         scope: the modules around the group, as for a box.
     """
 

@@ -1,7 +1,7 @@
-"""Make a drawing of a model. Values and nodes become boxes. The gradient and the bodies of a node are next to it.
+"""Make a drawing of a model: a box for each node and value. The gradient and the bodies of a node are drawn beside it.
 
-The metadata of a training model say to which part each node belongs. In a training model of onnxruntime-training, the
-names of the nodes say it. All nodes of other models are drawn as forward nodes.
+The metadata of a training model give the part to which each node belongs: forward, loss, backward or optimizer. In a
+training model of onnxruntime-training, the names of the nodes give it. All nodes of other models count as forward.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GENERATED = re.compile(r"const(_\d+)?|val_\d+|onnx::.*|.*Constant(_\d+)?(_output
 """Pattern of the names that exporters and other tools generate for constants."""
 
 OLDER_GRADIENT = re.compile(r"(.+)_Grad/")
-"""Pattern of the start of gradient nodes' names in onnxruntime-training. Its group is the name of the forward node."""
+"""Pattern for the start of a gradient node's name in onnxruntime-training. The group is the forward node's name."""
 
 
 def draw(model: ModelProto, path: Path | None = None) -> Drawing:

@@ -15,7 +15,7 @@ from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Part, connected, is_value
 
 WIDEST = 60
-"""A level with more children than this is divided into blocks."""
+"""A branch of the tree with more children than this gets blocks of neighboring children as its children instead."""
 
 DEEPEST = 40
 """Largest depth of nested modules in the tree. Modules below it are not shown as levels of their own."""
@@ -52,7 +52,7 @@ def tree(drawing: Drawing) -> Branch:
 
 
 def _container(group: Cluster, touching: Touching, title: str) -> Branch:
-    """Return the branch of a model's graph or of a body, with its modules, and with its values placed in these."""
+    """Return the branch of a model's graph or of a body: its modules, with the graph's values placed in them."""
     units = [part for part in group.parts if not is_value(part)]
     root = Branch(title, children=_cut(_modules(units, 0, touching)))
     paths = dict(_paths(root, ()))
@@ -125,7 +125,7 @@ def _unit(part: Part, touching: Touching) -> Branch:
 
 
 def _cut(level: list[Branch]) -> list[Branch]:
-    """Divide a level into blocks of neighbors, and these into larger blocks, until it has at most `WIDEST` children."""
+    """Group neighboring branches into blocks, and these into larger blocks, until at most `WIDEST` are left."""
     while len(level) > WIDEST:
         size = -(-len(level) // -(-len(level) // WIDEST))
         runs = [level[i : i + size] for i in range(0, len(level), size)]

@@ -292,7 +292,7 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UsageError, match="exists, and onnxgrad did not write it"):
         AdapterTarget(tmp_path).check(model, None, False)
-    with pytest.raises(UsageError, match=r"the ending of 'a.bin' does not say the format"):
+    with pytest.raises(UsageError, match=r"the ending of 'a.bin' is not a known format"):
         AdapterTarget("a.bin")
     with pytest.raises(OnnxgradError, match=r"is a folder without the adapter_config.json of PEFT"):
         read_adapters(tmp_path.parent, model)

@@ -205,7 +205,7 @@ def test_a_measure_that_is_no_number_chooses_no_epoch(shell: Shell) -> None:
 
 def test_the_rule_is_in_the_help_and_in_what_is_shown(shell: Shell) -> None:
     told = " ".join(shell("train", "--help-all").out.split())
-    assert "the first one decides which epoch is best. [default: by loss]" in told
+    assert "the first one decides which epoch is best. [default: depends on the loss]" in told
     arguments = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--threads", "1")
     assert "best by validation loss" in shell(*arguments, "--val", "data.npz", "-o", "a.onnx").out
     assert "the last one" in shell(*arguments, "-o", "b.onnx").out
@@ -385,10 +385,10 @@ def test_each_epoch_and_each_unused_array_is_printed_once(shell: Shell) -> None:
     """In a pipe, and with one file for training and validation."""
     arrays = dict(np.load("data.npz"))
     prefixed = {f"{use}_{name}": array for use in ("train", "test") for name, array in arrays.items()}
-    np.savez("both.npz", **prefixed, extra=arrays["x"])
+    np.savez("both.npz", **prefixed, extra=arrays["x"], train_extra=arrays["x"])
     np.savez("one.npz", **arrays, extra=arrays["x"])
     prefixes = ("--prefix", "train_", "--val-prefix", "test_")
-    for name, more in (("both.npz", prefixes), ("one.npz", ())):
+    for name, extra, more in (("both.npz", "train_extra", prefixes), ("one.npz", "extra", ())):
         arguments = ("--data", name, "--val", name, *more, "--epochs", "3", "--force")
         result = shell("train", "mlp.onnx", *arguments, "-o", "t.onnx")
         assert result.code == 0, result.err
@@ -396,7 +396,7 @@ def test_each_epoch_and_each_unused_array_is_printed_once(shell: Shell) -> None:
         for epoch in (1, 2):
             assert sum(line.startswith((f"epoch {epoch}", f"{epoch} ")) for line in lines) == 1, lines
         ignored = [line for line in lines if "not model inputs" in line]
-        assert ignored == [f"ignoring arrays of '{name}' that are not model inputs: extra"], lines
+        assert ignored == [f"ignoring arrays of '{name}' that are not model inputs: {extra}"], lines
         assert not any("onnxgrad train" in line for line in lines), "the command line is not repeated"
 
 

@@ -31,11 +31,11 @@ class Input(click.ParamType[Any]):
         if not value.startswith("="):
             sizes = [number_in(part.strip()) for part in value.split(",") if part.strip()]
             if None in sizes:
-                self.fail(f"'{value}' is no shape: write 2,3, or =2,3 for values", param, ctx)
+                self.fail(f"'{value}' is not a shape: write 2,3, or =2,3 for values", param, ctx)
             return tuple(sizes)
         array = np.asarray(SETTING.parse(value[1:]))
         if array.dtype.kind not in "bif":
-            self.fail(f"'{value}' are no numbers", param, ctx)
+            self.fail(f"'{value}' must be numbers", param, ctx)
         return array.astype({"b": bool, "i": np.int64, "f": np.float32}[array.dtype.kind])
 
 
@@ -46,22 +46,22 @@ class Input(click.ParamType[Any]):
     type=click.Choice(["math", "torch"]),
     default="math",
     show_default=True,
-    help="Compare with the Jacobian by differences, or with PyTorch's backward.",
+    help="Compare the gradients with the Jacobian, measured by finite differences, or with PyTorch's backward.",
 )
 @click.option(
-    "--case", type=int, metavar="N", help="Use the N-th example that onnx publishes.  [default: the two smallest]"
+    "--case", type=int, metavar="N", help="Use example N that onnx publishes, from 1.  [default: the two smallest]"
 )
 @click.option(
     "--input",
     "inputs",
     type=Input(),
     multiple=True,
-    help="Make the example instead: for each input a shape of random numbers, =VALUES, or - if it is absent.",
+    help="Make examples instead: for each input of OP, a shape of random numbers, =VALUES, or - if it is absent.",
 )
-@click.option("--attribute", "attributes", type=SETTING, multiple=True, help="Attribute of the node, with --input.")
+@click.option("--attribute", "attributes", type=SETTING, multiple=True, help="With --input: attribute of the node.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all random numbers.")
-@click.option("--backward", is_flag=True, help="Show the nodes of our gradients too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--backward", is_flag=True, help="Also show the nodes that compute onnxgrad's gradients.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verification as JSON.")
 @click.pass_context
 def verify_op(
     ctx: click.Context,
@@ -77,10 +77,11 @@ def verify_op(
 ) -> None:
     """Verify the gradient of operator OP on two examples: show inputs, both gradients, and their difference.
 
-    The examples are node tests that the onnx package publishes, or are made with --input. Exit code 4: they differ.
+    The examples are node tests that the onnx package publishes, or are made from --input. The exit code is 4 if the
+    gradients differ.
     """
     if case is not None and inputs:
-        raise click.UsageError("--case and --input: an example is published or made, not both")
+        raise click.UsageError("--case can't be combined with --input: it selects a published example")
     try:
         found = run_verify_op(op, against=against, case=case, request=Request(inputs, dict(attributes)), seed=seed)
     except OnnxgradError as error:

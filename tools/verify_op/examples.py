@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 from onnxgrad_cli.ir.weightless_copy import copied
 
 LARGEST = 10_000_000
-"""Largest number of entries in the Jacobian of an example. A larger one takes minutes and is too long to read."""
+"""Largest number of entries in the Jacobian of an example. Larger Jacobians take minutes and are too long to read."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Example:
     """A model of one node at a point.
 
     Attributes:
-        name: the name of the published test, or a description of the numbers.
+        name: the name of the published test, or a description of the random numbers.
         model: the model. Its inputs are the float inputs of the node; the other inputs are initializers.
         point: a value for each input of the model.
         expected: the published outputs; empty for a made example.
@@ -190,7 +190,7 @@ def _input_names(schema: onnx.defs.OpSchema | None, op_type: str, count: int) ->
         return [f"x{i}" for i in range(count)]
     names = [parameter.name for parameter in schema.inputs]
     if not schema.min_input <= count <= schema.max_input:
-        raise UsageError(f"{op_type} has no form with {count} inputs", f"its inputs: {', '.join(names)}")
+        raise UsageError(f"{op_type} does not take {count} inputs", f"its inputs: {', '.join(names)}")
     return [*names[:count], *(f"{names[-1]}_{i}" for i in range(2, count - len(names) + 2))]
 
 
@@ -221,11 +221,11 @@ def _model_of(
     ]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     if why := checker_error(copied(model)):
-        raise UsageError(f"{node.op_type} does not take that: {why}")
+        raise UsageError(f"{node.op_type} does not take these inputs and attributes: {why}")
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except Exception as error:  # onnx raises several kinds
-        raise UsageError(f"{node.op_type} does not take that: {_line(error)}") from error
+    except Exception as error:  # onnx raises exceptions of several types
+        raise UsageError(f"{node.op_type} does not take these inputs and attributes: {_line(error)}") from error
     for value, found in zip(model.graph.output, inferred.graph.output, strict=True):
         if found.type.WhichOneof("value") is None:
             found = helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None)
@@ -260,5 +260,5 @@ def _attribute(schema: onnx.defs.OpSchema | None, op_type: str, name: str, value
         if kind in _SINGLE:
             return helper.make_attribute(name, _SINGLE[kind](value), attr_type=kind)
     except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"--attribute: '{value}' is no value of {name}") from None
+        raise UsageError(f"--attribute: '{value}' is not a valid value for {name}") from None
     raise OnnxgradError(f"'{name}' is a tensor or a graph, which can't be given here", "take a published example")

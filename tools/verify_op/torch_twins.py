@@ -129,7 +129,7 @@ EXPRESSIONS = {
     "Unsqueeze": "reduce(torch.unsqueeze, sorted(axes.tolist()), data)",
     "Where": "torch.where(condition, X, Y)",
 }
-"""Operator -> one function of PyTorch, or a short expression of several."""
+"""Operator -> the PyTorch expression for it: a call of one function, or a short expression of several."""
 
 
 class Twin:
@@ -169,7 +169,7 @@ class Twin:
         names = {**named.values, **leaves, "torch": torch, "F": torch.nn.functional, **HELPERS}
         try:
             result = eval(self.expression, names)  # the expression is a constant of this module
-        except Exception as error:  # PyTorch raises several kinds for arguments that it does not support
+        except Exception as error:  # PyTorch raises several types for arguments that it does not support
             raise _differs(example, str(error).strip().splitlines()[0]) from error
         results = result if isinstance(result, (tuple, list)) else [result]
         self._results = dict(zip(example.node.output, results, strict=False))
@@ -210,7 +210,7 @@ def expression_of(op_type: str, domain: str = "") -> str:
 
 def _differs(example: Example, why: str) -> UnsupportedError:
     return UnsupportedError(
-        f"what {example.node.op_type} is mapped to has no form for {example.name}: {why}",
+        f"the PyTorch expression for {example.node.op_type} does not compute {example.name}: {why}",
         hint="use another example with --case or --input, or --against math",
     )
 

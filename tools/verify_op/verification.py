@@ -50,7 +50,7 @@ class Measure:
 MEASURES = (
     Measure("onnxruntime", True),
     Measure("reference", True),
-    Measure("reference", True, 2.0**-7, 0.3, 1e-2),  # for operators that it computes in float32 from any input
+    Measure("reference", True, 2.0**-7, 0.3, 1e-2),  # onnx.reference computes some operators in float32 regardless
     Measure("onnxruntime", False, 2.0**-7, 0.3, 1e-2),
 )
 """The ways to compute a node, the most exact first."""
@@ -74,7 +74,7 @@ class Gradient:
         other: the other gradient in the shape of the input; None if it is refused.
         jacobian: the measured Jacobian; None if the other gradient is from PyTorch.
         difference: the largest relative difference, without the elements at a kink.
-        reason: the reason of a refusal.
+        reason: the reason why onnxgrad refuses to compute the gradient; "" if it doesn't.
     """
 
     operand: str
@@ -128,7 +128,7 @@ class Verification:
     """The results of all examples of an operator.
 
     Attributes:
-        covered: the operator in the table of coverage.
+        covered: the operator, with the state of its derivative.
         against: 'math' or 'torch'.
         trials: the results of the examples.
         published: the number of published examples.
@@ -199,7 +199,7 @@ def run_verify_op(
         made = made_examples(covered.op_type, covered.domain, request.inputs, request.attributes, seed)
         return Verification(covered, against, tuple(_trial(None, each, against, rng) for each in made))
     if request and request.attributes:
-        raise UsageError("--attribute: a published example has its own", "give the inputs too, with --input")
+        raise UsageError("--attribute requires --input: published examples have attributes of their own", "add --input")
     examples = published_examples(covered.op_type, covered.domain)
     if not examples:
         raise UsageError(

@@ -110,7 +110,7 @@ def attend(
         softcap: the limit of the scores, or 0 for unlimited scores.
         mode: the kind of scores to return: RAW, CAPPED, BIASED or PROBABILITIES.
         precision: the element type of the softmax; None is the type of the queries.
-        always: True if each query has a visible key.
+        always: True if each query certainly has a visible key.
         sink: for each head, the score of an additional key that has no value (attention sink), [heads or 1, 1, 1], or
             None.
     """
@@ -130,7 +130,7 @@ def attend(
 
 
 def _softmax(op: Op, scores: Val, sink: Val | None) -> Val:
-    """Return the softmax over the keys. A sink takes a part of the probability, so the rest has a sum below 1."""
+    """Return the softmax over the keys. A sink takes part of the probability, so the keys' part sums to less than 1."""
     if sink is None:
         return op.Softmax(scores, axis=-1)
     column = op.Expand(op.cast(sink, scores), op.vector([*(op.size(scores, axis) for axis in range(3)), 1]))
@@ -183,7 +183,7 @@ def _grouped(op: Op, x: Val, like: Val) -> Val:
 
 
 def _bias(op: Op, q: Val, k: Val, mask: Val | None) -> Val | None:
-    """Return the mask as a term added to the scores: -inf for False and for keys that the mask does not cover."""
+    """Return the mask as a term to add to the scores: -inf for False, and for keys beyond the end of a shorter mask."""
     if mask is None:
         return None
     if mask.dtype == TensorProto.BOOL:
@@ -202,7 +202,16 @@ def _bias(op: Op, q: Val, k: Val, mask: Val | None) -> Val | None:
 def _visible(
     op: Op, q: Val, k: Val, past: int | Val, lengths: Val | None, causal: int, left: int, right: int
 ) -> Val | None:
-    """Return a mask of the keys that each query sees, by position and number of valid keys; None if all."""
+    """Return a boolean mask of the keys that each query can see, or None if each query can see all keys.
+
+    Args:
+        op: the emitter.
+        q, k: queries and keys, [batch, heads, tokens, size].
+        past: the number of keys from a cache.
+        lengths: the number of valid keys of each sample, or None.
+        causal: True to hide keys after the query.
+        left, right: the numbers of keys before and after the query that it can see; negative for all.
+    """
     if not causal and left < 0 and right < 0 and lengths is None:
         return None
     conditions, key, query = [], op.steps(op.size(k, 2)), op.steps(op.size(q, 2), axis=0, rank=2)

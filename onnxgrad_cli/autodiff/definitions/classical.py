@@ -2,8 +2,9 @@
 
 Coefficients are attributes of these operators. The definitions turn them into initializers, which can be trained.
 Statistics of the data, such as the offset of a scaler and the values of an imputer, stay constant. All definitions
-compute in float32 for every input type. If onnxruntime's kernels use other formulas, the definitions use those too.
-Source: https://onnx.ai/onnx/operators (ai.onnx.ml), and onnxruntime's kernels where that text is ambiguous.
+compute in float32 for every input type. Where onnxruntime's kernels deviate from the specification or the specification
+is ambiguous, the definitions follow the kernels.
+Source: https://onnx.ai/onnx/operators (ai.onnx.ml), and onnxruntime's kernels.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def linear_classifier(
     op, x, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None, multi_class=0,
     post_transform="NONE",
 ):  # fmt: skip
-    """The label of the highest score, and the scores x Aᵀ + b. A single row of A gives the scores of two classes."""
+    """The label of the highest score, and the scores x Aᵀ + b. If A has a single row, there are two classes."""
     labels = _labels(classlabels_ints, classlabels_strings)
     count = len(_floats(intercepts))
     if count != len(labels) and (count, len(labels)) != (1, 2):
@@ -166,7 +167,16 @@ def svm_classifier(
 
 
 def _of_pairs(op: Op, coefficients: Numbers, owner: np.ndarray, first: np.ndarray, second: np.ndarray) -> Val:
-    """Reshape the coefficients [classes - 1, vectors] to [vectors, pairs], with 0 if a vector is of neither class."""
+    """Return the coefficient of each support vector for each pair of classes, [vectors, pairs].
+
+    It is 0 if the vector belongs to neither class of the pair.
+
+    Args:
+        op: the emitter.
+        coefficients: the attribute of the node, [classes - 1, vectors].
+        owner: the class of each vector.
+        first, second: the two classes of each pair.
+    """
     stored = op.weight("coefficients", np.reshape(_floats(coefficients), [-1, len(owner)]))
     of_first, of_second = owner[:, None] == first, owner[:, None] == second
     rows = np.where(of_first, second - 1, np.where(of_second, first, 0))
@@ -256,7 +266,7 @@ def feature_vectorizer(op, *xs, inputdimensions=None):
 
 # -- operators without a derivative ----------------------------------------------------------------------------------
 
-no_gradient("Binarizer", domain=ML, kink="at the threshold zero")
+no_gradient("Binarizer", domain=ML, kink="0 at the threshold")
 no_gradient("LabelEncoder OneHotEncoder", domain=ML, kink="0 where the code changes")
 refuse(
     "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",

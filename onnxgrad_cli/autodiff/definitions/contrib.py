@@ -1,8 +1,8 @@
 """Definitions of the operators in com.microsoft that onnxruntime's optimizer and exporters write.
 
-They are standard operators into which a bias, a residual or an activation is fused. The definition writes the parts as
-separate nodes, and each gets its gradient. When onnxruntime loads the training model, its optimizer fuses the parts
-again. Operators without a CPU kernel in onnxruntime are refused, because nothing could check their gradient.
+Most are standard operators into which a bias, a residual or an activation is fused. Their definitions write the parts
+as separate nodes, which have gradient rules. When onnxruntime loads the training model, its optimizer fuses the parts
+again. Operators without a CPU kernel in onnxruntime are refused, because their gradient could not be checked.
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -28,8 +28,8 @@ MICROSOFT = "com.microsoft"
 def fused_matmul(op, a, b, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
     """alpha A B.
 
-    transBatchA moves the first axis of A to the second to last place, then transA swaps the last two axes. The same
-    holds for B. Vectors are not changed.
+    transBatchA makes the first axis of A its second-to-last one, then transA swaps the last two axes. transBatchB and
+    transB do the same with B. Vectors are not changed.
     """
     if transA and b.rank == 1:
         raise Unknown(
@@ -81,7 +81,7 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "HardSigmoid": ("alpha", "beta"),
     "Selu": ("alpha", "gamma"),
 }
-"""Map from an activation that is fused into products to the names of its parameters, which have no defaults there."""
+"""Map from an activation that can be fused into a product to the names of its parameters, all of which are required."""
 
 
 def _activated(op: Op, x: Val, activation: str, given: dict[str, float | None]) -> Val:
@@ -105,7 +105,7 @@ def matmul_n_bits(
     """
     if g_idx is not None or weight_prepacked:
         raise Unknown("its weight is reordered or prepacked")
-    # there is no kernel for mixed types, and the narrower type would lose digits of the matrix
+    # onnxruntime has no kernel for mixed types, and the narrower type would lose digits of the matrix
     if scales.dtype != a.dtype != TensorProto.DOUBLE:
         raise Unknown("its scales and its values have different types")
     blocks = -(-K // block_size)
@@ -124,7 +124,7 @@ def matmul_n_bits(
 def gather_block_quantized(
     op, data, indices, scales, zero_points=None, *, bits=4, block_size=128, gather_axis=0, quantize_axis=1
 ):  # fmt: skip
-    """Dequantized rows of a table of bytes. A byte packs several low-bit values, and each block of a row its scale."""
+    """Dequantized rows of a table of bytes. A byte holds 8 / bits values, and each block of a row has its own scale."""
     if data.dtype != TensorProto.UINT8 or data.rank != 2:
         raise Unknown("its table is not a matrix of bytes")
     if gather_axis % 2 != 0 or quantize_axis % 2 != 1:
@@ -239,7 +239,10 @@ def _halves(op: Op, packed: Val) -> tuple[Val, Val]:
 
 
 def _float_of_bytes(op: Op, parts: Sequence[Val], like: Val) -> Val:
-    """Decode four bytes, the lowest first, as a float32, in the type of `like`. Numbers below 2^-126 become 0."""
+    """Decode four bytes, the lowest first, as a float32 number. Return it in the type of `like`.
+
+    Subnormal numbers, which are below 2^-126, become 0.
+    """
     low, middle, high, top = (op.cast(part, like) for part in parts)
     # the top bit of the third byte is the lowest bit of the exponent
     bit, sign = op.Floor(high / 128), op.Floor(top / 128)
@@ -301,7 +304,7 @@ def skip_layer_normalization(op, x, skip, gamma, beta=None, bias=None, *, epsilo
 
 @definition("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_simplified_layer_normalization(op, x, skip, gamma, bias=None, *, epsilon=1e-12):
-    """Outputs: y, no mean, 1 / root mean square, and x + skip + bias, which is the sum that is normalized."""
+    """Outputs: y, an omitted mean, 1 / root mean square, and x + skip + bias, which is the sum that is normalized."""
     total = _total(x, skip, bias)
     y, r = _by_root_mean_square(op, total, gamma, -1, epsilon)
     return y, None, r, total
@@ -317,7 +320,7 @@ def simplified_layer_normalization(op, x, scale, *, axis=-1, epsilon=1e-5, stash
 
 @definition("GatedRMSNorm", domain=MICROSOFT)
 def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
-    """Groups of the size of `scale`, each divided by its root mean square, times scale and activated gate."""
+    """Divide groups of x, as long as `scale`, by their root mean square. Multiply by `scale` and activation(gate)."""
     if activation not in ("silu", "swish", "sigmoid"):
         raise Unknown(f"its activation '{activation}' is not supported")
     size = scale.known_size(0, "the size of its groups")
@@ -356,7 +359,7 @@ def embed_layer_normalization(
     op, ids, segments, words, positions, segment, gamma, beta, mask=None, places=None, *,
     epsilon=1e-12, mask_index_type=0,
 ):  # fmt: skip
-    """Outputs: the normalized sum of the embeddings, the number of unmasked tokens per sample, and the sum itself."""
+    """Outputs: the normalized sum of the embeddings, the number of unmasked tokens of each sample, and the sum."""
     if places is None:
         at = op.Slice(positions, op.ints([0]), op.dim(ids, 1), op.ints([0]), shape=(ids.shape[1], positions.shape[1]))
     else:

@@ -1,8 +1,8 @@
 """The attention operators of onnxruntime's optimizer (domain com.microsoft), defined by standard operators.
 
-They differ from the standard operator. A mask adds -10000 to the scores instead of -inf. Keys and values may share one
-cache tensor. The projections may be part of the operator. `definitions.attention` computes the attention itself.
-Forms without a CPU kernel in onnxruntime are refused, because nothing could check them.
+They differ from the standard operator Attention. A mask adds -10000 to the scores instead of -inf. Keys and values may
+share one cache tensor. The projections may be part of the operator. `definitions.attention` computes the attention.
+Settings for which onnxruntime has no CPU kernel are refused, because their gradient could not be checked.
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -132,7 +132,7 @@ def rotary_embedding(
     op, x, positions, cos_cache, sin_cache, *,
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 ):  # fmt: skip
-    """Rotary embedding as in the standard. `positions` may also be only the position of the first token."""
+    """The standard operator RotaryEmbedding, except that `positions` may hold only the position of the first token."""
     if is_packed_batching or scale != 1.0:
         raise Unknown("it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
     v, axis = _by_head(op, x, op.size(cos_cache, 1), num_heads, rotary_embedding_dim)
@@ -147,12 +147,12 @@ def multimodal_rotary_embedding(
     op, x, positions, cos_cache, sin_cache, *, mrope_section, mrope_layout=0,
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 ):  # fmt: skip
-    """Rotary embedding where a token has three positions, [3, batch, tokens]. Each pair in a head uses one of them."""
+    """Rotary embedding with three positions per token, [3, batch, tokens], of which each pair of a head uses one."""
     if is_packed_batching or scale != 1.0:
         raise Unknown("it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
     half = sum(mrope_section)
     v, axis = _by_head(op, x, half, num_heads, rotary_embedding_dim)
-    if mrope_layout:  # the kinds alternate as long as pairs of the second and third kind are left
+    if mrope_layout:  # the three kinds of positions alternate until the second and third kind are used up
         pair = np.arange(half)
         kind = sum(np.where((pair % 3 == i) & (pair < 3 * mrope_section[i]), i, 0) for i in (1, 2))
     else:
@@ -213,10 +213,11 @@ def _added(
 
     Args:
         past: the number of keys that come from a cache.
-        square: True if it is known at build time that there are as many queries as new keys (keys not from a cache).
+        square: True if it is known at build time that the number of queries equals the number of keys that do not come
+            from a cache.
     """
     terms = [] if bias is None else [bias]
-    # A mask with one flag for all keys does not change the softmax.
+    # A mask with a single flag per sample adds the same number to all scores, so it does not change the softmax.
     if mask is not None and not (mask.rank == 2 and mask.shape[1] == 1):
         terms.append(op.Where(_shown(op, q, k, mask), op.const(0.0, q), op.const(masked, q)))
     if causal:
@@ -231,8 +232,8 @@ def _added(
 def _shown(op: Op, q: Val, k: Val, mask: Val) -> Val:
     """Return a boolean value that is true for the keys that are not masked.
 
-    A mask of rank 2 has a flag for each key, and one of rank 3 for each pair of query and key. A mask of rank 1 holds
-    the positions at which the keys of each sample end (and begin).
+    A mask of rank 2 has a flag for each key, and a mask of rank 3 a flag for each pair of query and key. A mask of rank
+    1 holds the positions at which the keys of each sample end, and maybe also those at which they begin.
     """
     if mask.rank == 2:
         return op.unsqueeze(mask > 0, [1, 2])

@@ -52,7 +52,7 @@ def _weights(
         first, last: the two ends of each box along the axis, [boxes, 1].
         count: the number of points, which are evenly spaced between the ends of a box.
         x: the images.
-        axis: the axis.
+        axis: the axis of `x` along which is interpolated.
         mode: "bilinear" or "nearest".
     """
     end = op.cast(op.dim(x, axis) - 1, x)
@@ -74,7 +74,7 @@ def _weights(
 
 @definition("GridSample", domain=MICROSOFT, needs_opset=20)
 def grid_sample(op, x, grid, *, align_corners=0, mode="bilinear", padding_mode="zeros"):
-    """As the standard operator of opset 16. In opset 20 the modes got other names."""
+    """The standard operator GridSample of opset 16. The node is written for opset 20, which renamed the modes."""
     modes = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
     if mode not in modes:
         raise Unknown(f"its mode '{mode}' is not supported")
@@ -105,7 +105,7 @@ def conv_transpose_with_dynamic_pads(
 def maxpool_with_mask(
     op, x, mask, *, auto_pad="NOTSET", kernel_shape, pads=None, storage_order=0, strides=None,
 ):  # fmt: skip
-    """The maximum of each window. Along the last axis, elements from the first one with mask 0 on are ignored."""
+    """The maximum of each window. In each row of a window, elements from the first one with mask 0 on are ignored."""
     axes = len(kernel_shape)
     if auto_pad != "NOTSET" or mask.shape[:2] != (1, 1):
         raise Unknown(
@@ -114,7 +114,7 @@ def maxpool_with_mask(
     pads, strides = pads or [0] * 2 * axes, strides or [1] * axes
     lowest = op.const(float(np.finfo(np.float32).min), x)
     shown = op.Cast(mask, to=TensorProto.BOOL)
-    if axes > 1:  # the kernel always sees the first element
+    if axes > 1:  # onnxruntime's kernel ignores the mask of the first element
         places = op.reshape_like(op.steps(op.Reshape(op.Size(mask), op.ints([1]))), mask)
         shown = op.Or(shown, op.Equal(places, op.const(0)))
     shown = op.cast(shown, x)
@@ -133,7 +133,7 @@ def maxpool_with_mask(
 
 @definition("UnfoldTensor", domain=MICROSOFT)
 def unfold_tensor(op, x, *, size, dim=-1, step=1):
-    """All slices of `size` elements along an axis, stacked. Their elements form a new last axis."""
+    """Sliding windows along axis `dim`, as in torch.Tensor.unfold. The elements of a window form a new last axis."""
     axis = dim % x.rank
     length = op.size(x, axis)
     if isinstance(length, int):

@@ -33,7 +33,7 @@ class Packing(NamedTuple):
 
     Attributes:
         rows: for each position of the padded batch, the row in the packed batch, [sequences, tokens of the longest].
-        valid: booleans in the same shape, true for positions of the padded batch that hold a token, false for padding.
+        valid: booleans in the shape of `rows`, true for a token and false for padding.
         places: for each packed token, its flat index in the padded batch, [tokens].
         lengths: the number of tokens of each sequence, [sequences].
     """
@@ -53,7 +53,7 @@ class Packing(NamedTuple):
         return op.Where(valid, x, op.const(0.0, x))
 
     def packed(self, op: Op, x: Val, like: Val) -> Val:
-        """Pack padded values to [tokens, ...]. `like` is any packed value; the symbol of its size is used."""
+        """Pack padded values to [tokens, ...]. The result gets the symbol for the number of tokens of `like`."""
         flat = op.reshape(x, [-1, *(op.size(x, axis) for axis in range(2, x.rank))])
         return op.state(op.Gather(flat, self.places, axis=0), (like.shape[0], *x.shape[2:]))
 
@@ -82,7 +82,7 @@ def _packing(op: Op, offsets: Val) -> Packing:
 def causal_conv_with_state(
     op, x, weight, bias=None, past_state=None, *, activation="none", dilation=1, channels_last=0
 ):  # fmt: skip
-    """As the standard operator, with an optional dilation, and optionally with channels last."""
+    """The standard operator CausalConvWithState with two additional attributes: dilation and channels_last."""
     if not channels_last:
         return convolved(op, x, weight, bias, past_state, activation, dilation)
     flat = op.Reshape(x, op.ints([0, 0, -1]), shape=(*x.shape[:2], weight.shape[0]))
@@ -124,7 +124,7 @@ def varlen_causal_conv_with_state(
 
 @definition("LinearAttentionGate", domain=MICROSOFT)
 def linear_attention_gate(op, a, bias, scale, b=None):
-    """Outputs: the decay scale * softplus(a + bias), computed in float32, and the update rate sigmoid(b)."""
+    """Outputs: the decay, which is scale * softplus(a + bias) computed in float32, and the update rate sigmoid(b)."""
     wide = op.wide(a)
     decay = op.cast(op.cast(scale, wide) * op.Softplus(wide + op.cast(bias, wide)), a)
     return decay, None if b is None else op.cast(op.Sigmoid(op.wide(b)), b)
@@ -135,9 +135,9 @@ def linear_attention(
     op, query, key, value, past_state=None, decay=None, beta=None, *,
     q_num_heads, kv_num_heads, scale=0.0, update_rule="gated_delta", chunk_size=64,
 ):  # fmt: skip
-    """As the standard operator, but queries and keys may have fewer heads than values.
+    """The standard operator LinearAttention, extended by value heads that share a head of queries and keys.
 
-    Several value heads then share a head of queries and keys.
+    There may be fewer heads of queries and keys than of values.
     """
     width, key_width = (x.known_size(2, "the size of its heads") for x in (query, key))
     size = width // q_num_heads
@@ -163,12 +163,13 @@ def gated_delta_net(
     beta_activation="none", gate_activation="none", gate_lower_bound=-5.0, qk_l2_norm=0, scale=0.0,
     update_rule="gated_delta", chunk_size=64,
 ):  # fmt: skip
-    """Linear attention of [tokens, heads, size], which computes its gates and stores states transposed.
+    """Linear attention of inputs [tokens, heads, size]. The operator also computes its gates from further inputs.
 
-    The sequences have equal lengths, or are packed and begin at `offsets`.
+    The sequences have equal lengths, or are packed and begin at `offsets`. States are stored transposed, [value size,
+    key size].
     """
     if capture_count is not None:
-        raise Unknown("it also returns states after chosen tokens")
+        raise Unknown("with `capture_count`, it also returns the states after some tokens")
     q, k, v = _parts(op, query, key, value, initial_state)
     heads, _ = (x.known_size(-2, "the number of its heads") for x in (v, k))
     packing = None if offsets is None else _packing(op, offsets)
@@ -200,7 +201,7 @@ def gated_delta_net(
             rate = op.Sigmoid(rate)
         elif beta_activation != "none":
             raise Unknown(f"its beta_activation '{beta_activation}' is not supported")
-    if packing is not None:  # a padded token changes no state
+    if packing is not None:  # padding must not change the state
         k = packing.masked(op, k)
         g = None if g is None else packing.masked(op, g)
     state = None if initial_state is None else op.swap_last(op.wide(initial_state))
@@ -237,7 +238,7 @@ def _unit(op: Op, x: Val) -> Val:
 
 
 def _decayed(op: Op, g: Val, a_log: Val | None, bias: Val | None, activation: str, lower: float) -> Val:
-    """Return the logarithm of the decay, [batch, tokens, heads, key size or 1], computed from `g` by the activation."""
+    """Apply the gate's activation to `g`. Return the logarithm of the decay, [batch, tokens, heads, key size or 1]."""
     if activation == "none":
         return g
     heads, size = op.size(g, 2), op.size(g, 3)

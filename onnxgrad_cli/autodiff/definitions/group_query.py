@@ -3,8 +3,8 @@
 Each sample has its own number of tokens, which `seqlens_k` gives. The new tokens of a sample follow the tokens in its
 cache. The *place* of a token is its position among all tokens of its sample, cached and new. The places determine which
 keys are visible, how queries and keys are rotated, and in which rows of the caches tokens are stored.
-Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. Where that page is silent, the
-definition follows onnxruntime's CPU kernel: queries and keys after the end of a sample, and unused rows of caches.
+Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. That page does not describe queries
+and keys after the end of a sample, and unused rows of caches. There, the definition follows onnxruntime's CPU kernel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Places(NamedTuple):
     gone: tuple[int | Val, int | Val] = (0, 0)
 
     def new(self, op: Op, axis: int) -> Val:
-        """Return the places of the new tokens, of shape [batch or 1, 1, 1, 1] except that they vary along `axis`."""
+        """Return the places of the new tokens as int64 of rank 4: [batch or 1] on axis 0, and the tokens on `axis`."""
         steps = _steps(op, self.query, 1, axis)
         return steps if self.before is None else steps + self.before
 
@@ -143,10 +143,10 @@ def _each(op: Op, counts: Val) -> Val:
 
 
 def _steps(op: Op, x: Val, axis: int, to: int) -> Val:
-    """Return 0, 1, ..., as many as `x` has elements along `axis`, as an int64 tensor of rank 4 that varies along `to`.
+    """Return 0, 1, ..., n - 1 along axis `to` of an int64 tensor of rank 4, where n is the size of axis `axis` of `x`.
 
-    A Range is not used, because onnx does not infer that it is as long as the axis. Sums with a Range would then have
-    an unknown shape.
+    A Range is not used, because onnx does not infer that its length is n. Sums with a Range would then have an unknown
+    shape.
     """
     size = op.size(x, axis)
     if isinstance(size, int):
@@ -178,7 +178,16 @@ def _rotary_places(op: Op, places: Places, given: Val | None, total: Val | None)
 
 
 def _hidden(op: Op, q: Val, at: Val, places: Places, causal: int, window: int) -> Val:
-    """Return -inf for keys that are hidden from a query, and 0 for the others. `at` holds the places of the keys."""
+    """Return the term to add to the scores: -inf for keys that are hidden from a query, and 0 for the others.
+
+    Args:
+        op: the emitter.
+        q: the queries.
+        at: the places of the keys.
+        places: the places of the new tokens, which are the queries.
+        causal: True to hide keys after the query.
+        window: the number of keys that a causal query can see: its own and those before it. Negative for all.
+    """
     visible = at < places.end
     if causal:
         query = places.new(op, 2)
@@ -189,7 +198,7 @@ def _hidden(op: Op, q: Val, at: Val, places: Places, causal: int, window: int) -
 
 
 def _of_keys(op: Op, bias: Val, at: Val) -> Val:
-    """Return the columns of `bias` for the keys. `bias` has one column per place, and `at` holds the keys' places."""
+    """Select from `bias`, which has one column per place, the columns for the keys at the places `at`."""
     last = op.dim(bias, 3) - 1
     lead = [op.dim(at, 0), *(op.dim(bias, axis) for axis in (1, 2))]
     index = op.Expand(op.Min(at, last), op.vector([*lead, op.dim(at, 3)]))

@@ -26,7 +26,7 @@ def pre_mix(op, streams, gates, *, num_branches=0, reduction_scale=1.0):
 
 @definition("HyperConnectionPostMix", domain=MICROSOFT)
 def post_mix(op, streams, block, gates, mix=None, *, num_branches=0):
-    """For each stream: the stream, or a mix of all streams, plus the block's output times the gates of the stream."""
+    """Each stream (with `mix`: a mix of all streams) plus the output of the block times the gates of the stream."""
     x = _grouped(op, op.wide(streams), num_branches)
     added = _gates(op, gates, x, streams) * op.unsqueeze(op.wide(block), [x.rank - 2])
     kept = x if mix is None else op.swap_last(op.cast(mix, x)) @ x
@@ -77,7 +77,7 @@ def scaled_silu(op, x, scale=None, *, alpha=1.0):
 
 
 def _grouped(op: Op, x: Val, branches: int) -> Val:
-    """Return streams as [..., branches, size]. `branches` is 0 if they have this shape, otherwise their number."""
+    """Return streams as [..., branches, size]. If `branches`, their number, is 0, they already have this shape."""
     if not branches:
         return x
     last = x.rank - 1

@@ -2,7 +2,7 @@
 
 Every expert computes all tokens. If a token is not routed to an expert, the expert's result is multiplied by 0. This
 takes one matrix product for all experts. Computing only the routed tokens would need separate nodes for each expert.
-Forms without a CPU kernel in onnxruntime are refused, because nothing could check their gradient.
+Settings for which onnxruntime has no CPU kernel are refused, because their gradient could not be checked.
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Op, Val], Val]] = {
     "silu": lambda op, x: x * op.Sigmoid(x),
     "identity": lambda op, x: x,
 }
-"""Map from the name of an activation to a function that writes it. swiglu, which has two operands, is not included."""
+"""Map from an activation to a function that writes it. swiglu is not included, because it has two operands."""
 
 
 @definition("MoE", domain=MICROSOFT, needs_opset=20)
@@ -58,10 +58,11 @@ def quantized_mixture(
     fc1_expert_weight_bits=0, fc2_expert_weight_bits=0, block_size=0, quant_type="int", weights_prepacked=-1,
     accuracy_level=0,
 ):  # fmt: skip
-    """As `mixture` with quantized weights. The probabilities are always normalized over the chosen experts.
+    """The operator MoE with quantized weights. Probabilities are always normalized over the chosen experts.
 
-    With `router_weights`, the router only chooses the experts, and their results are weighted by `router_weights`.
-    Inputs are never quantized, even if `accuracy_level` allows that.
+    With `router_weights`, the router only chooses the experts, and their results are weighted by `router_weights`,
+    which are normalized only if `normalize_routing_weights` is set. Inputs are never quantized, even if
+    `accuracy_level` allows that.
     """
     _is_known(fc3, use_sparse_mixer, activation_type, swiglu_fusion, swiglu_limit_after_activation)
     if quant_type != "int" or fc1_scales is None or fc2_scales is None:
@@ -114,10 +115,10 @@ def moe_group_router(
 
 
 def _is_known(third: Val | None, sparse: int, activation: str, fusion: int, after: int) -> None:
-    """Refuse a form of the operator that onnxruntime's CPU kernels do not compute.
+    """Check that onnxruntime's CPU kernels support these settings of the operator.
 
     Raises:
-        Unknown: the kernels do not compute it.
+        Unknown: they do not support them.
     """
     if activation not in (*ACTIVATIONS, "swiglu"):
         raise Unknown(f"its activation '{activation}' is not supported")

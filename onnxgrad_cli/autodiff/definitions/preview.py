@@ -1,8 +1,8 @@
 """Definitions of the optimizers in ai.onnx.preview.training, which have no kernels in onnxruntime.
 
-The inputs of each operator are the learning rate R, the step counter T, all tensors X, all their gradients G, and then
-all states, kind by kind.
-Source: the operators' pages.
+The inputs of each operator are the learning rate R, the step counter T, all weights X, all their gradients G, and then
+the optimizer states: the first state of every weight, then the second state of every weight.
+Source: the operators' pages in the ONNX documentation.
 """
 
 from __future__ import annotations
@@ -66,10 +66,14 @@ def momentum(op, rate, step, *values, alpha, beta, mode, norm_coefficient):
 
 
 def _each(values: Sequence[Val], kinds: int) -> list[tuple[Val, ...]]:
-    """Group the inputs by tensor: return for each tensor X the tuple (X, G, states...).
+    """Group the inputs by weight: return for each weight X the tuple (X, G, states...).
+
+    Args:
+        values: all weights, then all gradients, then all states.
+        kinds: the length of each tuple.
 
     Raises:
-        Unknown: the number of values is not a multiple of `kinds`, or X, G and the states of a tensor differ in shape.
+        Unknown: the number of values is not a multiple of `kinds`, or X, G and the states of a weight differ in shape.
     """
     count, rest = divmod(len(values), kinds)
     if rest:

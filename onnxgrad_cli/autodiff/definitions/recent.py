@@ -1,8 +1,8 @@
 """Definitions of operators from recent opsets by older operators.
 
-Models with these operators then run on runtimes that don't load the newer opset or lack its kernels. Mod and
-SpaceToDepth have a gradient rule; they are replaced only if the model is converted to an older opset. Operators that
-only accept more types in newer opsets need no definition; `passes.prepare.opset` converts them.
+Models with these operators then also run on runtimes that do not load the newer opset or lack its kernels. Mod and
+SpaceToDepth have a gradient rule, so they are replaced only if the model is converted to an older opset. Operators for
+which a newer opset only allows more types need no definition; `passes.prepare.opset` converts them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def swiglu(op, a, b, *, alpha=1.0):
 
 @definition("Mod", versions=(28, None))
 def mod(op, a, b, *, fmod=0):
-    """Remainder of floats with the quotient rounded down: C's fmod, plus b if its sign is not that of b."""
+    """Remainder of floats with the quotient rounded down: C's fmod(a, b), plus b if fmod and b have opposite signs."""
     if fmod or not is_float(a.type):
         raise Unknown("it has the definition from before opset 28")
     r = op.Mod(a, b, fmod=1)
@@ -42,7 +42,7 @@ def mod(op, a, b, *, fmod=0):
 
 @definition("SpaceToDepth", versions=(28, None))
 def space_to_depth(op, x, *, blocksize, mode="DCR"):
-    """Mode CRD: the channel comes before the position in the block. Mode DCR: the position comes first."""
+    """Mode CRD orders output channels by input channel, then position in the block. Mode DCR has the opposite order."""
     if mode == "DCR":
         raise Unknown("it has the definition from before opset 28")
     blocks = op.SpaceToDepth(x, blocksize=blocksize)
@@ -54,7 +54,7 @@ def space_to_depth(op, x, *, blocksize, mode="DCR"):
 
 @definition("CausalConvWithState")
 def causal_conv_with_state(op, x, weight, bias=None, past_state=None, *, activation="none"):
-    """Depthwise causal convolution along the tokens. The state is the last k - 1 inputs of each channel.
+    """Depthwise causal convolution with k taps along the tokens. The state is the last k - 1 inputs of each channel.
 
     Source: T. Dao and A. Gu, Transformers are SSMs, 2024, section 7.
     """
@@ -65,7 +65,7 @@ def convolved(
     op: Op, x: Val, weight: Val, bias: Val | None, past: Val | None, activation: str, dilation: int = 1,
     whole: bool = False,
 ) -> tuple[Val, Val]:  # fmt: skip
-    """Return the depthwise causal convolution of `x`, and the state: the last inputs, which later tokens need.
+    """Return the depthwise causal convolution of `x`, and the state: the last inputs, which the next tokens read.
 
     Args:
         op: the emitter.
@@ -157,7 +157,7 @@ def recurrence(
         if delta:
             v = more[-1] * (v - k @ s)
         s = s + op.transpose(k, [0, 1, 3, 2]) @ v
-        if not op.same_shape(s, states[0]):  # their symbols alone don't show that the shapes are equal
+        if not op.same_shape(s, states[0]):  # the shapes are equal, but their symbols do not show this
             s = op.Reshape(s, op.shape(states[0]), shape=states[0].shape)
         return [s], [q @ s]
 

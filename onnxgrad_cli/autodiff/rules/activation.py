@@ -19,18 +19,19 @@ GELU_SATURATION_SQUARE = 100.0
 """For x² above this, Gelu(x) is x or 0 in every type, so x² may be clipped. In float16, x² overflows at x = 256."""
 
 STEP_SLOPE = 3e38
-"""The slope with which HardSigmoid is a step function: 1 for every positive normal float32, and 0 for x <= 0."""
+"""A slope with which HardSigmoid is a step function: 1 for every positive normal float32, and 0 for x <= 0."""
 
 BELOW = -1e-30
-"""The offset of that HardSigmoid, practically 0. OpenVINO replaces an offset of exactly 0 by the default 0.5."""
+"""The offset of this HardSigmoid, practically 0. OpenVINO replaces an offset of exactly 0 by the default 0.5."""
 
 
 def step(op: Op, x: Val) -> Val:
     """Return 1 where `x` > 0 and 0 elsewhere, in the type of `x`.
 
-    For float32, it is a steep HardSigmoid, whose derivative is zero like the derivative of a step. A product with it
-    takes 0.3 to 0.8 times as long as one with Cast(x > 0), which takes half as long as Where (1024x3072 and 4096x3136,
-    two threads). For other types onnxruntime has no HardSigmoid kernel, so Cast(x > 0) is used.
+    For float32, the step is written as a steep HardSigmoid, whose derivative is zero like the derivative of a step.
+    Multiplying by it takes 0.3 to 0.8 times as long as multiplying by Cast(x > 0), which takes half as long as a Where
+    (1024x3072 and 4096x3136, two threads). For other types onnxruntime has no HardSigmoid kernel, so Cast(x > 0) is
+    used.
     """
     if x.dtype == TensorProto.FLOAT:
         return op.HardSigmoid(x, alpha=STEP_SLOPE, beta=BELOW)
@@ -61,7 +62,7 @@ LARGER_SLOPE = (
 
 
 def _is_no_larger(slope: Val, x: Val) -> bool:
-    """Return True if `slope` broadcasts to the shape of `x`, as far as the sizes of both are known."""
+    """Return True if `slope` broadcasts to the shape of `x`. Unknown sizes are assumed to fit."""
     pairs = zip(reversed(slope.shape), reversed(x.shape), strict=False)
     return slope.rank <= x.rank and all(a in (1, b) or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
 
@@ -75,7 +76,7 @@ def prelu(op, g, y, x, slope):
 
 
 def _exponential(op: Op, g: Val, x: Val, scale: float, rate: float) -> Val:
-    """Return `g` for x above zero and g * scale * exp(x * rate) below."""
+    """Return `g` where x > 0, and g * scale * exp(x * rate) elsewhere."""
     above, below = split(op, g, x)
     decay = op.Exp(op.Min(x, 0.0) * rate if rate != 1.0 else op.Min(x, 0.0))
     return above + below * (decay * scale if scale != 1.0 else decay)
@@ -83,7 +84,10 @@ def _exponential(op: Op, g: Val, x: Val, scale: float, rate: float) -> Val:
 
 @rule("Elu", kink="alpha at x = 0")
 def elu(op, g, y, x, *, alpha):
-    """y = x above zero, alpha (exp(x) - 1) below. The derivative y + alpha is not used: it cancels far below zero."""
+    """y = x above zero, alpha (exp(x) - 1) below.
+
+    Below zero, the derivative alpha exp(x) is not computed as y + alpha, which would lose all digits far below zero.
+    """
     return _exponential(op, g, x, alpha, 1.0)
 
 
@@ -118,7 +122,7 @@ def hard_sigmoid(op, g, y, x, *, alpha, beta):
 
 @rule("HardSwish", kink="0 at x = -3, 1 at x = 3")
 def hard_swish(op, g, y, x):
-    """y = x h(x) with h = clip(x / 6 + 1/2, 0, 1): y' = h + x / 6 inside, which is 2 h - 1/2."""
+    """y = x h(x) with h = clip(x / 6 + 1/2, 0, 1). Where h is not clipped, y' = h + x / 6 = 2 h - 1/2."""
     h = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
     return g * op.Where(op.And(h > 0, h < 1), h * 2 - 0.5, h)
 
@@ -146,7 +150,9 @@ def tanh(op, g, y, x):
 
 @rule("Gelu")
 def gelu(op, g, y, x, *, approximate):
-    """y = x cdf(x) of the normal distribution; 'tanh': y = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3).
+    """y = x cdf(x), where cdf is that of the normal distribution, or with approximate='tanh' y = x sigmoid(2 u).
+
+    Here u = sqrt(2/pi) (x + 0.044715 x^3).
 
     Source: D. Hendrycks and K. Gimpel, Gaussian Error Linear Units, 2016. The sigmoid form of the tanh
     approximation takes 0.77 times as long as the textbook form (1024x3072).
@@ -171,10 +177,10 @@ def mish(op, g, y, x):
 
 @rule("Softmax", versions=(13, None))
 def softmax(op, g, y, x, *, axis):
-    """dx = y (g - sum(y g)). A row of x that is -inf gives nan; if the model replaces it, its cotangent is 0.
+    """dx = y (g - sum(y g)).
 
-    Models replace nan by a Where, whose cotangent is 0 there. Since 0 * nan is nan, each nan in y is first replaced by
-    0.
+    If a row of x is -inf everywhere, its y is nan. A model may replace these nan by a Where, so that their `g` is 0.
+    But 0 * nan is nan. In this case each nan in y is replaced by 0 first, so that the row gets the cotangent 0.
     """
     if _replaced(op, y.name):
         y = op.Where(op.IsNaN(y), op.const(0.0, y), y)
@@ -192,13 +198,16 @@ def _replaced(op: Op, name: str) -> bool:
 
 @rule("LogSoftmax", versions=(13, None))
 def log_softmax(op, g, y, x, *, axis):
-    """dx = g + exp(y) (-sum(g)), as a sum: a `g` that is zero except at labels is scattered onto the other term."""
+    """dx = g + exp(y) (-sum(g)). If `g` is zero except at labels, the Add becomes a scatter onto the other term."""
     return g + op.Exp(y) * -op.sum(g, [axis])
 
 
 @rule("Dropout", versions=(12, None))
 def dropout(op, gs, ys, x, ratio, training_mode, *, seed):
-    """y = x mask / (1 - ratio) in training, otherwise x. The mask must be an output: drawn again, it would differ."""
+    """y = x mask / (1 - ratio) in training mode, otherwise x.
+
+    The mask must be an output of the node, because a mask that is drawn again would differ.
+    """
     g, mask = gs[0], ys[1] if len(ys) > 1 else None
     if training_mode is None or (training_mode.const is not None and not training_mode.const):
         return g, None, None

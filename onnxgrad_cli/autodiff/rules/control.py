@@ -1,9 +1,9 @@
-"""Rules of If, Loop, Scan and SequenceMap. The backward body recomputes an iteration, then its cotangents.
+"""Rules of If, Loop, Scan and SequenceMap. The backward body recomputes an iteration, then computes its cotangents.
 
-To recompute an iteration, the backward body needs the states before it. If the cotangents depend on these states, the
-forward node gets an additional output with the states before all iterations. Values that a body captures are passed to
-the rule after the inputs of the node. The cotangent of a captured value is summed over the iterations in a state of the
-backward loop. So the memory does not grow with the number of iterations times the size of captured weights.
+To recompute an iteration, the backward body needs the states before the iteration. If the cotangents depend on these
+states, the forward node gets an additional output with the states before all iterations. Values that a body captures
+are passed to the rule after the inputs of the node. The cotangent of a captured value is summed over the iterations in
+a state of the backward loop. So the memory for it does not grow with the number of iterations.
 Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapter 12 (one checkpoint per iteration).
 """
 
@@ -113,7 +113,15 @@ def sequence_map(op, g, y, *xs, body):
 
 
 def _mapped(op: Op, body: GraphProto, elements: Sequence[Val], g: Val, at: int) -> Val | None:
-    """Emit a SequenceMap that computes the cotangent of operand `at`, a sequence, of a SequenceMap."""
+    """Emit a SequenceMap that computes the cotangent of one operand, a sequence, of a SequenceMap.
+
+    Args:
+        op: the emitter.
+        body: the body of the forward node.
+        elements: its operands.
+        g: the cotangent of its result.
+        at: the position of the operand.
+    """
     types = [found for x in (*elements, g) if (found := element_type(x.type)) is not None]
     if len(types) <= len(elements):
         raise Unknown("the type of the elements of a sequence is unknown")
@@ -137,7 +145,7 @@ def _emit(
 
 
 def _iterations(op: Op, step: _Iteration, stacked: Sequence[Val | None]) -> Val:
-    """Return how many iterations a Loop runs, as a vector of one element."""
+    """Return the number of iterations of a Loop, as an int64 vector of one element."""
     fixed = fixed_trips(op.graph, step.node, step.inner)
     if fixed is not None:
         return op.ints([fixed])
@@ -192,7 +200,12 @@ class _Body:
         return self.op.val(name)
 
     def differentiate(self, seeds: Iterable[tuple[str, Val]], wanted: Iterable[str]) -> None:
-        """Differentiate the body, given its outputs' cotangents; they are added if two outputs are the same value."""
+        """Differentiate the body. Store the results in `cotangents`.
+
+        Args:
+            seeds: outputs with their cotangents. If two outputs are the same value, their cotangents are added.
+            wanted: the values to differentiate with respect to.
+        """
         total: dict[str, Val] = {}
         for name, g in seeds:
             total[name] = bodies.add(self.op, total[name], g) if name in total else g
@@ -214,9 +227,9 @@ class _Body:
 class _Side(_Body):
     """A branch of the backward If: it computes the cotangents of the values that a branch of the forward If captures.
 
-    If a branch returns another rank than the If has, the branch is never taken, so its cotangents are zero. This is
-    safe even if the rank of the If was only observed in a run of the model, because a guard makes runs with another
-    rank fail.
+    If an output of the branch has another rank than the output of the If, the branch is never taken, so its cotangents
+    are zero. This is safe even if the rank of the If was only observed in a run of the model, because a guard makes
+    runs with another rank fail.
     """
 
     def __init__(
@@ -232,7 +245,7 @@ class _Side(_Body):
         self.differentiate(seeds, wanted)
 
     def close(self, wanted: Sequence[Val]) -> GraphProto:
-        """Return the branch of the backward If. Its outputs are the cotangents of `wanted`; a missing one is zeros."""
+        """Return the branch of the backward If. Its outputs are the cotangents of `wanted`; missing ones are zeros."""
         found = [self.cotangents[x.name] or bodies.zeros_like(self.op, self.outside(x)) for x in wanted]
         drawn = self.random(found)
         if drawn:
@@ -248,14 +261,14 @@ class _Iteration(_Body):
 
     Attributes:
         before, after: the names of the states in the body, before and after an iteration.
-        rows: the names of the slices that a Scan reads, in the body.
+        rows: the names, in the body, of the slices that a Scan reads.
         states: map from the position of a state to its cotangent after the iteration, which is an input of the backward
             body.
         sums: map from a captured value to the sum of its cotangents so far, which is an input of the backward body.
-        slices: map from an input of the backward body, which is one slice of an output's cotangent, to a pair: the
-            whole cotangent, and the number of that output among the stacked outputs.
+        slices: map from an input of the backward body, which is a slice of the cotangent of a stacked output, to a
+            pair: the whole cotangent, and the position of the output among the stacked outputs.
         saved: map from a value of the body that can't be recomputed (a state or a random draw) to its values in all
-            iterations, an additional output of the forward node.
+            iterations, which may become an output of the forward node.
     """
 
     def __init__(
@@ -288,7 +301,7 @@ class _Iteration(_Body):
         self.saved = {name: self._each(name) for name in [*self.before, *drawn] if name not in self.sequences}
 
     def _active(self, wanted: list[str]) -> list[str]:
-        """Return `wanted` and the states that depend on `wanted` after any number of iterations."""
+        """Return `wanted`, and the states that depend on `wanted` after one or more iterations."""
         while True:
             active, _ = on_the_way(self.inner, wanted, [])
             pairs = zip(self.before, self.after, strict=True)
@@ -308,16 +321,16 @@ class _Iteration(_Body):
             alive += more
 
     def _take_random(self) -> list[str]:
-        """Remove the nodes that draw random numbers, and return their outputs: they must come from the forward node."""
+        """Remove the nodes that draw random numbers, and return their outputs, which the forward node must provide."""
         drawn = self.random([g for g in self.cotangents.values() if g is not None])
         self.inner.nodes = [node for node in self.inner.nodes if not any(node is other for other in drawn)]
         return [name for node in drawn for name in node.output if name]
 
     def _each(self, name: str) -> Val:
-        """Name and type the output of the forward node that will hold a body's value in all iterations. Return it.
+        """Return a value for the output of the forward node that holds a body's value in all iterations.
 
-        The values of the iterations are stacked. If a Loop may change the sizes of the value, they are a sequence
-        instead.
+        The output gets a name and a type, but is not added to the node yet. The values of the iterations are stacked.
+        If a Loop may change the sizes of the value, they form a sequence instead.
         """
         value_type, graph = self.inner.types[name], self.outer.graph
         shape = shape_of(value_type)
@@ -334,10 +347,14 @@ class _Iteration(_Body):
     def stacks(
         self, axes: Sequence[int] | None = None, flips: Sequence[int] | None = None
     ) -> list[tuple[str, Val, int, int]]:
-        """Return the stacks that the body reads in slices: cotangents of outputs, then saved values.
+        """Return the stacked values that the body reads in slices: cotangents of outputs, then saved values.
+
+        Args:
+            axes: the axis along which each stacked output is stacked; None means 0.
+            flips: the direction of each stacked output: 1 if its last slice is from the first iteration; None means 0.
 
         Returns:
-            For each: (name in the body, stack, axis, direction).
+            For each stacked value: (name of the slice in the body, stacked value, axis, direction).
         """
         given = [(name, g, axes[k] if axes else 0, flips[k] if flips else 0) for name, (g, k) in self.slices.items()]
         return given + [(name, stack, 0, 0) for name, stack in self.saved.items()]
@@ -345,13 +362,13 @@ class _Iteration(_Body):
     def close(
         self, before: Sequence[Node], inputs: Sequence[Val], outputs: Sequence[Val], rows: Sequence[Val] = ()
     ) -> GraphProto:
-        """Return the backward body as a graph. Add the saved values that it reads to the forward node's outputs.
+        """Return the backward body as a graph. Add the saved values that the body reads to the forward node's outputs.
 
         Args:
             before: nodes that run first in the body.
-            inputs: its first inputs, which are followed by the states and the sums.
-            outputs: its first outputs, which are followed by the new states and sums.
-            rows: its last outputs.
+            inputs: the first inputs of the body. The states and the sums follow them.
+            outputs: the first outputs of the body. The new states and sums follow them.
+            rows: the last outputs of the body.
         """
         after = []
         for j, g in self.states.items():
@@ -376,9 +393,9 @@ class _Iteration(_Body):
         return body
 
     def hand_out(self, name: str) -> Val:
-        """Add an output to the forward node that holds a body's value in all iterations. Return the output.
+        """Add an output to the forward node that holds a value of its body in all iterations, and return the output.
 
-        The values of the iterations are stacked, or they form a sequence if their sizes may differ.
+        The values are stacked, or they form a sequence if their sizes may differ.
         """
         graph, body = self.outer.graph, body_of(self.node, "body")
         each = self.saved[name] if name in self.saved else self._each(name)
@@ -406,7 +423,7 @@ class _Iteration(_Body):
         return each
 
     def start(self, ys: Sequence[Val | None]) -> list[Val]:
-        """Return the values with which the states and the sums of the backward loop begin."""
+        """Return the initial values of the states and the sums of the backward loop."""
         finals = [self.gs[j] or bodies.zeros_like(self.outer, ys[j] or self.initial[j]) for j in self.states]
         return finals + [bodies.zeros_like(self.outer, x) for x in self.captured if x.name in self.sums]
 

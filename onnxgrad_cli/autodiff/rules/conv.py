@@ -24,13 +24,13 @@ from onnxgrad_cli.autodiff.rules.conv_weights import (
 from onnxgrad_cli.ir.types import HALVES
 
 MIN_CHANNELS_OF_ROWS = 128
-"""The smallest number of channels for which it is fast to gather rows of channels."""
+"""Smallest number of channels for which gathering rows of channels is fast."""
 
 MIN_HEAVY_WEIGHT = 1 << 19
-"""Smallest size of a 1x1 weight, in elements, for which transposing it takes longer than transposing small images."""
+"""Smallest number of elements of a 1x1 weight for which transposing it takes longer than transposing small images."""
 
 LARGEST_BLOCK = 1 << 12
-"""The largest block of a Col2Im, in elements. Its rule writes a square matrix of this many rows and columns."""
+"""Largest number of elements n in a block of a Col2Im. Its rule writes a matrix of n rows and n columns."""
 
 
 @rule("Conv")
@@ -56,10 +56,10 @@ def conv(op, g, y, x, w, b, *, auto_pad, dilations, group, kernel_shape, pads, s
 
 
 def _unscaled(op, g, w):
-    """If `g` is g' times a factor per channel, return g' and the factors. The caller scales the weight and dW instead.
+    """If `g` is the product of images g' and a factor per channel, return g' and the factors.
 
-    The gradient of a normalization scales the channels of `g` in this way. Scaling the weight and its gradient instead
-    is faster if the weight is at most half as large as a sample of `g`.
+    The gradient of a normalization scales the channels of `g` in this way. The caller then scales the weight and its
+    gradient instead of the images. This is faster if the weight is at most half as large as a sample of `g`.
 
     Returns:
         (g', factors in a shape that broadcasts to `w`). (g, None) if `g` was not scaled, if the weight is too large, or
@@ -75,9 +75,9 @@ def _unscaled(op, g, w):
 def conv_transpose(
     op, g, y, x, w, b, *, auto_pad, dilations, group, kernel_shape, output_padding, output_shape, pads, strides
 ):
-    """Y is the part [begin, begin + size) of the full (unpadded) transposed convolution, padded with zeros.
+    """dX is the convolution of G with the same weight, and dW is the correlation of G with X.
 
-    Therefore dX is the convolution of G with the same weight, and dW is the correlation of G with X.
+    Y is the part [begin, begin + size) of the full (unpadded) transposed convolution, with zeros beyond its ends.
     """
     win = windows.window(windows.kernel_of(kernel_shape, w), strides, dilations, pads, group)
     why = None
@@ -109,7 +109,10 @@ def conv_transpose(
 
 
 def _transposed_pads(win, x, auto_pad, output_padding, output_shape):
-    """Return the window of the convolution from Y to X, and how many cells at Y's ends get no contribution."""
+    """Return the window of the convolution from Y to X, and for each spatial axis the number of last elements to cut.
+
+    The weight does not contribute to these elements at the end of Y.
+    """
     extra = output_padding or [0] * len(win.kernel)
     begins, ends, over = [], [], []
     for i, stride in enumerate(win.strides):
@@ -131,8 +134,8 @@ def _transposed_pads(win, x, auto_pad, output_padding, output_shape):
 def _late_pads(op, win, x, w, auto_pad, output_padding, output_shape):
     """Return the begin pads and the end pads of Y, if they depend on output_shape and are known only at run time.
 
-    A pad is the number of cells of the full transposed convolution that Y lacks at one end. A negative pad is the
-    number of cells at that end of Y to which no weight contributes.
+    A pad is the number of elements of the full transposed convolution that Y lacks at one end. If it is negative, no
+    weight contributes to that number of elements at this end of Y.
     """
     strides, dilations = op.ints(win.strides), op.ints(win.dilations)
     extra = op.ints(output_padding or [0] * len(win.kernel))
@@ -148,9 +151,9 @@ def bias_gradient(op, g, b):
 
 
 def input_gradient(op, g, w, x, win):
-    """Return the cotangent of a convolution's input.
+    """Return the cotangent of a convolution's input, computed in a form that depends on the shapes.
 
-    The way to compute it depends on the shapes. The numbers, except the last, are times relative to PyTorch's time.
+    Pairs such as "1.2 instead of 1.6" are times relative to PyTorch, in the form that is used and in another form.
 
     - At stride 1, a convolution with the flipped weight, which uses threads better than ConvTranspose: 1.2 instead of
       1.6 (3x3 at 56x56), 0.8 instead of 1.3 (1x1), 0.9 instead of 3.7 (depthwise).
@@ -190,7 +193,7 @@ def input_gradient(op, g, w, x, win):
 
 
 def _backwards(win):
-    """Return the window for computing dX as a convolution with the flipped weight, or None if that is impossible."""
+    """Return the window of the convolution with the flipped weight that computes dX, or None if there is none."""
     if not win.known or any(s != 1 for s in win.strides):
         return None
     rest = [extent - 1 - pad for extent, pad in zip(win.extents * 2, (*win.begins, *win.ends), strict=True)]
@@ -199,7 +202,10 @@ def _backwards(win):
 
 
 def _by_gathering(op, g, w, x, win):
-    """Return dX as one matrix product. Its columns are gathered from G, a row of channels for each reversed tap."""
+    """Return dX as one matrix product of the weight and a matrix of columns.
+
+    For each pixel of X, the matrix has the rows of channels of G that the taps connect with the pixel.
+    """
     channels, inner = op.size(w, 1), w.shape[0]
     count = int(np.prod(win.kernel))
     rows = op.transpose(windows.flat(op, windows.pad(op, g, win.begins, win.ends)), [0, 2, 1])

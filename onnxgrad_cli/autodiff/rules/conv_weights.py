@@ -1,9 +1,9 @@
-"""Several ways ("forms") to compute the gradient of a convolution's weight. The shapes determine the default.
+"""The gradient of a convolution's weight, in several forms that compute the same. The shapes determine the default.
 
-A tap is one position of the kernel. Some forms read shifted images. They flatten each image and put zeros after each
-row. A tap then reads a contiguous part of the flat image, which begins at an offset. Beyond the end of a row it reads a
-zero. The shifted copies of an image are stored one after the other, with zeros in between. This takes a
-few long memory copies. Without flattening, each row of pixels would be cut out and padded on its own.
+A tap is one position of the kernel. Some forms read shifted images. They put zeros after each row of an image and
+flatten it. A tap then reads a contiguous part of the flat image, which begins at an offset. Beyond the end of a row it
+reads a zero. The shifted copies of an image are stored one after the other, with zeros in between. This takes a few
+long memory copies. Without flattening, each row of pixels would be cut out and padded on its own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 
 MAX_SMALL_IMAGE, MIN_LARGE_WEIGHT = 196, 100_000
-"""SMALL is the largest number of pixels of a small image, LARGE the smallest number of elements of a large weight.
+"""Largest number of pixels of a small image, and smallest number of elements of a large weight.
 
-The weights outweigh small images. Transposing a large weight takes noticeable time.
+For small images, the weights have more elements than the images. Transposing a large weight takes noticeable time.
 """
 
 NARROW = 64
-"""Largest width of an image for which the form "diagonals" (products of whole rows) is the default."""
+"""Largest width of an image, in pixels, for which the form "diagonals" (products of whole rows) is the default."""
 
 MIN_WIDE_KERNEL = 32
 """Smallest width of a kernel that excludes the form "pixels", which needs one node for each column of the kernel."""
@@ -43,8 +43,8 @@ def weight_gradient(op, x, g, w, win):
     - "product": 0.2-0.9, for 1x1 kernels. It is one batched product.
     - "pixels": 1.0-2.4 (a stem 1.4, 64x56x56 1.3, 16x128x128 2.2), for few channels, or for rows that have about as
       many pixels as there are channels.
-    - "channels": 0.8-1.2 (128x28x28 1.2, 256x14x14 1.1, 512x7x7 0.8), for more channels. "pixels" and "channels" are
-      each the slower one in the other's range.
+    - "channels": 0.8-1.2 (128x28x28 1.2, 256x14x14 1.1, 512x7x7 0.8), for more channels. In the range of "pixels", it
+      is slower than "pixels", and vice versa.
     - "convolution": 2-7. It is the textbook form, for all other cases.
 
     The other ratios compare two forms with each other:
@@ -86,10 +86,11 @@ def _by_pixels(op, x, g, w, win):
     """Multiply `g` by the matrix of the elements that each tap reads from `x`, gathered as rows of pixels.
 
     Shapes: x [N, C, H, W], g [N, M, P, Q] -> [M, C, kH, kW]. A single spatial axis counts as W. For small images, one
-    product sums over the pixels of all samples (6x10x10: 0.5 of the time). For large images, there is one product per
-    sample, and the products are summed (3x112x112: 0.8). At stride 1, shifted images take 0.6-0.9 of the time of
-    gathered rows (16x128x128: 0.6, 64x56x56: 0.85). They are slower if `x` has far fewer channels than `g`, because
-    they copy `g` many times (3x224x224 and 64 channels in `g`: 1.7).
+    product sums over the pixels of all samples. It takes 0.5 times as long as one product per sample for 6x10x10. For
+    large images, there is one product per sample, and the products are summed. This takes 0.8 times as long as one
+    product for 3x112x112. At stride 1, shifted images take 0.6-0.9 times as long as gathered rows (16x128x128: 0.6,
+    64x56x56: 0.85). They are slower if `x` has far fewer channels than `g`, because they copy `g` many times (3x224x224
+    and 64 channels in `g`: 1.7).
     """
     if len(win.kernel) == 1:
         x, g = op.unsqueeze(x, [2]), op.unsqueeze(g, [2])
@@ -136,10 +137,11 @@ def _matrices(op, x):
 
 
 def _by_shifts(op, x, g, w, win):
-    """For depthwise convolutions: for each tap, the sum of `g` times the image shifted by the tap, [C, taps].
+    """Return the sum of `g` times the image shifted by each tap, [C, taps], for a depthwise convolution.
 
-    A small image is flattened, so that a tap reads one piece of memory instead of a short piece for each row
-    (960x7x7: 0.6 of the time, 384x14x14: 0.9). At 28x28 a flat image is as fast; for larger images it is slower.
+    A small image is flattened, so that a tap reads one piece of memory instead of a short piece for each row. This
+    takes 0.6 times as long for 960x7x7 and 0.9 times as long for 384x14x14. At 28x28 it takes equally long, and for
+    larger images longer.
     """
     if len(win.kernel) == 2 and 0 < windows.cells(g) <= MAX_SMALL_IMAGE and windows.cells(x) > 0:
         x, g, starts = _flattened(op, x, g, win)
@@ -157,12 +159,13 @@ def _by_shifts(op, x, g, w, win):
 
 
 def _by_product(op, x, g, w, win):
-    """For 1x1 kernels: one matrix product per sample, summed over the samples.
+    """Return the sum of one matrix product per sample, for 1x1 kernels.
 
-    The products are reshaped to the shape of `w` before the sum. A Reshape after it would copy the result if that is an
-    output of the model. If the weight has many more elements than the images, one product for all samples is used. It
-    takes 0.46-0.75 of the time (49 pixels and 2048x512 channels 0.46, 960x160 0.72; 196 pixels and 1024x256 0.94,
-    576x96 1.22).
+    The products are reshaped to the shape of `w` before the sum. A Reshape after the sum would copy the result if the
+    result is an output of the model. If the weight has many more elements than the images (see `outweighs`), one
+    product for all samples is used. It takes 0.46-0.75 times as long as one product per sample (49 pixels and 2048x512
+    channels 0.46, 960x160 channels 0.72). For smaller weights it would take longer (196 pixels and 1024x256 channels
+    0.94, 576x96 channels 1.22).
     """
     if any(s != 1 for s in win.strides):
         n = len(win.kernel)
@@ -191,11 +194,11 @@ def joined(op, x):
 def _by_channels(op, x, g, w, win):
     """Multiply `g` by the matrix of the elements that each tap reads from `x`, gathered as rows of channels.
 
-    One product for each kernel row takes 0.8-1.0 of the time of one product for all taps, and a third of the memory.
-    For small images the weights are larger than the images, and one product for all taps is faster (512 channels at
-    7x7: 0.9). At the end, the axis of the taps is moved after the channels. For large weights, this is done by a
-    product with an identity matrix. It runs in all threads, while a Transpose runs in one thread, and takes 0.5-0.9 of
-    the time.
+    One product for each kernel row takes 0.8-1.0 times as long as one product for all taps, and a third of the memory.
+    For small images the weights are larger than the images, and one product for all taps is faster (0.9 times as long
+    for 512 channels at 7x7). At the end, the axis of the taps is moved after the channels. For large weights, this is
+    done by a product with an identity matrix. It runs in all threads, while a Transpose runs in one thread, and takes
+    0.5-0.9 times as long.
     """
     per, channels = windows.divided(op, w, 0, win.group), op.size(w, 1)
     lead = [win.group] if win.group > 1 else []
@@ -218,7 +221,10 @@ def _by_channels(op, x, g, w, win):
 
 
 def _grouped(op, x, group, channels, perm):
-    """Flatten spatial axes and permute (batch, channels of a group, cells) by `perm`. The axis of groups is first."""
+    """Flatten the spatial axes of `x` and permute [batch, channels of a group, pixels] by `perm`.
+
+    If there are several groups, the result has an axis of groups in front.
+    """
     if group == 1:
         return op.transpose(windows.flat(op, x), perm)
     sizes = [channels, windows.cells(x)]
@@ -229,7 +235,10 @@ def _grouped(op, x, group, channels, perm):
 
 
 def _by_convolution(op, image, g, w, win):
-    """Textbook form: a convolution with the batch as channels, `g` as kernel, and strides and dilations exchanged."""
+    """Return the convolution of the input with the kernel `g`. It has the batch as channels, strides as dilations.
+
+    The strides of this convolution are the dilations of the forward convolution.
+    """
     image, g = _filled(op, image), _filled(op, g)
     spatial, x = win.axes, image
     if win.group == 1:
@@ -239,7 +248,7 @@ def _by_convolution(op, image, g, w, win):
         x = op.reshape(x, [op.size(x, 0), win.group, op.size(w, 1), *sizes])
         x = op.transpose(x, [2, 1, 0, *(axis + 1 for axis in spatial)])
         x = op.reshape(x, [op.size(w, 1), -1, *sizes])
-    # A stride can leave cells beyond the last window. This convolution reads them too and gives more values than taps.
+    # A stride can leave elements beyond the last window. This convolution reads them and returns more values than taps.
     each = zip(win.kernel, windows.remainder(win, image, g), win.strides, win.dilations, strict=True)
     steps = tuple(
         "?" if rest is None and stride > 1 else tap if stride == 1 else tap + rest // dilation
@@ -262,7 +271,10 @@ def _by_convolution(op, image, g, w, win):
 
 
 def _filled(op, x):
-    """Return `x`, or one sample of zeros if the batch is empty, because a convolution without channels may hang."""
+    """Return `x`, or one sample of zeros if the batch is empty.
+
+    The batch becomes the channels of a convolution, and a convolution without channels may hang.
+    """
     if isinstance(x.shape[0], int) and x.shape[0] > 0:
         return x
     missing = op.cast(op.Equal(op.dim(x, 0), op.ints([0])), TensorProto.INT64)
@@ -270,7 +282,9 @@ def _filled(op, x):
 
 
 def _by_diagonals(op, x, g, w, win):
-    """For depthwise convolutions: correlate each channel of `x` with that of `g` by products of rows, [C, kH * kW].
+    """Correlate each channel of `x` with the same channel of `g` by products of rows, for depthwise convolutions.
+
+    The result is [C, kH * kW].
 
     A tap multiplies each pixel of a row of `g` by the pixel of the image that the tap reads. The outer product of the
     two rows has the products of all pairs of pixels, and the pairs of one tap lie on one of its diagonals. A matrix
@@ -308,9 +322,9 @@ def _shifted_correlation(op: Op, x: Val, g: Val, win: windows.Window) -> Val:
     """Correlate an image with the cotangent of its convolution (strides of 1), and sum over the batch.
 
     The tap (r, s) multiplies the pixel (i, j) of g by the pixel (i + r - top, j + s - left) of x, which is `r - top`
-    rows and `s - left` pixels further on. g is shifted by the rows and x by the pixels. So there are as many copies of
-    g as taps in a column of the kernel, and as many copies of x as taps in a row. Each row of g is followed by zeros
-    too, so what x holds at these positions adds nothing.
+    rows and `s - left` pixels further on. g is shifted by the rows and x by the pixels. So there is one copy of g for
+    each tap in a column of the kernel, and one copy of x for each tap in a row. Each row of g is followed by zeros too,
+    so the elements of x at these positions add nothing.
 
     Args:
         x: the image, [N, C, H, W].
@@ -354,9 +368,9 @@ def _flattened(op: Op, x: Val, g: Val, win: windows.Window) -> tuple[Val, Val, n
 
 
 def _gaps(win: windows.Window) -> tuple[int, int]:
-    """Return how many zeros to put after each row of the image, and how many after each row of G.
+    """Return the number of zeros to put after each row of the image, and the number to put after each row of G.
 
-    The rows of both are then equally long, and a tap that reads beyond either end of a row reads a zero.
+    The rows of both are then equally long, and a tap that reads beyond either end of a row of the image reads a zero.
     """
     left, right = win.begins[1], win.ends[1]
     wider = left + right - (win.extents[1] - 1)  # the width of G minus the width of the image
@@ -365,7 +379,7 @@ def _gaps(win: windows.Window) -> tuple[int, int]:
 
 
 def _laid(op: Op, x: Val, ahead: Sequence[int | Val], length: int | Val) -> Val:
-    """Flatten each plane of `x` and return several copies of it, each shifted by zeros in front.
+    """Flatten each plane of `x`. Return several copies of it, each shifted by a number of zeros in front.
 
     Args:
         x: [N, C, H, W].

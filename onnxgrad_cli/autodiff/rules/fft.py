@@ -1,8 +1,8 @@
 """Rules of Fourier transforms. They are linear, and their adjoint is a Fourier transform too.
 
-A complex number is two reals on the last axis; a real number may be a single element there. The matrix F of the
-transform is symmetric, so its adjoint maps g to conj(F conj(g)). Only forward transforms are emitted, because
-onnxruntime scales the inverse transform by a float32 number even in float64.
+The last axis holds the real and the imaginary part of a complex number. For real inputs it may have a single element.
+The matrix F of the transform is symmetric, so its adjoint maps g to conj(F conj(g)). Only forward transforms are
+emitted, because onnxruntime scales the inverse transform by a float32 number even in float64.
 Sources: the operators' pages; A. V. Oppenheim and R. W. Schafer, Discrete-Time Signal Processing, chapter 8.
 """
 
@@ -18,11 +18,11 @@ from onnxgrad_cli.autodiff.rules.scatter_add import added
 from onnxgrad_cli.autodiff.rules.windows import along
 
 MATRIX = 2048
-"""Transforms up to this length are computed by a matrix product, unless the length is a power of two.
+"""Largest length of a transform that is computed by a matrix product, unless the length is a power of two.
 
-In float32, the error of onnxruntime's transform is 6e-6 at length 25, 9e-5 at 400 and 6e-4 at 2,000. The error of the
-product is 3e-7. The product is 70 times as fast at length 25, 3 times as fast at 400, equally fast at 1,000, and half
-as fast at 2,000.
+In float32, the error of onnxruntime's DFT is 6e-6 at length 25, 9e-5 at 400 and 6e-4 at 2,000. The error of the matrix
+product is 3e-7. The product is 70 times as fast as the DFT at length 25, 3 times as fast at 400, equally fast at 1,000,
+and half as fast at 2,000.
 """
 
 no_gradient("HannWindow HammingWindow BlackmanWindow")
@@ -56,7 +56,11 @@ def _through(op, g, y, x, length, axis, inverse, onesided):
 
 
 def _through_hermitian(op, g, y, x, length, axis):
-    """Inverse one-sided transform: bins count twice, except the first, and the last if the length is even."""
+    """Return the cotangent of x for an inverse one-sided transform.
+
+    Each bin also stands for its mirrored bin, so it counts twice. The first bin, and for an even length the last bin,
+    count once.
+    """
     bins, size = x.shape[axis], y.shape[axis]
     if length is not None and not (isinstance(bins, int) and isinstance(size, int) and bins == size // 2 + 1):
         return op.no(
@@ -72,7 +76,7 @@ def _through_hermitian(op, g, y, x, length, axis):
 
 @rule("STFT")
 def stft(op, g, y, signal, step, window, length, *, onesided):
-    """dX: apply the adjoint transform to each frame of G, multiply by the window, and add up overlapping frames."""
+    """For dX, apply the adjoint transform to each frame of G, multiply by the window, and add up overlapping frames."""
     size = _known(op, length) if length is not None else op.size(*((signal, 1) if window is None else (window, 0)))
     framed = _dft(op, _fitted(op, g, size, 2) if onesided else g, 2, signal, adjoint=True)
     starts = op.steps(op.size(g, 1), 0, 2) * op.cast(step, TensorProto.INT64)
@@ -95,10 +99,10 @@ def _known(op, scalar):
 
 
 def _dft(op, x, axis, like, onesided=0, adjoint=False):
-    """Return the discrete Fourier transform along `axis`, or its adjoint; only the real part if `like` is real.
+    """Return the discrete Fourier transform along `axis`, or its adjoint. If `like` is real, return the real part.
 
-    The DFT is emitted without its input for the length. If that were not a constant, onnx would infer a wrong shape:
-    that of `x`.
+    The DFT is emitted without the input dft_length. If that input were not constant, onnx would infer the shape of `x`
+    for the result, which is wrong.
     """
     size = x.shape[axis]
     if isinstance(size, int) and 0 < size <= MATRIX and size & (size - 1):

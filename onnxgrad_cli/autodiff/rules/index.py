@@ -16,12 +16,15 @@ from onnxgrad_cli.autodiff.rules.scatter_add import add_flat, add_rows, added, s
 from onnxgrad_cli.errors import Caution
 
 ENDLESS = 2**31 - 1
-"""The smallest end of a Slice that exporters write for "to the end"."""
+"""Smallest `ends` value of a Slice that exporters write to reach the end of an axis."""
 
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 LONG_STEP = 1 << 10
-"""Largest step of a Slice for which zeros are inserted into the cotangent. A longer step may exceed its axis by far."""
+"""Largest step of a Slice for which zeros are inserted into the cotangent.
+
+A longer step may be far longer than its axis, so that too many zeros would be inserted.
+"""
 
 
 # -- the result is a window or grid of the operand, and Pad reverses the selection --------------------------------
@@ -62,9 +65,9 @@ def slice_(op, g, y, x, starts, ends, axes, steps):
 
 
 def _cuts_nothing(op, x, starts, ends):
-    """Return True if the Slice returns all of `x`, because its ends are the shape of `x`.
+    """Return True if a Slice certainly returns all of `x`, because it begins at 0 and its ends are the shape of `x`.
 
-    The inferred shape of the result may be wrong, so it is not used.
+    The inferred shape of the result is not used, because it may be wrong.
     """
     maker = op.maker(ends)
     if starts.const is None or starts.const.any() or maker is None or maker.op_type != "Shape" or maker.attribute:
@@ -78,7 +81,7 @@ def _is_whole(starts, ends, i):
 
 
 def _slice_axes(x, starts, axes, steps):
-    """Return (axes, steps). Return None if they are known only at run time or a step is longer than `LONG_STEP`."""
+    """Return the axes and steps of a Slice. None if they are known only at run time, or a step exceeds `LONG_STEP`."""
     if x.known_shape is None or (axes is None and not isinstance(starts.shape[0], int)):
         return None
     if any(values is not None and values.const is None for values in (axes, steps)):
@@ -108,7 +111,13 @@ def _flipped(op, g, axis):
 
 
 def _dilated(op, g, strides):
-    """Insert zeros between the elements of `g`. `strides` maps an axis to the new distance of its elements."""
+    """Insert zeros between the elements of `g`, and after the last one.
+
+    Args:
+        op: the emitter.
+        g: the value.
+        strides: axis -> the distance of its elements in the result.
+    """
     if not strides:
         return g
     dims, inner, pads = [], [], []
@@ -125,7 +134,7 @@ def _dilated(op, g, strides):
 
 @rule("Pad")
 def pad(op, g, y, x, pads, value, axes, *, mode):
-    """Cut off the border. Unless it is constant, add its cotangents to the elements that it was copied from.
+    """Cut off the border of `g`. Unless the border is constant, add it to the elements that it was copied from.
 
     A Slice cuts off the border five times faster than a Pad with negative pads.
     """
@@ -163,7 +172,7 @@ def _bordered(op, g, x, pads, axes, mode):
 
 
 def _folded(op, g, axis, mode, before, size, after):
-    """Add the cotangents of both borders to those of the elements from which the borders were copied."""
+    """Cut both borders off `g` along an axis, and add them to the elements from which the borders were copied."""
     pieces = list(op.split(g, [count for count in (before, size, after) if count], axis))
     left, right = pieces.pop(0) if before else None, pieces.pop() if after else None
     (total,) = pieces
@@ -182,18 +191,20 @@ def _folded(op, g, axis, mode, before, size, after):
 
 
 def _count(op, x):
-    """Return the numbers 0, 1, ... in the shape of `x`: the flat index of each element."""
+    """Return the flat index 0, 1, ... of each element of `x`, in the shape of `x`."""
     return op.reshape_like(op.Range(op.const(0), op.Size(x), op.const(1)), x)
 
 
 def _put_back(op, g, x, take, repeats=False):
-    """Return the cotangent of `x` for any selection: `take` selects from the flat indices to find each source element.
+    """Return the cotangent of `x` for an operator that selects elements of `x` in any way.
+
+    The operator is applied to the flat indices of `x`. The result is the index of the source of each selected element.
 
     Args:
         op: the emitter.
         g: the cotangent of the selected elements.
         x: the operand.
-        take: a function that applies the same selection to a tensor in the shape of `x`.
+        take: a function that applies the operator to a tensor in the shape of `x`.
         repeats: True if an element may be selected twice.
     """
     places, zeros = op.reshape(take(_count(op, x)), [-1]), op.reshape(op.fill(0.0, x), [-1])
@@ -202,9 +213,9 @@ def _put_back(op, g, x, take, repeats=False):
 
 
 def strides_of(sizes):
-    """Return the row-major strides of axes that are merged into one.
+    """Return the row-major strides of axes that are merged into one. A size, and so a stride, is an int or a value.
 
-    The stride of an axis is the distance of its neighbouring elements in the merged axis. A size is an int or a value.
+    The stride of an axis is the distance in the merged axis between elements that are neighbours along the axis.
     """
     strides = [1]
     for size in reversed(sizes[1:]):
@@ -231,7 +242,7 @@ def gather(op, g, y, x, indices, *, axis):
 
 
 def _in_order(rows):
-    """Return the first of `rows` if they are known, consecutive and ascending; otherwise None."""
+    """Return the first of the indices `rows` if they are known, consecutive and ascending; otherwise None."""
     if rows is None or not len(rows) or rows[0] < 0 or (np.diff(rows) != 1).any():
         return None
     return int(rows[0])
@@ -246,7 +257,10 @@ def _one_index(op, index, size):
 
 @rule("GatherElements", needs_opset=16)
 def gather_elements(op, g, y, x, indices, *, axis):
-    """Add each cotangent at its index. A single index along the axis can't repeat; then opset 13 is sufficient."""
+    """Add each cotangent at its index.
+
+    If the indices have size 1 along the axis, none repeats, and each cotangent is written, which needs only opset 13.
+    """
     if indices.shape[axis] == 1:
         return op.scatter(op.fill(0.0, x), indices, g, axis, repeats=False), None
     column = _column(op, indices, x, axis)
@@ -293,7 +307,7 @@ def scatter_elements(op, g, y, x, indices, updates, *, axis, reduction):
 
 
 def _column(op, indices, x, axis):
-    """Return the operand of the Expand that computes `indices`, or None unless it selects whole slices along `axis`."""
+    """Return the indices of whole slices along `axis` if an Expand computes `indices` from them; otherwise None."""
     maker = op.maker(indices)
     if maker is None or maker.op_type != "Expand" or None in (indices.known_shape, x.known_shape):
         return None
@@ -314,7 +328,7 @@ def _write_sum(op, x, column, updates):
     forward = op.in_place_of_node()
     maker = op.maker(updates)
     if maker is not None and maker.op_type == "Slice" and op.same_shape(op.val(maker.input[0]), updates):
-        # exporters cut the updates to the shape of the indices; here the cut removes nothing
+        # exporters slice the updates to the shape of the indices, but this Slice removes nothing
         updates = op.val(maker.input[0])
     gathered = op.gathered(updates)
     forms = ("gathered", "flat") if gathered and suits_gathered(x, gathered[0], column.shape[0]) else ("flat",)
@@ -338,7 +352,7 @@ def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
         y: the result.
         x, indices, updates: the operands.
         axis, reduction: the attributes.
-        rows: if the indices select whole slices, the vector of the slices' indices; otherwise None.
+        rows: if the indices select whole slices, the vector of the indices of these slices; otherwise None.
     """
 
     def taken(values):
@@ -362,12 +376,15 @@ def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
     return kept * share, None, chosen * taken(share)
 
 
-# Without reduction, the last of several updates of a place stays. It gets the cotangent of the place, and the others
-# get 0. onnxruntime's ScatterElements applies the updates in order. Its ScatterND does so only with one thread.
+# Without reduction, the last of several updates of an element stays. It gets the cotangent of the element, and the
+# others get 0. onnxruntime's ScatterElements applies updates in order. Its ScatterND does so only with one thread.
 
 
 def _of_last(op, taken, last):
-    """Return the updates' cotangents, `taken`, with 0 where the mask `last` is false (overwritten); None: no mask."""
+    """Return the cotangents of updates: `taken`, with 0 for overwritten updates.
+
+    `last` is a mask that is false for overwritten updates, or None if there are none.
+    """
     return taken if last is None else op.Where(last, taken, op.const(0.0, taken))
 
 
@@ -390,7 +407,7 @@ def _last_elements(op, x, indices, axis, rows):
 
 
 def _last_slices(op, x, indices, updates):
-    """Return the mask of the updates of a ScatterND that no later update overwrites, or None, as `_last_elements`."""
+    """Return a mask that is true for the updates of a ScatterND that no later one overwrites, or None if all are."""
     depth = "?" if indices.known_shape is None else indices.shape[-1]
     if isinstance(depth, str) or x.known_shape is None:
         last = last_of(op, op.reshape(op.GatherND(_count(op, x), indices), [-1]), op.reshape(op.Size(x), [1]))
@@ -433,9 +450,9 @@ def last_of(op, rows, count):
 
 
 def _product(op, g, y, x, indices, updates, axis, taken):
-    """Return the cotangents of x, indices and updates for reduction "mul".
+    """Return the cotangents of x, indices and updates of a ScatterElements with reduction "mul".
 
-    The derivative by a factor is the product of all other factors. If the factor is not 0, this is y / factor.
+    The derivative by a factor is the product of all other factors. If the factor is not 0, this product is y / factor.
 
     Source: PyTorch's scatter_reduce with reduce='prod'.
     """
@@ -480,7 +497,10 @@ def scatter_nd(op, g, y, x, indices, updates, *, reduction):
 
 
 def _distinct(indices):
-    """Return True if the indices are known and no row repeats. Negative indices give False: they may repeat others."""
+    """Return True if the indices are known, none is negative and no row repeats.
+
+    A negative index may repeat another index.
+    """
     if indices is None or (indices < 0).any():
         return False
     rows = indices.reshape(-1, indices.shape[-1])
@@ -501,7 +521,7 @@ def tensor_scatter(op, g, y, past, update, starts, *, axis, mode):
     return gpast, op.GatherElements(g, op.Expand(rows, op.shape(update), shape=update.shape), axis=axis), None
 
 
-@rule("Unique", needs_opset=16, kink="of equal elements, the first")
+@rule("Unique", needs_opset=16, kink="the first of equal elements gets the gradient")
 def unique(op, gs, ys, x, *, axis, sorted):
     first = ys[1] if len(ys) > 1 and ys[1] is not None else op.Unique(x, axis=axis, sorted=sorted, outputs=2)[1]
     if axis is not None:
@@ -510,7 +530,7 @@ def unique(op, gs, ys, x, *, axis, sorted):
     return op.reshape_like(flat, x)
 
 
-@rule("TopK", kink="of equal elements, those that the operator returns")
+@rule("TopK", kink="of equal elements, those that the operator returns get the gradient")
 def top_k(op, gs, ys, x, k, *, axis, largest, sorted):
     """Write each cotangent at its index. The indices never repeat, so no sum is needed."""
     return op.ScatterElements(op.fill(0.0, x), ys[1], gs[0], axis=axis), None

@@ -28,13 +28,16 @@ A = -0.75
 """The parameter `a` of the cubic kernel, as the GridSample operator and PyTorch define it."""
 
 STEPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
-"""Map from a mode to the elements used around a position: offsets from the element at or before it, or the nearest."""
+"""Map from a mode to the elements that are used for a position, as offsets.
+
+They count from the element at or before the position or, in mode nearest, from the nearest element.
+"""
 
 WEIGHTS = {
     "linear": [[1.0, 0.0], [-1.0, 1.0]],
     "cubic": [[0.0, 1.0, 0.0, 0.0], [A, 0.0, -A, 0.0], [-2 * A, -A - 3, 2 * A + 3, A], [A, A + 2, -A - 2, -A]],
 }
-"""Map from a mode to a matrix: row k has the coefficients of t^k in the weights, one column per element in `STEPS`.
+"""Map from a mode to the weights as polynomials: row k has the coefficients of t^k, one column per element in `STEPS`.
 
 t is the distance of the position from the element at offset 0.
 
@@ -51,10 +54,10 @@ BOXES = ("the rule does not cover the derivative with respect to the boxes", "ma
 class Taps:
     """The elements of an image that are interpolated at some positions, along one or several axes.
 
-    The first axis of each tensor runs over the elements of a position. So the last axis is long, which is fast.
+    The first axis of each tensor runs over the few elements of a position. So the last axis is long, which is fast.
 
     Attributes:
-        count: the number of elements per axis.
+        count: the number of elements that are used for a position, along each axis.
         places: the indices of the elements along each axis, int64 and inside the image.
         weights: the weights of the elements.
         slopes: the derivatives of the weights with respect to the position, or None if all are zero.
@@ -75,8 +78,8 @@ def _taps(op: Op, at: Val, sizes: Val, mode: str, padding: str, align_corners: b
         sizes: the sizes of the axes, int64.
         mode: "nearest", "linear" or "cubic".
         padding: "zeros", "border" or "reflection".
-        align_corners: for padding "reflection": True if positions are mirrored at the centers of the first and last
-            elements, False if at their outer edges.
+        align_corners: for padding "reflection": True to mirror positions at the centers of the first and last elements,
+            False to mirror them at the outer edges of these elements.
     """
     last, turn = sizes - 1, None
     if mode == "linear" and padding != "zeros":
@@ -115,7 +118,7 @@ def _polynomial(op: Op, coefficients: np.ndarray, t: Val) -> Val:
 
 
 def _reflected(op: Op, at: Val, sizes: Val, align_corners: bool) -> tuple[Val, Val]:
-    """Mirror positions until they are inside. Also return the derivative of the result by the position, 1 or -1."""
+    """Mirror positions at the ends until they are inside. Return them, and their derivatives by the input, 1 or -1."""
     low, ends = (0.0, sizes - 1) if align_corners else (-0.5, sizes)
     period = op.cast(ends + ends, at)
     at = at - period * op.Floor((at - low) / op.Max(period, 1.0))
@@ -128,7 +131,7 @@ class Samples(NamedTuple):
     """Interpolated samples, P in each of the images `x`, which are [B, C, *sizes].
 
     Attributes:
-        axes: the axes of `x` along which the positions lie.
+        axes: the spatial axes of `x`, in the order of the coordinates of a position.
         taps: the elements around the positions, [elements per axis, axes, B, P].
     """
 
@@ -148,7 +151,7 @@ class Samples(NamedTuple):
     def image_gradient(self, g: Val) -> Val:
         """Return the cotangent of the images, given the cotangent `g` of the samples, [B, C, P].
 
-        ScatterElements adds single elements plane by plane, which takes half as long as adding rows.
+        ScatterElements adds single elements, one plane after the other. This takes half as long as adding rows.
         """
         op, area = self.op, _area(self.op, self.x)
         planes = [op.size(self.x, 0), op.size(self.x, 1)]
@@ -191,13 +194,19 @@ class Samples(NamedTuple):
         return self._combined(self._along(self.taps.places * steps), add)
 
     def _along(self, x: Val) -> list[Val]:
-        """Split `x` by axis. In each part, the elements get an axis of their own, so that the parts broadcast."""
+        """Split `x`, which is like a tensor of `Taps`, by axis. The elements of each part get a separate axis.
+
+        So the parts broadcast to all combinations of elements.
+        """
         op, n = self.op, len(self.axes)
         parts = [op.squeeze(part, [1]) for part in op.split(x, [1] * n, 1)]
         return [op.unsqueeze(part, [j for j in range(n) if j != i]) for i, part in enumerate(parts)]
 
     def _combined(self, parts: Sequence[Val], how: Callable[[Val, Val], Val]) -> Val:
-        """Combine the parts from `_along`, one per axis, by `how`: one value per element, [elements, B, P]."""
+        """Combine the parts from `_along`, one per axis, by the function `how`. Return [elements, B, P].
+
+        There is one element for each combination of elements along the axes.
+        """
         whole = reduce(how, parts)
         return self.op.reshape(whole, [self._elements(), *(self.op.size(whole, axis) for axis in (-2, -1))])
 
@@ -252,10 +261,10 @@ def grid_sample(op, g, y, x, grid, *, align_corners, mode, padding_mode):
 
 @rule("AffineGrid", versions=(20, None), needs_opset=20)
 def affine_grid(op, g, y, theta, size, *, align_corners):
-    """Each position is theta times the homogeneous coordinates of a point in the grid of the identity."""
+    """Each position is theta times the homogeneous coordinates of a point in the grid for the identity map."""
     n = theta.shape[1] if isinstance(theta.shape[1], int) else g.rank - 2
     spatial = op.Slice(size, op.ints([1]), op.ints([n + 2]))
-    identity = op.wide(op.const(np.eye(n, n + 1)[None], theta))  # onnxruntime can't run two of them in float16
+    identity = op.wide(op.const(np.eye(n, n + 1)[None], theta))  # onnxruntime can't run two AffineGrids in float16
     base = op.AffineGrid(identity, op.Concat(op.ints([1]), spatial, axis=0), align_corners=align_corners)
     base = op.cast(base, theta)
     flat = op.reshape(g, [op.size(theta, 0), -1, n])
@@ -326,7 +335,7 @@ def _windows(op, win, offset, like):
 # -- boxes --------------------------------------------------------------------------------------------------------
 
 
-@rule("RoiAlign", kink="max: the first of equal candidates, elements times their weights", needs_opset=16)
+@rule("RoiAlign", kink="in mode max, the first of equal elements times weights", needs_opset=16)
 def roi_align(
     op, g, y, x, rois, batch_indices, *, coordinate_transformation_mode, mode, output_height,
     output_width, sampling_ratio, spatial_scale,
@@ -334,7 +343,7 @@ def roi_align(
     """In mode avg, each axis is averaged by a matrix product, so the gradient is two matrix products.
 
     In mode max, the maximum is taken over elements times their weights, as runtimes and the published tests do.
-    Source: K. He et al., Mask R-CNN, 2017; the RoiAlign operator page (before opset 16 there is no shift).
+    Source: K. He et al., Mask R-CNN, 2017; the RoiAlign operator page (before opset 16, boxes are not shifted).
     """
     refused = op.no(*BOXES)
     if not op.wants(x):
@@ -359,8 +368,8 @@ def _bin_samples(op, start, length, bins, sampling_ratio, size):
         start: the start of the first bin of each box, [boxes, 1].
         length: the length of each bin of a box, [boxes, 1].
         bins: the number of bins.
-        sampling_ratio: the number of samples per bin. 0: the length of the bin, rounded up.
-        size: the size of the axis.
+        sampling_ratio: the number of samples per bin; 0 for the length of the bin, rounded up.
+        size: the size of the axis of the image.
 
     Returns:
         The places of the elements, their weights, and booleans that are true for existing samples. All three broadcast
@@ -397,7 +406,8 @@ def _averages(op, size, places, weights, present):
 def _spread_boxes(op, g, x, batch_indices, rows, columns):
     """Return dX[n] = Σ rowsᵀ G columns, summed over the boxes of image n.
 
-    Scattering would instead need four additions for each sample of each box.
+    `rows` and `columns` are the averaging matrices of the two axes, from `_averages`. A scatter would instead need four
+    additions for each sample of each box.
     """
     n, c, h, w = (op.size(x, axis) for axis in range(4))
     boxes, _, bins, across = (op.size(g, axis) for axis in range(4))
@@ -412,7 +422,7 @@ def _spread_boxes(op, g, x, batch_indices, rows, columns):
 
 @rule("MaxRoiPool", kink="the first maximum of the bin in row-major order gets the whole gradient", needs_opset=16)
 def max_roi_pool(op, g, y, x, rois, *, pooled_shape, spatial_scale):
-    """Bounds are rounded to integers, with halves away from zero. Source: R. Girshick, Fast R-CNN, 2015."""
+    """The bounds of boxes are rounded to integers, halves away from zero. Source: R. Girshick, Fast R-CNN, 2015."""
     refused = op.no(*BOXES)
     if not op.wants(x):
         return None, refused
@@ -440,9 +450,10 @@ def _rounded(op, x):
 
 
 def _largest(op, g, x, images, rows, columns):
-    """Return the cotangent of images if each bin is the maximum of its weighted elements (the candidates).
+    """Return the cotangent of images if the result of each bin is the maximum of candidates: elements times weights.
 
-    The largest candidate of a bin (the first one if there are several) gets the cotangent of the bin times its weight.
+    The element of the largest candidate (the first one if several are equal) gets the cotangent of the bin times its
+    weight.
 
     Args:
         op: the emitter.

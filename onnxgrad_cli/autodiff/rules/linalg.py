@@ -1,8 +1,8 @@
 """Rules of matrix products (MatMul, Gemm, Einsum), the determinant and the inverse.
 
-The gradient of a product is a product with the other operand. So each rule emits only its own operator and Transpose,
-which onnxruntime fuses with it. The gradient of a weight that all samples share is one product of flattened matrices,
-instead of a sum over the samples.
+The gradient of a product is a product of the cotangent with the other operand. So each rule emits only its own operator
+and Transpose, which onnxruntime fuses with it. The gradient of a weight that all samples share is one product of
+flattened matrices, instead of a sum over the samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.einsum import parse_equation
 
 MINORS = 2**27
-"""Largest total size of the minors of a determinant, in elements. In float64 they take one gigabyte."""
+"""Largest number of elements of the matrices whose determinants are the minors. In float64 they take one gigabyte."""
 
 
 @rule("MatMul")
@@ -39,7 +39,7 @@ def matmul(op, g, y, a, b):
 
 
 def _matrices_like(op, product, x):
-    """Return `product` with the last two sizes declared as those of `x`. Only other axes may have been broadcast."""
+    """Return `product` with the last two sizes of `x` declared. Unlike the other axes, these two are not broadcast."""
     return op.state(product, [*product.shape[:-2], *x.shape[-2:]])
 
 
@@ -68,11 +68,11 @@ def gemm(op, g, y, a, b, c, *, alpha, beta, transA, transB):
 
 @rule("Einsum")
 def einsum(op, g, y, *xs, equation):
-    """The cotangent of an operand is an Einsum in which G replaces the operand, and the labels are swapped.
+    """The cotangent of an operand is an Einsum in which G replaces the operand, and its labels become the result's.
 
-    A label that occurs only in that operand was summed over, so the cotangent is constant along it. A label that occurs
-    twice in the operand selects a diagonal, so the cotangent is zero elsewhere. The emitted equations have no ellipses,
-    because onnxruntime can't sum over them, and no broadcast axes, because onnx infers a wrong size for them.
+    A label that occurs only in this operand was summed over, so the cotangent is constant along its axis. A label that
+    occurs twice in the operand selects a diagonal, so the cotangent is zero elsewhere. The emitted equations have no
+    ellipses, because onnxruntime can't sum over them, and no broadcast axes, because onnx infers a wrong size for them.
     """
     terms, output = parse_equation(equation, xs)
     wide = {label for label, size in _sizes(zip(terms, xs, strict=True)) if size != 1}
@@ -87,7 +87,7 @@ def einsum(op, g, y, *xs, equation):
 
 
 def _sizes(operands):
-    """Return (label, size) for every axis of the operands. Each operand is (its labels, its value)."""
+    """Return (label, size) for every axis of the operands. An operand is a pair (labels, value)."""
     return [pair for term, x in operands for pair in zip(term, x.shape, strict=True)]
 
 
@@ -103,7 +103,7 @@ def _einsum_operand(op, seed, operands, i):
 
 
 def _contracted(op, factors, kept):
-    """Return the Einsum of factors, each (its labels, its value), summed over all labels except `kept`."""
+    """Return the Einsum of some factors, pairs (labels, value), summed over all labels except `kept`."""
     if len(factors) == 1 and factors[0][0] == kept:
         return factors[0][1]
     sizes = _sizes(factors)
@@ -160,7 +160,7 @@ def det(op, g, y, x):
 
 
 def _others(op, size):
-    """Return a matrix whose row i has the indices below `size` other than i."""
+    """Return a matrix [size, size - 1]. Its row i has the indices 0, 1, ..., size - 1 without i."""
     if isinstance(size, int):
         return op.const(np.array([[k for k in range(size) if k != i] for i in range(size)], np.int64))
     others = op.steps(size - 1, 1, 2)

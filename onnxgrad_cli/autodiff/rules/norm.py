@@ -2,7 +2,8 @@
 
 Let xhat = (x - mean) r with r = 1 / sqrt(var + epsilon) over some axes, and let u be the cotangent of xhat. Then dx = r
 (u - mean(u) - xhat mean(u xhat)). The rules recompute the statistics instead of reading them from the forward node,
-whose Mean and InvStdDev outputs are float32 for any input type. This costs a twentieth of the backward time.
+whose outputs Mean and InvStdDev are float32 for any input type. The recomputation takes a twentieth of the backward
+time.
 Source: S. Ioffe and C. Szegedy, Batch Normalization, 2015, section 3; J. Ba et al., Layer Normalization, 2016.
 """
 
@@ -19,7 +20,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 
 MOST_CHANNELS = 1 << 12
-"""Largest number of channels for which the sum over windows of channels (LRN) is a product with a square matrix."""
+"""Largest number of channels of an LRN. Its sums over windows of channels are products with a square matrix."""
 
 
 def _standardize(op: Op, x: Val, axes: Sequence[int], epsilon: float) -> tuple[Val, Val]:
@@ -30,7 +31,7 @@ def _standardize(op: Op, x: Val, axes: Sequence[int], epsilon: float) -> tuple[V
 
 
 def _through(op: Op, u: Val, xhat: Val, r: Val, axes: Sequence[int]) -> Val:
-    """The cotangent of x, given the cotangent `u` of xhat."""
+    """Return the cotangent of x, given the cotangent `u` of xhat."""
     return r * (u - op.mean(u, axes) - xhat * op.mean(u * xhat, axes))
 
 
@@ -40,14 +41,15 @@ def _per_channel(op: Op, v: Val, x: Val) -> Val:
 
 
 def _channel_sum(op: Op, v: Val) -> Val:
-    """Return the sum over all axes except the channels (axis 1), as a vector. A vector counts as one channel."""
+    """Return the sum over all axes except the channels (axis 1), as a vector. If `v` is a vector, sum all of it."""
     return op.sum(v, [axis for axis in range(v.rank) if axis != 1], keepdims=v.rank == 1)
 
 
 def _scaled_mean(op: Op, v: Val, scale: Val, axes: Sequence[int]) -> Val:
-    """Return the mean of v * scale over `axes`, the last axes, which are kept with size 1.
+    """Return the mean of v * scale over `axes`, which are the last axes. The result keeps them with size 1.
 
-    For one axis of known size, it is a matrix-vector product, which takes 0.93 of the time.
+    For one axis of known size, the mean is written as a matrix-vector product, which takes 0.93 times as long as
+    ReduceMean.
     """
     size = v.shape[-1]
     if len(axes) == 1 and isinstance(size, int) and scale.known_shape == (size,):
@@ -159,10 +161,11 @@ def batch_normalization(op, g, ys, x, scale, b, mean, var, *, epsilon, momentum,
 
 
 def through_batch_statistics(op, g, x, scale, b, centred, deviation, factor):
-    """The cotangents of x, scale and b for y = centred factor + b, with the statistics of the batch.
+    """Return the cotangents of x, scale and b for a BatchNormalization with the statistics of the batch.
 
-    dx = factor (g - mean(g) - centred mean(g centred) / deviation^2). This takes seven passes over memory, two of them
-    for sums. The separate rules of the nodes that compute y would take nine.
+    It computes y = centred factor + b with centred = x - mean(x) and factor = scale / deviation. Then dx = factor (g -
+    mean(g) - centred mean(g centred) / deviation^2). This takes seven passes over memory, two of them for sums. The
+    rules of the single nodes that compute y would take nine.
     """
     axes = [axis for axis in range(x.rank) if axis != 1]
     g, dx = op.cast(g, centred), None
@@ -178,11 +181,12 @@ def through_batch_statistics(op, g, x, scale, b, centred, deviation, factor):
 def through_convolved_statistics(
     op: Op, g: Val, x: Val, w: Val, scale: Val, b: Val, _: Val, deviation: Val, factor: Val
 ) -> tuple[Val | None, Val | None, Val, Val]:
-    """Cotangents of x, w, scale and b for y = centred factor + b, where centred = w (x - mean(x)) is a 1x1 convolution.
+    """Return the cotangents of x, w, scale and b for a 1x1 convolution of x with w and the normalization after it.
 
-    The rule is for a convolution whose result has more channels than x and is then normalized. A 1x1 convolution is a
-    product with the matrix w. So sums over the large result can be computed from sums over the smaller x: its products
-    with the result from products with x, and sums of squares of the result from products of x with itself.
+    The normalization is y = centred factor + b with factor = scale / deviation, as in `through_batch_statistics`, where
+    centred = w (x - mean(x)). The rule is for a convolution whose result has more channels than x. A 1x1 convolution is
+    a product with the matrix w. So sums over the large result can be computed from sums over the smaller x: products of
+    g with the result from products of g with x, and sums of squares of the result from products of x with itself.
 
     Let u = x - mean(x), met = g u^T and s = sum(w met) / (deviation^2 count). Then the cotangent of the convolution's
     result is factor (g - centred s - mean(g)). It follows that
@@ -190,7 +194,7 @@ def through_convolved_statistics(
     - dw = factor (met - s w u u^T)
     - dx = (w factor)^T (g - mean(g)) - (w factor)^T (w s) u
 
-    The rule reads images of the size of g three times and does not need centred. `through_batch_statistics` and the
+    The rule reads images of the size of g three times, and does not read centred. `through_batch_statistics` and the
     convolution's rule together would read such images ten times and write them three times.
     """
     inner, outer = op.size(w, 1), op.size(w, 0)
@@ -246,8 +250,9 @@ def mean_variance_normalization(op, g, y, x, *, axes):
 def lrn(op, g, y, x, *, size, alpha, beta, bias):
     """y = x D^-beta, D = bias + alpha / size (sum of x^2 over a window of channels).
 
-    The window sum is a product with a band matrix. Its adjoint is a product with the transposed matrix, because a
-    window of even size is not symmetric. Source: A. Krizhevsky et al., ImageNet Classification, 2012, section 3.3.
+    The window sum is a product with a band matrix. Its adjoint is a product with the transposed matrix, which differs
+    from the matrix if the window has an even size. Source: A. Krizhevsky et al., ImageNet Classification, 2012, section
+    3.3.
     """
     low, high = -((size - 1) // 2), size // 2
     channels = x.shape[1]

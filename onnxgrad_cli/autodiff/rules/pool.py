@@ -1,7 +1,7 @@
 """Rules of pooling over windows and over all positions.
 
-The maximum of a window gets the cotangent of the window. An average is a linear map, given by one matrix per axis, and
-its gradient is the transposed map.
+In max pooling, the maximum of a window gets the cotangent of the window. Average pooling is a linear map, given by one
+matrix per axis, and its gradient is the transposed map. A tap is one position of a window.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from onnxgrad_cli.autodiff.rules.scatter_add import added
 from onnxgrad_cli.emission.shapes import MAX_COUNTING_LENGTH
 
 DENSE = 1 << 18
-"""Largest size of the matrix that averages along one axis, in entries, for which averages use matrix products."""
+"""Largest number of elements of the matrix that averages along one axis. For larger ones, other nodes are written."""
 
 MOST_TAPS = 1 << 12
-"""Largest window, in elements, whose elements are compared with the maximum one by one. Each needs several nodes."""
+"""Largest window, in elements, of a MaxPool for a runtime without indices. Each element needs several nodes."""
 
 BEYOND = (
     "it has ceil_mode and windows that start outside the image, and its shape was inferred wrongly before opset 22",
@@ -44,12 +44,12 @@ SHORT = (
 def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
     """Give the cotangent of each window to its maximum.
 
-    If windows don't overlap, MaxUnpool is used, which takes 0.9 to 1.7 times PyTorch's time and has no float64 kernel.
-    Otherwise the cotangents are added up at the indices of the maxima, in 3.2 times PyTorch's time.
+    If windows don't overlap, MaxUnpool is used, which takes 0.9 to 1.7 times as long as PyTorch. It has no float64
+    kernel. Otherwise, ScatterElements adds the cotangents at the indices of the maxima (3.2 times as long as PyTorch).
+    For runtimes without indices and MaxUnpool, x is compared with the maxima instead (1 to 1.5 times as long as with
+    indices).
 
-    The result of a window without elements is the lowest number of the type, and its cotangent is dropped.
-
-    For runtimes without indices and MaxUnpool, x is compared with the maxima instead (1 to 1.5 times as long).
+    The result of a window that contains only padding is the lowest number of the type, and its cotangent is dropped.
     """
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
@@ -123,11 +123,11 @@ def _lowest(x):
 
 
 def _overhang(win, i, x, g, ceil_mode):
-    """Return by how many positions the last window may reach beyond the end of the padded image, along one axis.
+    """Return the largest number of elements by which the last window may exceed the padded image, along one axis.
 
-    Without ceil_mode, a window does so only if the padded image is shorter than the window. In this case there is one
-    window, because onnxruntime and onnx's shape inference compute the number of windows as (size - extent) / stride + 1
-    and round the quotient towards 0, while the text of the standard says floor.
+    Without ceil_mode, a window exceeds the image only if the padded image is shorter than the window. In this case
+    there is one window: onnxruntime and onnx's shape inference compute the number of windows as (size - extent) /
+    stride + 1 and round the quotient towards 0, while the text of the standard says floor.
     """
     rest = windows.remainder(win, x, g)[i]
     if rest is not None:
@@ -144,10 +144,10 @@ def _scatter(op, g, indices, x):
 
 @rule("MaxUnpool")
 def max_unpool(op, g, y, x, indices, output_shape, *, kernel_shape, pads, strides):
-    """dX gathers from G: each element of X gets the cotangent at the position to which it was written.
+    """Each element of x gets the cotangent at the position to which MaxUnpool writes it.
 
-    If several elements are written to one position, only the last one stays, and it gets the cotangent. This can't
-    happen if the indices come from a MaxPool whose windows don't overlap.
+    If several elements are written to one position, the last one overwrites the others and gets the cotangent. This
+    can't happen if the indices come from a MaxPool whose windows don't overlap.
     """
     win = windows.window(kernel_shape, strides, None, pads)
     if output_shape is not None and (output_shape.const is None or tuple(output_shape.const) != _unpooled(win, x)):
@@ -174,8 +174,8 @@ def _unpooled(win, x):
 def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides):
     """Each element of a window gets the cotangent of the window divided by the number of its elements.
 
-    If sizes are static, this is one product with a constant band matrix per axis (0.17 to 0.5 times PyTorch's time).
-    Otherwise, it is one transposed convolution with a kernel of ones (0.6 to 1.4 times PyTorch's time).
+    If sizes are static, the gradient is one product with a constant band matrix per axis (0.17 to 0.5 times as long as
+    PyTorch). Otherwise, it is one transposed convolution with a kernel of ones (0.6 to 1.4 times as long as PyTorch).
     """
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
@@ -196,7 +196,7 @@ def _spread(op, gs, shares, win, x, late, exact=True):
 
     Args:
         op: the emitter.
-        gs: one or more tensors with a cotangent for each window. The results for all of them are added.
+        gs: one or more tensors with a cotangent for each window. Their contributions are added up.
         shares: for each tensor in `gs`, the weight of each tap of a window, [len(gs), 1, taps of each axis...].
         win: the windows.
         x: the operand of the pooling.
@@ -211,7 +211,7 @@ def _spread(op, gs, shares, win, x, late, exact=True):
 
 
 def _unlike(win, x, g, ceil_mode, auto_pad):
-    """Return (reason, hint) if the windows at run time may differ from those that onnx inferred, otherwise None."""
+    """Return (reason, hint) to refuse a pool whose windows may differ from those that onnx inferred; otherwise None."""
     if ceil_mode and not _outputs_known(win, x, g):
         return BEYOND
     short = any(rest is not None and rest < 0 for rest in windows.remainder(win, x, g))
@@ -224,7 +224,7 @@ def _unlike(win, x, g, ceil_mode, auto_pad):
 
 
 def _outputs_known(win, x, g):
-    """Return True if each inferred window begins before the end of the image. Begin pads count as image."""
+    """Return True if each window in the inferred shape begins before the end of the image with its begin pads."""
     return all(
         not isinstance(out, int) or not isinstance(size, int) or (out - 1) * stride < size + begin
         for out, size, stride, begin in zip(g.shape[2:], x.shape[2:], win.strides, win.begins, strict=True)
@@ -232,7 +232,7 @@ def _outputs_known(win, x, g):
 
 
 def _band(win, i, size, outputs, count_include_pad):
-    """Return the matrix that averages along one axis, [outputs, size]; None if a size is unknown or it is too large."""
+    """Return the matrix that averages along one axis, [outputs, size]. None if it is too large or a size is unknown."""
     if not isinstance(size, int) or not isinstance(outputs, int) or size * outputs > DENSE:
         return None
     reads = np.arange(size) - (np.arange(outputs)[:, None] * win.strides[i] - win.begins[i])
@@ -241,19 +241,19 @@ def _band(win, i, size, outputs, count_include_pad):
 
 
 def _taps_inside(win, i, outputs, size, count_include_pad):
-    """Return how many elements each window averages along one axis.
+    """Return the number of elements that each window averages along one axis.
 
-    `outputs` has the numbers of the windows, 0, 1, ..., as a numpy array or an int64 value.
+    `outputs` holds the indices of the windows, 0, 1, ..., as a numpy array or an int64 value.
     """
     low, high = (-win.begins[i], size + win.ends[i]) if count_include_pad else (0, size)
     return windows.taps_below(win, i, outputs, high) - windows.taps_below(win, i, outputs, low)
 
 
 def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
-    """Return how many elements each window averages along one axis, in the general case.
+    """Return the number of elements that each window averages along one axis. Sizes may be known only at run time.
 
-    The result is a float if it is the same for all windows, otherwise a value in the type of `g` that broadcasts to
-    `g`.
+    The result is a float if it is the same constant for all windows, otherwise a value in the type of `g` that
+    broadcasts to `g`.
     """
     whole = count_include_pad or not (late or win.begins[i] or win.ends[i])
     over = 0 if late else _overhang(win, i, x, g, ceil_mode)
@@ -261,7 +261,7 @@ def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
         return float(win.kernel[i])
     axis = 2 + i
     if whole and not ceil_mode:
-        if count_include_pad and op.opset < 19:  # always divides by the whole kernel
+        if count_include_pad and op.opset < 19:  # older AveragePools divide by the size of the whole kernel
             return float(win.kernel[i])
         return op.cast(_first_holds(op, win, i, x), g)
     outputs = op.steps(op.dim(g, axis))
@@ -275,9 +275,9 @@ def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
 
 
 def _first_holds(op, win, i, x):
-    """Return how many elements the first window averages along one axis, including padding.
+    """Return the number of elements, including padding, that the first window averages along one axis.
 
-    It is smaller than the kernel if the padded image is shorter than the kernel.
+    It is smaller than the kernel's size if the padded image is shorter than the window.
     """
     more = win.begins[i] + win.ends[i] + win.dilations[i] - 1
     reach = op.dim(x, 2 + i) + more if more else op.dim(x, 2 + i)
@@ -312,7 +312,7 @@ def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pad
 
 @rule("GlobalLpPool", kink="0 where all elements are 0")
 def global_lp_pool(op, g, y, x, *, p):
-    """As LpPool with one window over all spatial axes. Powers of |x| / y are used, so that no power underflows."""
+    """The rule of LpPool for one window over all spatial axes. It uses powers of |x| / y, which don't underflow."""
     return g * _signed_power(op, x / op.Where(y > 0.0, y, op.const(1.0, y)), p)
 
 

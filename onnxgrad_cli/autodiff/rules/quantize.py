@@ -1,7 +1,7 @@
-"""Rules of quantization. Scales have a derivative; on request, rounding has the gradient of the identity.
+"""Rules of quantization. Scales have a derivative; if the user requests it, rounding has the gradient of the identity.
 
 The integers between QuantizeLinear and DequantizeLinear have a float32 cotangent: the derivative with respect to the
-integer, as if it were a float. The rule of DequantizeLinear computes it. The straight-through estimator of
+integer, as if it were a float. The rule of DequantizeLinear computes this cotangent. The straight-through estimator of
 QuantizeLinear passes it on to the float that was quantized. If both nodes read the same scale, the two cotangents of
 the scale add up to the gradient of learned step size quantization (LSQ), as in PyTorch's fake quantization.
 """
@@ -69,7 +69,7 @@ def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, out
     kink="with respect to the scale: equal extremes share evenly, and an extreme that is 0 gets none",
 )
 def dynamic_quantize_linear(op, gs, ys, x):
-    """scale = (max(x, 0) - min(x, 0)) / 255. The gradient through the integers is refused."""
+    """The gradient of scale = (max(x, 0) - min(x, 0)) / 255. The gradient through the integers is refused."""
     if gs[0] is not None:
         reason = "its scale and zero point are computed from the data, and rounding to integers has no derivative"
         return op.no(reason, STRAIGHT_THROUGH)
@@ -112,7 +112,7 @@ def _is_single(scale):
     return int(np.prod([size if isinstance(size, int) else 2 for size in scale.shape])) == 1
 
 
-refuse("BitCast", "the bits of a number have no derivative", "freeze the weights before it with `freeze`")
+refuse("BitCast", "the bits of a number have no derivative", "freeze the weights that the BitCast reads, with `freeze`")
 WITH_INTEGERS = "it computes with integers, which have no derivative"
 STRAIGHT_THROUGH = "pass `quantization='ste'` to use the straight-through estimator, or start from the float model"
 FROM_FLOATS = (

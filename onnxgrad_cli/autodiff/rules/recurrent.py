@@ -4,9 +4,9 @@ The forward node does not return its gate values and cell states. The rules reco
 products, for all time steps at once. For an LSTM with expensive products, `lstm_gates` keeps the gates instead. All
 factors that do not depend on cotangents are computed before the backward Scan, so a step of the Scan has only a few
 nodes. Forward and backward of an LSTM take 1.21 times as long as in PyTorch, those of GRU and RNN 0.5 to 0.7 times. The
-times are for T = 50, B = 16, H = 128 and for one and two threads. A graph unrolled in time has 15 to 40 times as many
-nodes. In both directions, time steps are in the order of the input. Steps beyond the length of a sequence leave the
-state unchanged.
+times are for T = 50 steps, B = 16 samples and H = 128 units, with one and two threads. A graph unrolled in time would
+have 15 to 40 times as many nodes. In both directions, time steps are in the order of the input. Steps beyond the length
+of a sequence leave the state unchanged.
 
 Source: S. Hochreiter and J. Schmidhuber, 1997; K. Cho et al., 2014; equations as on the ONNX operator pages.
 """
@@ -28,12 +28,12 @@ from onnxgrad_cli.emission.values import No, Val
 
 
 def _affine(op: Op, g: Val, y: Val, x: Val, *, alpha: float, beta: float) -> Val:
-    """y = alpha x + beta. The derivative is expanded to the shape of x, whatever the shape of g."""
+    """Return g dy/dx for y = alpha x + beta, in the shape of x, to which g broadcasts."""
     return g * op.fill(alpha, x)
 
 
 def _scaled_tanh(op: Op, g: Val, y: Val, x: Val, *, alpha: float, beta: float) -> Val:
-    """y = alpha tanh(beta x)."""
+    """Return g dy/dx for y = alpha tanh(beta x)."""
     return activation.tanh(op, g, op.Tanh(x * beta), x) * (alpha * beta)
 
 
@@ -52,8 +52,8 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Val], dict[str, float | None]]] = {
 }
 """Map from an activation to a pair: its gradient rule, and a map from its parameters to their defaults.
 
-A default of None means that the node must state the parameter. If it is missing, onnxruntime uses 0, but the operator
-pages give another default or none.
+A default of None means that the node must state the parameter. onnxruntime would use 0 for a missing one, but the
+operator pages give another default or none.
 """
 
 
@@ -62,7 +62,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 
 class Activation(NamedTuple):
-    """One activation function of a cell. Its input is first clipped to [-clip, clip], unless clip is None."""
+    """An activation function of a cell, as a callable. It clips its input to [-clip, clip] first, if clip is given."""
 
     op: Op
     name: str
@@ -85,7 +85,7 @@ class Activation(NamedTuple):
         Args:
             g: the cotangent of the activation's value.
             y: the value of the activation.
-            x: its input. If it is missing, the derivative is computed from `y` alone.
+            x: the input of the activation. If it is None, the derivative is computed from `y` alone.
         """
         inside = x and self._clipped(self.op, x)
         g = ACTIVATIONS[self.name][0](self.op, g, y, inside, **self.parameters)
@@ -101,7 +101,9 @@ class Activation(NamedTuple):
 class LayerDirection(NamedTuple):
     """One direction of a layer: the operands of its cell, and the cotangents of its outputs.
 
-    Fields of the cotangents begin with g. Shapes, with T steps, B samples, I inputs, H units and n gates:
+    The names of cotangents begin with g. `h_before` is the state before each step. `active` is 1 for steps within a
+    sequence and 0 beyond its end; `passing` is 1 - `active`. Shapes, with T steps, B samples, I inputs, H units and n
+    gates:
 
     - x: [T, B, I]
     - y, h_before, gy: [T, B, H]
@@ -133,7 +135,7 @@ class LayerDirection(NamedTuple):
     gates: Gates | None = None
 
     def split(self, v: Val, *gates: int, axis: int = -1) -> tuple[Val, ...]:
-        """Split `v` along an axis. `gates` gives the size of each part as a number of gates."""
+        """Split `v`, in which gates are concatenated along an axis. Part i consists of gates[i] gates."""
         sizes = self.op.ints([n * self.hidden for n in gates])
         return self.op.Split(v, sizes, axis=axis, outputs=len(gates))
 
@@ -158,7 +160,7 @@ class LayerDirection(NamedTuple):
         return self.op.reshape(v, [-1, last if isinstance(last, int) else self.op.dim(v, -1)])
 
     def total(self, v: Val) -> Val:
-        """Return the sum over all steps and samples."""
+        """Return the sum of `v` over all steps and samples."""
         return self.op.sum(v, [0, 1], keepdims=False)
 
     def gradients(self, dz: Val, dh: Val) -> Grads:
@@ -170,7 +172,14 @@ class LayerDirection(NamedTuple):
     def back(
         self, body: Callable[..., Any], states: Sequence[Val], steps: Sequence[Val]
     ) -> tuple[list[Val], list[Val]]:
-        """Emit a Scan in the opposite direction. Each step first adds the cotangent of Y to the first state, dh."""
+        """Emit the backward Scan, which runs in the opposite direction. Return the last states and the stacked results.
+
+        Args:
+            body: a function that writes one step; see `emission.bodies.Body`. The cotangent of the step's Y is already
+                added to the first state, dh.
+            states: the states before the first step.
+            steps: values that are sliced along the time axis.
+        """
         gy = [] if self.gy is None else [self.only_active(self.gy)]
 
         def with_gy(op: Op, states: Sequence[Val], steps: Sequence[Val]) -> Any:
@@ -180,7 +189,14 @@ class LayerDirection(NamedTuple):
         return scan(self.op, with_gy, states, [*gy, *steps], reverse=not self.backwards)
 
     def let_pass(self, op: Op, dh_before: Val, dh: Val, passing: Sequence[Val]) -> Val:
-        """Return the cotangent of the state before a step. Beyond the end of a sequence it is `dh`, unchanged."""
+        """Return the cotangent of the state before a step. Beyond the end of a sequence, it equals the one after it.
+
+        Args:
+            op: the emitter.
+            dh_before: the cotangent within the sequence; 0 beyond its end.
+            dh: the cotangent of the state after the step.
+            passing: one value that is 1 beyond the end of the sequence and 0 within it; empty without lengths.
+        """
         return dh_before + dh * passing[0] if passing else dh_before
 
 
@@ -329,6 +345,15 @@ def _layer(
 ) -> list[Val | None] | list[No]:  # fmt: skip
     """Split a layer into its directions, call `cell` for each, and return the cotangents of the layer's inputs.
 
+    Args:
+        op: the emitter.
+        gs, ys: the cotangents and the values of the node's outputs.
+        cell: the gradient of one direction.
+        inputs: the inputs of the node, by name, in order.
+        defaults: the default activations of one direction.
+        attributes: the attributes of the node.
+        may_keep: True if the forward node may be replaced by one that keeps the gates.
+
     Raises:
         Unknown: neither the node nor its recurrent weights give the size of the state.
     """
@@ -359,7 +384,7 @@ def _layer(
 
 
 def _joined(op: Op, found: Sequence[Grads], inputs: dict[str, Val | None]) -> list[Val | None]:
-    """Combine the cotangents of the directions to the cotangents of the layer's inputs.
+    """Combine the results of all directions into the cotangents of the layer's inputs.
 
     All directions read the same x, so its cotangents are added. The cotangents of the other inputs are stacked.
     """
@@ -386,7 +411,7 @@ class _Steps(NamedTuple):
 
 
 def _within_length(op: Op, x: Val, lengths: Val | None) -> tuple[Val, _Steps]:
-    """Return `x` with 0 beyond the end of each sequence (even where it is nan), and the positions of the steps."""
+    """Return `x` with 0 beyond the end of each sequence, even in place of nan, and the positions of the steps."""
     if lengths is None:
         return x, _Steps()
     left = op.unsqueeze(op.cast(lengths, TensorProto.INT64), [0, 2]) - op.steps(op.size(x, 0), 0, 3)
@@ -425,7 +450,7 @@ def _direction(
 
 
 def _hand_out(op: Op) -> Val:
-    """Give the forward node an output Y, which it does not have yet, and return it."""
+    """Add the output Y to a forward node that lacks it, and return this output."""
     assert op.node is not None
     name = op.node.output[0] = op.graph.fresh(f"{op.node.name}/Y")
     op.graph.types[name] = op.infer(op.node)[name]

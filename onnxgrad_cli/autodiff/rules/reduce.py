@@ -2,9 +2,9 @@
 
 The cotangent is broadcast along the reduced axes and multiplied by the derivative of the result with respect to each
 element. The axes are an attribute before opset 18 (13 for ReduceSum) and an input from then on. They may be absent,
-which means all axes or none, and they may be known only at run time. `Reduced` hides these differences, so that each
-rule is only its formula. Products and cumulative products are differentiated without division, so zeros need no special
-case.
+which means all axes or none, and they may be known only at run time. `Reduced` handles these cases, so that each rule
+consists only of its formula. Products and cumulative products are differentiated without division, so zeros need no
+special case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Reduced:
     Attributes:
         g: the cotangent of the result, with the reduced axes kept at size one.
         y: the result, with the reduced axes kept at size one.
-        axes: the reduced axes as a list, or None for all.
+        axes: the reduced axes as a list, or None for all; not used if `late` is not None.
         late: the axes as a value if they are known only at run time; otherwise None.
     """
 
@@ -45,11 +45,11 @@ class Reduced:
         return self.op.emit(kind, x, self.late, keepdims=1, noop_with_empty_axes=self.noop)
 
     def again(self, x):
-        """Return the same reduction of another `x`."""
+        """Return `x` reduced by the same operator along the same axes, which are kept with size one."""
         return self.op.reduce(self.kind, x, self.axes) if self.late is None else self._again(self.kind, x)
 
     def sum(self, x):
-        """Return the sum of `x` along the same axes, which are kept."""
+        """Return the sum of `x` along the reduced axes, which are kept with size one."""
         if self.late is None:
             return self.op.sum(x, self.axes)
         return self.op.cast(self._again("ReduceSum", self.op.wide(x)), x)
@@ -63,9 +63,9 @@ class Reduced:
 
 
 def reduction(kinds, kink=""):
-    """Register a formula, which maps (op, `Reduced`) to the cotangent, as the rule of `kinds`.
+    """Return a decorator that registers `formula(op, reduced)` as the rule of the operators `kinds`.
 
-    The cotangent is broadcast to x.
+    The formula returns a value that broadcasts to x. The rule expands it to the cotangent of x.
     """
 
     def register(formula):
@@ -92,7 +92,10 @@ def reduce_sum(op, r):
 
 @reduction("ReduceMean")
 def reduce_mean(op, r):
-    """Divide `g` by the count: in float32 for float16, where it may overflow, and bfloat16, where it is inexact."""
+    """Divide `g` by the number of elements. For 16-bit floats, divide in float32.
+
+    The number may overflow in float16, and is rounded in bfloat16.
+    """
     if r.x.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
         return op.cast(op.cast(r.g, TensorProto.FLOAT) / r.count(TensorProto.FLOAT), r.x)
     return r.g / r.count(r.x.dtype)
@@ -116,7 +119,7 @@ def reduce_l1(op, r):
 
 @reduction("ReduceL2", kink="0 where the norm is 0")
 def reduce_l2(op, r):
-    """dx = g x / norm. If the norm is 0, all x are 0, so it is replaced by 1 to avoid 0 / 0."""
+    """dx = g x / norm. A norm of 0 is replaced by 1 to avoid 0 / 0; all x are 0 then, so dx is 0."""
     return r.x * (r.g / op.Where(op.Equal(r.y, 0), op.const(1.0, r.y), r.y))
 
 
@@ -185,8 +188,8 @@ def _through_others(op, g, x, axis, late):
     """Multiply the cotangent by the product of all other elements along the axis.
 
     The products are computed along the rows of a square matrix: each row holds all elements, and the diagonal is
-    replaced by 1. If `late` is not None, it is true at run time if the axis is reduced. If it is not, every factor is
-    1.
+    replaced by 1. If `late` is not None, it is a boolean value that is true if the axis is reduced. If it is false,
+    all elements of the matrix are replaced by 1, so the cotangent stays the same.
     """
     across, down = (op.steps(op.size(x, axis), i, x.rank + 1) for i in (axis, axis + 1))
     left_out = op.Equal(across, down)
@@ -232,7 +235,7 @@ def _through_doubling(op, g, x, axis, exclusive, reverse):
 
 
 def _through_products(op, g, x, axis, exclusive, reverse):
-    """Compute the cotangent from a square matrix of the products of the elements between any two positions."""
+    """Compute the cotangent of a CumProd by a square matrix: the products of the elements between any two positions."""
     size = op.size(x, axis)
     start, end = (op.steps(size, i, x.rank + 1) for i in (axis, axis + 1))
     later, follows = (end < start, end <= start) if reverse else (end > start, end >= start)
@@ -244,7 +247,14 @@ def _through_products(op, g, x, axis, exclusive, reverse):
 
 
 def around(op, x, axis, rank):
-    """Return the sizes of `x` with its first `rank` axes merged to three: before, at and after `axis`."""
+    """Return the three sizes of `x` with its first `rank` axes merged to axes before, at and after `axis`.
+
+    Args:
+        op: the emitter.
+        x: the value.
+        axis: the axis as a scalar value, which is known only at run time.
+        rank: the number of axes to merge.
+    """
     shape = op.Slice(op.Shape(x), op.ints([0]), op.ints([rank]))
     axis = op.Mod(op.reshape(op.cast(axis, TensorProto.INT64), [1]), op.const(x.rank))
     every = op.steps(rank)

@@ -1,6 +1,7 @@
 """The gradient of Resize.
 
-Resize is a linear map along each axis, so its gradient is the transposed map: one matrix product per axis.
+Resize is a linear map along each axis, so its gradient is the transposed map: one matrix product per axis. If runtimes
+disagree about the result of a Resize, its gradient is refused.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
 def _factors(op, x, y, scales, sizes, which, how):
     """Return a map from each axis to its scale, which is a float if it is known at build time.
 
-    A scale that is known only at run time is a value, or None if the node gives sizes instead of scales.
+    A scale that is known only at run time is a value. It is None if the node gives sizes instead of scales.
     """
     factors: dict[int, float | Val | None] = dict.fromkeys(range(x.rank), 1.0)
     by_sizes = scales is None or scales.known_shape == (0,)
@@ -132,7 +133,7 @@ def _factors(op, x, y, scales, sizes, which, how):
 
 
 def _common_factor(op, x, sizes, which, how):
-    """Return the one scale that keeps the aspect ratio: the smallest or largest scale that `sizes` requires."""
+    """Return one scale for all axes, which keeps the aspect ratio: the smallest or largest that `sizes` requires."""
     smallest = how.keep_aspect_ratio_policy == "not_larger"
     now = [x.shape[axis] for axis in which]
     if sizes.const is not None and all(isinstance(size, int) for size in now):
@@ -167,9 +168,10 @@ def _refuse_cut_axis(region, axis):
 
 
 def _refuse_broken_sizes(x, factors):
-    """Raise Unknown if an output size, size * scale, is not a whole number.
+    """Raise Unknown if size * scale is not a whole number for some axis, or may not be one at run time.
 
-    To align corners, onnxruntime uses the actual output size and onnx.reference the unrounded product.
+    The output size is this product rounded. In the modes that align corners, onnxruntime computes positions from the
+    rounded size, but onnx.reference from the product.
     """
     for size, factor in zip(x.shape, factors.values(), strict=True):
         if isinstance(factor, Val):
@@ -191,12 +193,18 @@ def _refuse_broken_sizes(x, factors):
 def _copied(op, x, y, factors, by_axis):
     """Find axes that onnxruntime may copy without interpolation although their scale is not 1.
 
-    It copies if the output is as large as the input. For example, scale 1.3 turns a size of 2 into 2. Without
+    onnxruntime copies if the output is as large as the input. For example, scale 1.3 turns a size of 2 into 2. Without
     antialias, it copies only if all axes keep their size. With antialias, it copies each axis that keeps its size.
 
+    Args:
+        op: the emitter.
+        x, y: the input and the output of the Resize.
+        factors: axis -> its scale, from `_factors`.
+        by_axis: True with antialias.
+
     Returns:
-        A map with each axis of which it is known only at run time whether it is copied. Its value is an int64 value of
-        the graph: 1 if the axis is copied, 0 otherwise.
+        A map from each axis for which the decision falls at run time to an int64 value: 1 if the axis is copied, 0 if
+        it is interpolated.
 
     Raises:
         Unknown: it is known at build time that an axis is copied.
@@ -219,7 +227,7 @@ def _copied(op, x, y, factors, by_axis):
 
 
 def _keeps(size, new, factor):
-    """Return True or False for an axis that keeps or changes its size, and None if only a run can tell."""
+    """Return True if an axis keeps its size, False if the size changes, and None if that is known only at run time."""
     if isinstance(size, int) and isinstance(new, int):
         return size == new
     return None if not isinstance(factor, float) or 0.5 < factor < 2 else False
@@ -237,7 +245,7 @@ def _repeats(factors, rank, how):
 
 
 def _summed(op, g, x, factors):
-    """Sum `g` over each block of repeated elements: AveragePool, which has a fast kernel, times the block's size."""
+    """Sum `g` over each block of repeated elements, by an AveragePool times the size of the block, which is fast."""
     block = [int(factors[axis]) for axis in range(2, x.rank)]
     if all(n == 1 for n in block):
         return g
@@ -282,7 +290,8 @@ class _Axis:
 
         Args:
             how: the attributes of the Resize.
-            copied: an int64 value that is 1 if onnxruntime copies the axis and 0 otherwise. None if it surely does not.
+            copied: an int64 value that is 1 if onnxruntime copies the axis and 0 otherwise, or None if onnxruntime
+                certainly does not copy the axis.
         """
         positions = self._positions(how.coordinate_transformation_mode)
         matrix = self._nearest(positions, how.nearest_mode) if how.mode == "nearest" else self._weighted(positions, how)
@@ -315,7 +324,7 @@ class _Axis:
             positions = several * spread + (1 - several) * ((start + end) * 0.5 * self.last)
             if self.is_given:
                 return positions
-            same = self._equal(self.size, self.new)  # the case of `_refuse_cut_axis`, known only at run time
+            same = self._equal(self.size, self.new)  # onnxruntime does not crop an axis of scale 1
             return same * outputs + (1 - same) * positions
         if coordinates == OF_TENSORFLOW:
             same = self._equal(factor, self._number(1))  # then onnxruntime copies the elements
@@ -341,8 +350,8 @@ class _Axis:
     def _weighted(self, positions, how):
         """Return the matrix of the weights, which depend on the distance between input element and position.
 
-        Elements beyond the ends are copies of the outermost elements; with exclude_outside they have no weight. With
-        antialias, distances are multiplied by a scale below 1, which smooths the output.
+        Beyond the ends, the outermost elements are repeated; with exclude_outside, these copies have weight 0. With
+        antialias, distances are multiplied by scales below 1, which smooths the output.
         """
         shrunk = self.xp.Min(self.factor, self._number(1)) if how.antialias else self._number(1)
 

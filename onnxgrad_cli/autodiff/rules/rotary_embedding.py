@@ -1,7 +1,7 @@
 """Rule of rotary embeddings, which rotate pairs of numbers.
 
 The adjoint of a rotation is the rotation by the opposite angle, so the operator itself computes the cotangent of its
-input. Only for the cotangents of the sine and cosine caches, the rule takes the pairs apart.
+input. The cotangents of the sine and cosine caches are computed from the separate numbers of the pairs.
 Source: J. Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021, section 3.4.2.
 """
 

@@ -1,10 +1,11 @@
-"""Add rows to a table at places that may repeat, as in the gradient of every selection and in graph networks.
+"""Add rows to the rows of a table at indices that may repeat, as in the gradient of a Gather and in graph networks.
 
-onnxruntime has no operator for this that is both correct and fast. Its ScatterND(add) loses updates with two threads.
-Its ScatterElements(add) adds one element at a time on one thread. A matrix product uses all threads. The rows are
-therefore sorted by their places and split into blocks. Each block is multiplied by a small matrix of zeros and ones,
-which adds up the rows of each place. A graph network gathers rows along its edges and then adds them up. For this case,
-a faster way gathers the rows in the order of their places, so that the gathered rows need not be stored.
+The index of the table's row to which a row is added is called its place. onnxruntime has no operator for this sum that
+is both correct and fast. Its ScatterND(add) loses updates with two threads. Its ScatterElements(add) adds one element
+at a time on one thread. A matrix product uses all threads. The rows are therefore sorted by their places and split into
+blocks. Each block is multiplied by a small matrix of zeros and ones, which adds up the rows of each place. A graph
+network gathers rows along its edges and then adds them up. For this case, a faster way gathers the rows in the order of
+their places, so that the gathered rows need not be stored.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.types import HALVES
 
 ONE_HOT = 64
-"""Up to this number of places, the sum is computed as one product with a one-hot matrix.
+"""Largest number of rows of a table for which the sum is computed as one product with a one-hot matrix.
 
 For 8,192 rows of 768, this takes 0.6 times as long as sorted blocks at 32 places, equally long at 64, and 1.6 times as
 long at 128 (one thread).
 """
 
 MIN_SORTED_ROW, MIN_SORTED_ELEMENTS = 64, 2**16
-"""Rows are sorted if a row has MIN_SORTED_ROW elements or more, and rows and table together MIN_SORTED_ELEMENTS.
+"""Rows are sorted if a row has at least MIN_SORTED_ROW elements, and rows and table together MIN_SORTED_ELEMENTS.
 
-Times of sorted blocks relative to the faster way to use ScatterElements, with one thread:
+Times of sorted blocks relative to the faster of the two ways to use ScatterElements, with one thread:
 
 - 8,192 rows of 768 into 30,522: 0.25
 - 1,024 rows of 768 into 30,522: 0.35
@@ -39,7 +40,7 @@ Times of sorted blocks relative to the faster way to use ScatterElements, with o
 - 2,048 rows of 64 into 1,000: 0.7
 - 32,768 rows of 64 into 4,096: 1.1, or 0.85 if two sums share the sorted places
 
-Outside of the limits, sorted blocks are slower:
+Below these limits, sorted blocks are slower:
 
 - 32 rows of 64 into 1,000: 1.15
 - 65,536 rows of 32 into 4,096: 1.5
@@ -49,15 +50,16 @@ Outside of the limits, sorted blocks are slower:
 BLOCK = 23
 """Number of rows in a sorted block. Numbers from 15 to 35 take about the same time.
 
-The product of a block has one row more (24), a multiple of the number of elements that a processor handles at a time.
+The product of a block has one row more, 24, which is a multiple of the number of floats that a processor handles at
+once.
 """
 
 MAX_ROW_RATIO, TYPICAL = 4, 1024
 """If a table has at most MAX_ROW_RATIO times as many rows as are added to it, both are flattened for ScatterElements.
 
-Times relative to ScatterElements without flattening, with two threads: 0.25 for 16,384 rows of 64 into 1,000, and 0.93
-for 131,072 rows of 32 into 32,768. For 1,024 rows of 64 into 100,000 it would be 1.7. An unknown number of rows counts
-as TYPICAL.
+An unknown number of rows counts as TYPICAL. Times relative to ScatterElements without flattening, with two threads:
+0.25 for 16,384 rows of 64 into 1,000, and 0.93 for 131,072 rows of 32 into 32,768. For 1,024 rows of 64 into 100,000 it
+would be 1.7.
 """
 
 LAST, FAR = 2**63 - 1, 2**62
@@ -69,17 +71,17 @@ def added(op: Op, zeros: Val, places: Val, g: Val, axis: int = 0) -> Val:
 
 
 def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = False) -> Val:
-    """Return `zeros` with the i-th slice of `g` along `axis` added at rows[i].
+    """Return `zeros` with the i-th slice of `g` along `axis` added at index rows[i] of that axis.
 
     The result is correct for repeated indices and any number of threads. Before opset 16, ScatterElements can't add, so
     a product with a one-hot matrix is used.
 
     Args:
         op: the emitter.
-        zeros: the table of zeros.
+        zeros: the table of zeros, in the shape of the result.
         g: the slices to add.
-        rows: the index in the table to which each slice is added; negative ones count from the end.
-        axis: the axis of the places.
+        rows: for each slice, the index at which it is added; a negative index counts from the end.
+        axis: the axis along which the slices are counted.
         shared: True if the result will be added to another tensor. For few rows, one ScatterElements then computes both
             sums.
     """
@@ -87,7 +89,7 @@ def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = Fa
     count = rows.shape[0]
     if count == 0:
         return zeros
-    # for a batch of products over no rows onnxruntime returns garbage
+    # onnxruntime returns garbage for a batch of products with an inner size of 0
     safe = isinstance(count, int) or not 0 < axis < g.rank - 1
     if op.opset < 16 or (isinstance(size, int) and size <= ONE_HOT and safe):
         return _one_hot_product(op, zeros, g, rows, size, axis)
@@ -105,7 +107,7 @@ def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = Fa
 
 
 def _form(op: Op, table: Val, count: int | str, shared: bool, gathered: tuple[Val, Val] | None) -> str:
-    """Return the name of the fastest way to add `count` rows to a table.
+    """Return the name of the fastest way to add `count` rows to a table, unless the user or the target prefers another.
 
     Returns:
         "gathered" (gather the rows again), "sorted" (products of sorted blocks), "flat" (ScatterElements on flat
@@ -131,7 +133,7 @@ def _number(size: int | str) -> int:
 
 
 def suits_flat(table: Val, count: int | str) -> bool:
-    """Return True if ScatterElements adds `count` rows to a table faster on flat tensors (`add_flat`)."""
+    """Return True if ScatterElements adds `count` rows to a table faster after flattening both, as `add_flat` does."""
     return table.rank > 1 and _number(table.shape[0]) <= MAX_ROW_RATIO * _number(count)
 
 
@@ -147,9 +149,9 @@ def add_flat(op: Op, table: Val, g: Val, rows: Val) -> Val:
 def suits_gathered(table: Val, source: Val, count: int | str) -> bool:
     """Return True if `sum_gathered` is the fastest form for adding `count` rows from `source` to a table.
 
-    Relative times of forward and backward with one thread: 0.4 for 32,768 rows of 128 into 4,096, 0.7 for rows of 64,
-    and 1 for 2,048 rows of 64 into 512. It would be 1.2 for 512 rows of 64 into 128, and 1.4 for 32,768 rows of 32 into
-    4,096.
+    Times of forward and backward with one thread, relative to the other forms: 0.4 for 32,768 rows of 128 into 4,096,
+    0.7 for rows of 64, and 1 for 2,048 rows of 64 into 512. It would be 1.2 for 512 rows of 64 into 128, and 1.4 for
+    32,768 rows of 32 into 4,096.
     """
     width = _row_width(table)
     large = (_number(count) + _number(table.shape[0])) * width >= MIN_SORTED_ELEMENTS
@@ -161,7 +163,7 @@ def sum_gathered(op: Op, table: Val, source: Val, picks: Val, rows: Val) -> Val:
     """For each i, add row `picks[i]` of `source` to row `rows[i]` of the result, which starts at zero.
 
     This is the product of a sparse matrix of ones with `source`. The pairs (pick, row) are sorted by row and split into
-    chunks. All pairs of a chunk have the same row, and there are at most as many as a row has on average. The picked
+    chunks. All pairs of a chunk have the same row. A chunk has at most the average number of pairs per row. The picked
     rows of a chunk are gathered, padded with zeros and summed. If a row has several chunks, their sums are added to the
     sum of its first chunk.
 
@@ -194,7 +196,7 @@ def sum_gathered(op: Op, table: Val, source: Val, picks: Val, rows: Val) -> Val:
 
 
 def _from_begin(op: Op, indices: Val, size: int | Val) -> Val:
-    """Return indices counted from the start. Invalid negative ones become so large that kernels raise an error."""
+    """Return indices counted from the start. Invalid negative indices become so large that kernels raise an error."""
     indices = op.cast(indices, TensorProto.INT64)
     indices = op.Where(indices < 0, indices + size, indices)
     return op.Where(indices < 0, op.const(FAR), indices)
@@ -206,8 +208,8 @@ def _chunks(op: Op, places: Val, count: Val) -> tuple[Val, Val, Val, Val, Val]:
     Returns:
         1. The places in ascending order.
         2. The position of each place before sorting.
-        3. The number of each sorted place among equal places, from 0.
-        4. The begins of the chunks.
+        3. The position of each sorted place among the places that are equal to it, from 0.
+        4. The position at which each chunk begins among the sorted places.
         5. The length of the longest chunk, as a vector of one element.
     """
     places, order = op.TopK(places, count, axis=0, largest=0, outputs=2)
@@ -223,7 +225,7 @@ def _chunks(op: Op, places: Val, count: Val) -> tuple[Val, Val, Val, Val, Val]:
 
 def _one_hot_product(op: Op, zeros: Val, g: Val, rows: Val, size: int | Val, axis: int) -> Val:
     rows, every = op.Mod(rows, size), op.steps(size)
-    if axis == g.rank - 1:  # g on the left: onnxruntime returns no zeros if g is on the right and has no elements
+    if axis == g.rank - 1:  # g is the left operand: onnxruntime does not return zeros if an empty g is on the right
         hot = op.cast(op.Equal(op.unsqueeze(rows, [1]), every), g)
         return op.state(op.MatMul(g, hot), zeros.shape)
     hot = op.cast(op.Equal(op.unsqueeze(every, [1]), rows), g)
@@ -239,9 +241,9 @@ def _sorted_product(op: Op, zeros: Val, g: Val, rows: Val, width: int) -> Val:
 
     A place is the index of a row in the result. Each block is multiplied by a matrix of zeros and ones. Row 0 of the
     product is zero, and the rows from 1 on hold the sums, one for each place in the block. A place without any rows
-    takes row 0 of the first block as its sum. If the rows of a place begin in an earlier block, the first sum of the
-    later block is added to the place's sum in the block where they begin. If a number is not finite, other numbers of
-    its block become NaN, because it is multiplied by zeros.
+    takes row 0 of the first block as its sum. If the rows of a place continue in a later block, the first sum of that
+    block is added to the place's sum in the block where its rows begin. If a number is not finite, other numbers of its
+    block become NaN, because the number is multiplied by zeros.
     """
     size = _size(op, zeros)
     g, places, order = _in_blocks(op, op.reshape(op.wide(g), [-1, width]), rows, size)

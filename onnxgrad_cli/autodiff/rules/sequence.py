@@ -1,7 +1,7 @@
 """Rules of sequences and optionals. The cotangent of a sequence is a sequence of the same length.
 
-`passes/prepare/unpack_sequences.py` removes sequences whose length is known at build time. These rules are for the
-others, which grow in loops. Source: the operators' pages.
+`passes/prepare/unpack_sequences.py` removes sequences whose length is known at build time. These rules are for
+sequences of unknown length, such as those that grow in loops. Source: the operators' pages.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def optional_get_element(op, g, y, x):
 
 
 def _counted(op: Op, s: Val, position: Val) -> Val:
-    """Return a position in the sequence `s` that counts from the start, even if the given one counts from the end."""
+    """Return a position in the sequence `s`, counted from the start. A negative `position` counts from the end."""
     if position.const is not None and position.const.item() >= 0:
         return position
     at = op.cast(position, 7)

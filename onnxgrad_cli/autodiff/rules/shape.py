@@ -141,7 +141,7 @@ def depth_to_space(op, g, y, x, *, blocksize, mode):
 
 @rule("SpaceToDepth")
 def space_to_depth(op, g, y, x, *, blocksize, mode="DCR"):
-    """Before opset 28, the only mode is DCR, which is also the default of DepthToSpace."""
+    """Apply DepthToSpace to `g` in the same mode. Before opset 28, SpaceToDepth has only the mode DCR."""
     return op.DepthToSpace(g, blocksize=blocksize, **({} if mode == "DCR" else {"mode": mode}))
 
 
@@ -161,6 +161,6 @@ def range_(op, g, y, start, limit, delta, *, stash_type):
 
 @rule("CenterCropPad")
 def center_crop_pad(op, g, y, x, shape, *, axes):
-    """CenterCropPad of `g` to the shape of x: it crops what was padded and pads what was cropped, rounded alike."""
+    """Apply CenterCropPad to `g` with the shape of x: it crops padded axes and pads cropped axes by equal amounts."""
     sizes = op.shape(x) if axes is None else op.vector([op.size(x, axis) for axis in axes])
     return op.state(op.CenterCropPad(g, sizes, axes=axes), x.known_shape), None

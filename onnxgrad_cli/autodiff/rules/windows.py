@@ -1,7 +1,8 @@
 """Sliding windows: the geometry that convolutions and pools share, and linear maps along single axes.
 
-Along one axis, output o of a window reads `x[o * stride + tap * dilation - begin]` for each tap, where begin is the
-number of pads. All functions accept sizes that are known only at run time, and return constants if sizes are static.
+A tap is one position of the kernel. Along one axis, output o is computed from `x[o * stride + tap * dilation - begin]`
+for each tap, where begin is the number of pads at the begin. The functions accept sizes that are known only at run
+time, and return constants if sizes are static.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 
 LAST = np.iinfo(np.int64).max
-"""The end of a Slice to the end of an axis."""
+"""The `ends` value of a Slice that reaches to the end of an axis."""
 
 
 class Window(NamedTuple):
@@ -74,7 +75,7 @@ class Window(NamedTuple):
 
 
 def kernel_of(kernel_shape: Sequence[int] | None, w: Val) -> tuple[int | str, ...]:
-    """Return the kernel's size: `kernel_shape`, or if that is None the sizes of the weight's spatial axes.
+    """Return the kernel's size: `kernel_shape` or, if that is None, the sizes of the weight's spatial axes.
 
     Raises:
         Unknown: the two contradict each other.
@@ -110,7 +111,12 @@ def window(
 
 
 def split_pads(total: Any, auto_pad: str) -> tuple[Any, Any]:
-    """Split the pads `total` into begin and end, as SAME_UPPER or SAME_LOWER does. Takes ints or int64 values."""
+    """Split a number of pads into begin and end pads, as SAME_UPPER or SAME_LOWER does.
+
+    Args:
+        total: the number of pads along one axis, or a vector of these numbers for all axes; an int or an int64 value.
+        auto_pad: 'SAME_UPPER' puts an odd pad at the end. Any other value puts it at the begin.
+    """
     half = total / 2 if isinstance(total, Val) else total // 2
     return (half, total - half) if auto_pad == "SAME_UPPER" else (total - half, half)
 
@@ -150,7 +156,7 @@ def divided(op: Op, x: Val, axis: int, parts: int) -> int | Val:
 
 
 def flat(op: Op, x: Val) -> Val:
-    """Flatten the spatial axes of `x`. Static sizes are written out: -1 in a Reshape fails on an empty batch."""
+    """Flatten the spatial axes of `x`. If sizes are static, no -1 is used, because it fails on an empty batch."""
     return op.Reshape(x, op.ints([0, 0, cells(x)]))
 
 
@@ -187,9 +193,9 @@ def crop_like(op: Op, padded: Val, begins: Val | None, x: Val) -> Val:
 
 
 def remainder(win: Window, x: Val, g: Val) -> list[int | None]:
-    """Return for each spatial axis how many cells of the padded input follow the last window; None if unknown.
+    """Return for each spatial axis the number of elements of the padded input after the last window; None if unknown.
 
-    The number is negative if the last window reaches beyond the padded input (ceil_mode).
+    The number is negative if the last window exceeds the padded input, as it may with ceil_mode.
     """
     if not win.known:
         return [None] * len(win.kernel)
@@ -202,7 +208,7 @@ def remainder(win: Window, x: Val, g: Val) -> list[int | None]:
 
 
 def spread(op: Op, g: Val, w: Val, x: Val, win: Window, exact: bool = True) -> Val:
-    """Apply to `g` the adjoint of the convolution of `x` with weights `w`, by one ConvTranspose that is cropped.
+    """Return the cotangent of `x` for a convolution of `x` with the weights `w`, by a ConvTranspose that is cropped.
 
     Args:
         op: the emitter.
@@ -210,8 +216,8 @@ def spread(op: Op, g: Val, w: Val, x: Val, win: Window, exact: bool = True) -> V
         w: the weights.
         x: the input.
         win: the window.
-        exact: True if no window reaches beyond the padded input (no ceil_mode). With a stride of 1, the last window
-            then ends where the padded input ends.
+        exact: True if no window exceeds the padded input (no ceil_mode). With a stride of 1, the last window then ends
+            where the padded input ends.
     """
     ends, more, unknown = [], [], False
     for rest, end, stride in zip(remainder(win, x, g), win.ends, win.strides, strict=True):
@@ -231,10 +237,18 @@ def spread(op: Op, g: Val, w: Val, x: Val, win: Window, exact: bool = True) -> V
 def reads(
     op: Op, win: Window, i: int, g: Val, taps: Sequence[int], axes: tuple[int, int], rank: int
 ) -> np.ndarray | Val:
-    """Return the positions in the padded input that windows read along spatial axis `i`, as a tensor of rank `rank`.
+    """Return the positions in the padded input that windows read along spatial axis `i`, as a tensor of `rank` axes.
 
-    `axes` are two axes of the result: along the first it varies with the window (as many as `g` has), along the second
-    with the tap. The result is a numpy array if the size of `g` is static and at most `MAX_COUNTING_LENGTH`.
+    The result is a numpy array if the size of `g` is static and at most `MAX_COUNTING_LENGTH`.
+
+    Args:
+        op: the emitter.
+        win: the window.
+        i: the spatial axis, counted from 0.
+        g: the outputs, one per window.
+        taps: the taps to read.
+        axes: two axes of the result: the axis of the windows and the axis of the taps.
+        rank: the number of axes of the result; the other axes have size one.
     """
     outputs, steps = axes
     size = g.shape[2 + i]
@@ -269,10 +283,12 @@ def places(op: Op, win: Window, x: Val, g: Val, taps: Sequence[Sequence[int]]) -
 
 
 def taps_below(win: Window, i: int, outputs: Any, bound: Any) -> Any:
-    """Return how many taps of each window read before position `bound` of the spatial axis `i`.
+    """Return the number of taps of each window that read before position `bound` of the spatial axis `i`.
 
     Args:
-        outputs: the numbers of the windows, as a numpy array or an int64 value.
+        win: the window.
+        i: the spatial axis, counted from 0.
+        outputs: the indices of the windows, 0, 1, ..., as a numpy array or an int64 value.
         bound: the position in the input without pads, as a numpy array, int64 value or int.
     """
     dilation, taps = win.dilations[i], win.sizes[i]

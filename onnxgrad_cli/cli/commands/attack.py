@@ -45,11 +45,17 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
 )
 @option("--steps", type=click.IntRange(min=1), help="pgd: number of steps.  [default: 10]")
 @option("--step-size", type=click.FloatRange(min=0), help="pgd: length of a step.  [default: 2.5 epsilon / steps]")
-@option("--norm", type=click.Choice(get_args(Norm)), default="inf", help="Norm for the distance from a sample.")
+@option(
+    "--norm", type=click.Choice(get_args(Norm)), default="inf", help="Norm in which --epsilon measures the distance."
+)
 @option(
     "--targeted", metavar="N|NAME", help="Class that the model should predict, instead of any wrong class.", common=True
 )
-@option("--clip", metavar="LOW,HIGH", help="Range of the model's input.  [default: the range of the data]")
+@option(
+    "--clip",
+    metavar="LOW,HIGH",
+    help="Clip the changed samples to this range, on the scale of the model's input.  [default: the range of the data]",
+)
 @option(
     "--start/--no-start",
     default=True,
@@ -60,15 +66,9 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="pgd: number of runs, each from another random start; the best run of each sample counts.",
+    help="pgd: number of runs, each from another random start; for each sample, the most successful run counts.",
 )
-@option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    help="pgd: seed of the random starts.",
-    section="Trained parameters",
-)
+@option("--seed", type=click.IntRange(min=0), default=0, help="pgd: seed of the random starts.")
 @option(
     "--label", metavar="NAME", help="Name of the labels in --data.  [default: the model's predictions]", common=True
 )

@@ -28,7 +28,7 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
 
 @click.command()
 @takes_several()
-@output_option("The training model; - is stdout.  [default: MODEL.train.onnx]")
+@output_option("Output file of the training model; - is stdout.  [default: MODEL.train.onnx]")
 @option(
     "-O",
     "--out-dir",
@@ -49,13 +49,14 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
 @option(
     "--verify/--no-verify",
     default=None,
-    help="Prove the gradients numerically.  [default: if it takes only seconds]",
+    help="Check the gradients numerically; if the check fails, no model is written.  [default: only if the check takes "
+    "seconds]",
     common=True,
 )
 @proof_data(
     "--test-data",
-    "Inputs for the proof: the arrays of an .npz, or the first samples of data that `onnxgrad train` reads. With "
-    "several models, give one for all of them, or one for each.  [default: random inputs]",
+    "Inputs on which the gradients are checked: the arrays of an .npz, or the first samples of data that `onnxgrad "
+    "train` reads. With several models, give one for all of them, or one for each.  [default: random inputs]",
     multiple=True,
 )
 @option(
@@ -64,7 +65,7 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
     multiple=True,
     type=FILE,
     metavar="FILE.{md,html,json}",
-    help="File of the report.  [default: OUT.report.md]",
+    help="Output file of the report, in the format of its suffix.  [default: OUT.report.md]",
     section="Output",
 )
 @option(
@@ -82,19 +83,25 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
     help="Write the model after each pass to this folder.",
     section="Output",
 )
-@option("--stop-after", metavar="PASS", help="Stop after a pass and write the intermediate model.", section="Output")
+@option(
+    "--stop-after",
+    metavar="PASS",
+    help="Stop after a pass, and write the model as it is then; see `onnxgrad list passes`.",
+    section="Output",
+)
 @option(
     "--artifacts",
     type=FOLDER,
     metavar="DIR",
-    help="Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint to a folder instead.",
+    help="Write the artifacts of onnxruntime-training to this folder, instead of a training model: "
+    "training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.",
     section="Output",
 )
-@option("--prefix", default="", metavar="TEXT", help="Prefix of the artifacts' names.")
+@option("--prefix", default="", metavar="TEXT", help="With --artifacts: prefix of the names of the files.")
 @option(
     "--nominal-checkpoint",
     is_flag=True,
-    help="Write only names, shapes and types to the checkpoint of the artifacts.",
+    help="With --artifacts: write only the names, shapes and types of tensors to the checkpoint, not their values.",
     section="Output",
 )
 @option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)

@@ -30,17 +30,18 @@ from onnxgrad_cli.errors import CheckFailed
     "--original",
     type=FILE,
     metavar="MODEL",
-    help="Model from which TRAIN was built, to compare with. Second derivatives require it.",
+    help="Inference model from which TRAIN was built. The outputs of both are compared. Required to check second "
+    "derivatives.",
 )
-@option("--dim", type=DIM, multiple=True, help="Size of a symbolic dimension in random data.", common=True)
-@option("--seed", type=click.IntRange(min=0), default=0, help="Seed of random data and directions.")
+@option("--dim", type=DIM, multiple=True, help="Size of a symbolic dimension in random inputs.", common=True)
+@option("--seed", type=click.IntRange(min=0), default=0, help="Seed of random inputs and of the directions checked.")
 @speaks
 @click.pass_obj
 def check(
     console: Console, models: tuple[str, ...], jobs: int, data: tuple[Path, ...], tokenizer: Path | None,
     original: Path | None, dim: tuple[tuple[str, int], ...], seed: int,
 ) -> int:  # fmt: skip
-    """Prove the gradients of each TRAIN (- is stdin), from `onnxgrad build` or `onnxgrad derive`, by differences."""
+    """Check each TRAIN (- is stdin), a model of `onnxgrad build` or `onnxgrad derive`, against finite differences."""
     console.done = "proved"
     if len(models) > 1:
         return run_several(console, models, jobs, each={"data": data})

@@ -56,7 +56,7 @@ UNASKED = "no proof was requested"
 @option(
     "--per-sample",
     is_flag=True,
-    help="Compute the derivatives of each sample; samples that are not proven independent are refused.",
+    help="Compute the derivatives of each sample separately. A model whose samples might affect each other is refused.",
 )
 @option(
     "--weighted",
@@ -79,20 +79,25 @@ UNASKED = "no proof was requested"
     "run. keep-outputs: return the model's outputs too. fill-grad: use ones as cotangents; requires keep-outputs. "
     "loss: treat an output of the model as the loss.",
 )
-@option("--loss-output", metavar="NAME", help="With --option loss: the output that is the loss.")
+@option("--loss-output", metavar="NAME", help="With --option loss: name of the output that is the loss.")
 @option(
-    "--label-input", "labels", multiple=True, metavar="NAME", help="With --option loss: an input that gets no gradient."
+    "--label-input",
+    "labels",
+    multiple=True,
+    metavar="NAME",
+    help="With --option loss: name of an input that gets no gradient.",
 )
 @option(
     "--verify/--no-verify",
     default=None,
-    help="Prove the derivatives numerically.  [default: if it takes only seconds]",
+    help="Check the derivatives numerically; if the check fails, nothing is written.  [default: only if the check "
+    "takes seconds]",
     common=True,
 )
 @proof_data(
     "--test-data",
-    "Inputs for the proof: the arrays of an .npz, or the first samples of data that `onnxgrad train` reads.  "
-    "[default: random inputs]",
+    "Inputs on which the derivatives are checked: the arrays of an .npz, or the first samples of data that `onnxgrad "
+    "train` reads.  [default: random inputs]",
 )
 @how_to_read
 @declared_options(Options, only=("identifiers",))

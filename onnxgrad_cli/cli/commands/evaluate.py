@@ -26,7 +26,8 @@ MOST_SHOWN = 30
 """Maximum number of classes of a confusion matrix in the text output. --json shows larger ones."""
 
 DATA = (
-    "Arrays named after the inputs: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy files, or ONNX sets."
+    "Arrays named after the inputs: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy files, or ONNX "
+    "test_data_set_N."
 )
 
 
@@ -66,7 +67,7 @@ def setting_of(values: dict[str, Any]) -> Setting:
     Course, only=("metrics", "keep_mode"),
     metrics={"help": "Metric to measure in addition to the loss; see `onnxgrad list metrics`.",
              "metavar": "NAME[:OUTPUT]|FILE.onnx|FILE.py:FUNCTION"},
-    keep_mode={"help": "Keep the mode of BatchNormalization and Dropout, instead of inference mode."},
+    keep_mode={"help": "Run BatchNormalization and Dropout in the mode stored in MODEL, instead of inference mode."},
 )  # fmt: skip
 @setting_options
 @what_to_build(only=HERE)

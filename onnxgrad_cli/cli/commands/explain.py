@@ -60,16 +60,21 @@ ROWS = 12
     help="Input to explain, or a value inside the model.  [default: the float input, or the embeddings of tokens]",
 )
 @option("--label", default="label", metavar="NAME", help="Name of the labels in --data.", common=True)
-@option("--repeats", type=click.IntRange(min=1), default=50, help="smoothgrad: number of noisy samples.")
+@option("--repeats", type=click.IntRange(min=1), default=50, help="smoothgrad: number of noisy copies of a sample.")
 @option(
     "--noise",
     type=click.FloatRange(min=0),
     default=0.15,
     metavar="SHARE",
-    help="smoothgrad: standard deviation of the noise, as a share of a sample's range.",
+    help="smoothgrad: standard deviation of the noise, as a fraction of the range of a sample's values.",
 )
 @option("--seed", type=click.IntRange(min=0), default=0, help="smoothgrad: seed of the noise.")
-@option("--steps", type=click.IntRange(min=1), default=50, help="integrated-gradients: number of steps.")
+@option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=50,
+    help="integrated-gradients: number of gradients on the line from the baseline to the sample.",
+)
 @option(
     "--baseline",
     type=TEXT,
@@ -84,12 +89,16 @@ ROWS = 12
     "[default: the last value before global pooling or flattening]",
 )
 @option(
-    "--window", type=Sizes(), help="occlusion: size of the window that is hidden.  [default: an eighth of the size]"
+    "--window",
+    type=Sizes(),
+    help="occlusion: size of the hidden window, in elements: one number, or one per axis.  [default: an eighth of the "
+    "input's size]",
 )
 @option(
     "--stride",
     type=Sizes(),
-    help="occlusion: step by which the window moves.  [default: half the window; in volumes the whole window]",
+    help="occlusion: distance by which the window moves, in elements: one number, or one per axis.  [default: half the "
+    "window; in volumes the whole window]",
 )
 @declared_options(
     SequenceOptions, only=("tokenizer", "max_length"),

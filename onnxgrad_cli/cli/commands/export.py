@@ -22,21 +22,24 @@ from onnxgrad_cli.common.escape import escaped
     "--roles",
     type=FILE,
     metavar="FILE.json",
-    help="JSON file that describes the bytes of a .bin.  [default: the .json file of the same name]",
+    help="JSON file that lists the tensors in a .bin file.  [default: the .json file of the same name]",
 )
 @option(
     "--adaptable",
     is_flag=True,
-    help="Write MODEL with its own weights and empty LoRA matrices, in whose place a runtime can load an adapter.",
+    help="Write MODEL with its own weights, and with LoRA matrices that have no effect until a runtime loads an "
+    "adapter in their place.",
 )
 @option(
     "--merge",
     is_flag=True,
-    help="Merge adapters into integer matrices too, which rounds these again; prints the change of the outputs.",
+    help="Also merge adapters into matrices that are stored as integers. These are rounded again, and the change of "
+    "the outputs is measured and printed.",
 )
 @proof_data(
     "--test-data",
-    "Inputs for measuring the loss of precision of --merge: an .npz, or training data.  [default: random inputs]",
+    "With --merge: inputs on which the change of the outputs is measured: an .npz, or training data.  [default: random "
+    "inputs]",
 )
 @option(
     "--adapter",
@@ -44,11 +47,13 @@ from onnxgrad_cli.common.escape import escaped
     metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
     help="Write only the adapters, in the format of onnxgrad, of onnxruntime, or of PEFT (a folder).",
 )
-@option("--use-ema", is_flag=True, help="Write the moving averages that --ema has kept, instead of the last weights.")
+@option(
+    "--use-ema", is_flag=True, help="Write the moving averages of the weights that --ema kept, instead of the weights."
+)
 @option(
     "--keep-mode",
     is_flag=True,
-    help="Keep the mode of BatchNormalization and Dropout, instead of inference mode.",
+    help="Write BatchNormalization and Dropout in the mode stored in MODEL, instead of inference mode.",
     section="Output",
 )
 @option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.", common=True)
@@ -57,10 +62,10 @@ from onnxgrad_cli.common.escape import escaped
 def export(console: Console, /, weights: Path, model: str, out: str | None, **how: Any) -> int:
     """Write MODEL with the trained WEIGHTS.
 
-    WEIGHTS are a checkpoint, the folder of a run of `onnxgrad train`, or adapters in any format. They can also be the
-    bytes (.bin) of a training in another program, with a model of `onnxgrad build --weights inputs`, or a safetensors
-    file that holds only weights. An ONNX file is allowed too: a trained model, a model of derivatives or a training
-    model. Weights are matched by name, type and shape.
+    WEIGHTS are a checkpoint, the folder of a run of `onnxgrad train`, or adapters in any format. They can also be a
+    .bin file from another program that trained a model of `onnxgrad build --weights inputs`, or a safetensors file that
+    holds only weights. An ONNX file is allowed too: a trained model, a model of derivatives or a training model.
+    Weights are matched by name, type and shape.
     """
     adapter_alone = how["adapter"] is not None and not how["adaptable"] and not how["merge"]
     console.writes_to_stdout(out, "" if adapter_alone else model)

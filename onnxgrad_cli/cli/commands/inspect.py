@@ -23,8 +23,8 @@ NOT_HERE = {"as_gradient_op", "embed_state", "identifiers", "init", "keep_output
 def inspect(console: Console, /, models: tuple[str, ...], jobs: int, **values: Any) -> int:
     """Diagnose each MODEL: producer, trainable weights, operators without a gradient, export problems.
 
-    Nothing is written. The output lists weights with made-up names, folded normalizations, and equal weights that may
-    have been one. It also suggests a better export call.
+    No file is written. The output lists weights with made-up names, folded normalizations, and equal weights that may
+    have been a single weight before the export. It also suggests a better export call.
     """
     if len(models) > 1:
         return run_several(console, models, jobs)

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     metavar="[SET=]DATA",
     help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
     "files, or ONNX test_data_set_N. Samples may differ in size. Also a folder of pictures, FOLDER/CLASS/1.png, or a "
-    "Hugging Face dataset. Several data sets have names, and each loss names its set; an epoch is one pass over the "
-    "first set.",
+    "Hugging Face dataset. If the option is repeated, each data set has a name, and each loss names its set; an epoch "
+    "is one pass over the first set.",
     common=True,
 )
 @declared_options(Course, only=("epochs", "batch_size", "learning_rate"))
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     normalize={
         "metavar": "[INPUT:]auto|imagenet|MEAN/STD|none",
         "shown": "",
-        "help": "Scale pictures or columns to mean 0 and standard deviation 1; auto computes both from --data. The "
-        "trained model stores them in its metadata.",
+        "help": "Subtract a mean from pictures or columns, and divide them by a standard deviation; auto computes both "
+        "from --data. The trained model stores both in its metadata.",
     },
 )
 @declared_options(SequenceOptions)
@@ -67,10 +67,10 @@ if TYPE_CHECKING:
     shell_complete=complete_files,
     metavar="[SET=]DATA|FRACTION",
     help="Validation data, or the fraction of --data to hold out, such as 0.2. The weights of the best epoch are "
-    "written. With several data sets, the losses on SET are evaluated. The default is the first set.",
+    "written. With several data sets, the losses on SET are evaluated, by default those on the first set.",
     common=True,
 )
-@output_option("The trained model.  [default: MODEL.trained.onnx]")
+@output_option("Output file of the trained model.  [default: MODEL.trained.onnx]")
 @option(
     "--adapter",
     type=TEXT,
@@ -82,7 +82,8 @@ if TYPE_CHECKING:
     "--adapter-from",
     type=ANY_PATH,
     metavar="FILE|FOLDER",
-    help="Start from these adapters, in any of the three formats. They define --lora if it is not set.",
+    help="Start from the adapters in a file or folder, in any format of --adapter. If --lora is not set, they define "
+    "the rank and the scaling.",
 )
 @option(
     "--log",
@@ -98,7 +99,12 @@ if TYPE_CHECKING:
     section="Output",
 )
 @declared_options(Course, without=("epochs", "batch_size", "learning_rate"))
-@option("--run", type=FOLDER, metavar="DIR", help="Folder of checkpoints and train.jsonl.  [default: OUT.run]")
+@option(
+    "--run",
+    type=FOLDER,
+    metavar="DIR",
+    help="Folder for the checkpoints, the log and the report of the run.  [default: OUT.run]",
+)
 @option(
     "--resume",
     is_flag=False,
@@ -112,7 +118,7 @@ if TYPE_CHECKING:
 @option(
     "--new-data",
     is_flag=True,
-    help="With --resume, continue with other training data that have the same number of samples.",
+    help="With --resume: allow other training data than before, with the same number of samples.",
 )
 @option(
     "--force",

@@ -31,7 +31,13 @@ HERE = (
     help="Output file, for `build --tuned`.  [default: MODEL.tuned.toml]",
     common=True,
 )
-@option("--size", type=DIM, multiple=True, help="Size of a symbolic dimension in the measurements.", common=True)
+@option(
+    "--size",
+    type=DIM,
+    multiple=True,
+    help="Size of a symbolic dimension in the measurements.  [default: 8 on the first axis of an input, 64 on others]",
+    common=True,
+)
 @option("--threads", type=click.IntRange(min=1), metavar="N", help="Number of CPU threads.  [default: all cores]")
 @option("--repeat", type=click.IntRange(min=1), default=7, help="Number of rounds of each measurement.")
 @what_to_build(only=HERE)
@@ -41,9 +47,9 @@ def tune(
     console: Console, /, model: str, out: Path | None, size: tuple[tuple[str, int], ...], threads: int | None,
     repeat: int, **values: Any,
 ) -> int:  # fmt: skip
-    """Time the implementations of each gradient of MODEL, and write those that are faster than the default.
+    """Time the implementations of each gradient of MODEL, and write the names of those faster than the default.
 
-    A build with any of them gives the same results, up to rounding.
+    All implementations give the same results, up to rounding.
     """
     console.done = "tuned"
     from onnxgrad_cli.jobs.tune import run_tune

@@ -17,13 +17,13 @@ MAX_OPTIONS = 30
 """Maximum number of options of a command for which --help shows all, not only the common ones."""
 
 FIRST, OWN = "Common options", "Options"
-"""The headings above the common options, and above options without a section."""
+"""The heading above the common options in the help, and the heading above options without a section."""
 
 SECTIONS = (
     "Loss", "Trained parameters", "Optimizer", "Evaluation", "Data", "Memory", "Reading the model", "Runtime", "Output",
     "Logging",
 )  # fmt: skip
-"""The headings of the other options, in the order of the help."""
+"""The headings above options that are neither common nor without a section, in the order of the help."""
 
 
 class VisibleHelp(click.HelpFormatter):
@@ -68,7 +68,7 @@ def _brief(text: str) -> str:
     """Return the first clause of an option's help, and its default."""
     words, bracket, default = text.partition("  [default: ")
     first = re.split(r"[;:] |\. |  \[", words)[0].rstrip(".")
-    return f"{first}{bracket}{default.partition('; x')[0].rstrip(']')}]" if bracket else first
+    return f"{first}{bracket}{re.split(r'; x|]  .x', default)[0].rstrip(']')}]" if bracket else first
 
 
 def sections(ctx: click.Context) -> Iterator[tuple[str, list[click.Option]]]:

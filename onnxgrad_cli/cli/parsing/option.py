@@ -1,4 +1,4 @@
-"""Declare options of commands, with their section in the help; and click types for paths."""
+"""Declare the options of commands, each with its section in the help, and define click types for paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class SectionOption(click.Option):
-    """An option that knows its place in the help, and can be set by an environment variable named after its flag.
+    """A click option with a section in the help. An environment variable named after its flag can set it, too.
 
     Attributes:
         section: the heading in `--help-all`; '' for options of one command.
@@ -25,6 +25,8 @@ class SectionOption(click.Option):
 
     def __init__(self, *arguments: Any, section: str = "", common: bool = False, **more: Any) -> None:
         super().__init__(*arguments, **more)
+        if self.metavar is None and isinstance(self.type, (click.IntRange, click.FloatRange)):
+            self.metavar = "N" if isinstance(self.type, click.IntRange) else "X"
         self.section, self.common = section, common
         FLAGS[str(self.name)] = max(self.opts, key=len)
 
@@ -47,7 +49,7 @@ def option(*flags: str, **more: Any) -> Callable[[Command], Command]:
 
 
 def together(*each: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Combine several decorators to one, which adds their options to a command in this order."""
+    """Combine several decorators into one, which adds their options to a command in the order of the arguments."""
 
     def decorate(command: Command) -> Command:
         for decorator in reversed(each):
@@ -88,8 +90,8 @@ def _hint(fault: str) -> str:
 
 
 TEXT = FilePath(readable=False)
-"""The type of a path that is passed on as text, because it may be '-'. Jobs report errors about the file."""
+"""The click type of a path that is kept as text, because it may be '-'. Jobs report errors about the file."""
 
 FILE, FOLDER = FilePath(dir_okay=False, path_type=Path), FilePath(file_okay=False, path_type=Path)
 ANY_PATH = FilePath(path_type=Path)
-"""The types of paths: of a file, of a folder, and of either."""
+"""The click types of paths: `FILE`, `FOLDER`, and `ANY_PATH` for either."""

@@ -27,7 +27,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Pair(click.ParamType[tuple[str, Any]]):
-    """The click type of KEY=VALUE, or of NAME:VALUE, in which the last colon separates: the name may contain colons."""
+    """The click type of KEY=VALUE or NAME:VALUE. The last colon separates, because the name may contain colons."""
 
     name = "pair"
 
@@ -259,9 +259,9 @@ def _read(option: DeclaredField, value: Any) -> Any:
 
 
 def _mapping(option: DeclaredField, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Convert pairs to a dict.
+    """Convert pairs (key, value) to a dict.
 
-    In settings, replace hyphens by underscores, but not in the name of an output or label.
+    Hyphens in the names of settings become underscores. The name of an output or label before a colon stays the same.
     """
     from onnxgrad_cli.common.settings import keyword
 

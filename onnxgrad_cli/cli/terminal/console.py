@@ -1,6 +1,6 @@
 """Print the output of commands: results on stdout, as text or JSON, and messages and errors on stderr.
 
-All text that a command prints passes through this module, which escapes control characters (see `common.visible`).
+All text that a command prints passes through this module, which escapes control characters (see `common.escape`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TROUBLE = ("caution: ", "note: ", "warning: ")
 
 
 PRINTED = ("--tie",)
-"""Subjects of cautions that are printed, not only reported: training may differ from that of the source code."""
+"""Subjects of cautions that are also printed on stderr, because training may differ from that of the source code."""
 
 _GAP = re.compile(r"(?<=\S)  +(?=\S)")
 """A regular expression for the blanks between two columns of a line."""
@@ -72,7 +72,7 @@ class Console:
             printed nevertheless.
         done: the word for success in the last line; "" for commands that print no such line.
         found: the result to show in the summary of a GitHub workflow instead of `done`, such as numbers.
-        models: if the command runs for several models: the document of each; see `cli.several`.
+        models: if the command runs for several models: the document of each; see `cli.batch`.
         at_failure: called with the exit code if a command has failed, after its last output.
         narrate: prints a message; while there is a progress bar, above the bar.
     """

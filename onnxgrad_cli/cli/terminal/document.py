@@ -70,7 +70,7 @@ def hints_of(error: Mapping[str, Any]) -> list[str]:
 
 
 BESIDE = ("source model", "weights", "report")
-"""Roles of files that are not listed in the summary."""
+"""Roles of files that the summary for several models or for GitHub does not list."""
 
 
 def files_of(result: Any) -> list[str]:

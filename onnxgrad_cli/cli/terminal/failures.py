@@ -24,7 +24,7 @@ NO_TEMPORARY = "No usable temporary directory"
 """A part of the message with which Python reports that it finds no writable folder for temporary files."""
 
 OUT_OF_REACH = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
-"""Error numbers with which checking that a file exists fails, because of its name or a folder's permissions."""
+"""Error numbers of failed file accesses that are due to the file's name or to the permissions of its folders."""
 
 
 def failure(error: BaseException) -> tuple[Problem, int]:
@@ -76,7 +76,7 @@ def _of_click(error: click.ClickException) -> Problem:
 
 
 def _other_name(error: click.NoSuchOption) -> str:
-    """Return a hint for an unknown option that has another name here, or that another command has; otherwise ""."""
+    """Return a hint for an unknown option that has another name in onnxgrad or belongs to another command, or ""."""
     from onnxgrad_cli.common.synonyms import meant
 
     if error.ctx is None:
@@ -93,7 +93,7 @@ def _other_name(error: click.NoSuchOption) -> str:
 
 
 def _other_command(error: click.exceptions.NoSuchCommand) -> str:
-    """Return a hint for an unknown command that has another name here; otherwise ""."""
+    """Return a hint for an unknown command that has another name in onnxgrad; otherwise ""."""
     from onnxgrad_cli.common.synonyms import meant_command
 
     use = meant_command(error.command_name)

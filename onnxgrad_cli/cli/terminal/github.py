@@ -32,7 +32,7 @@ def on_github() -> bool:
 
 
 def harmless(text: str) -> str:
-    r"""Escape what GitHub's runner would execute as a command: `::` at the start of a line, and `##[` anywhere.
+    r"""Escape text that GitHub's runner would execute as a command: `::` at the start of a line, and `##[` anywhere.
 
     They become `\u003a:` and `##\u005b`, which JSON readers decode to the original. Outside of a workflow, the text is
     returned unchanged.

@@ -75,7 +75,7 @@ def val_of(val: Any, sets: Iterable[str]) -> tuple[str, Any]:
 def losses_by_set(options: Options, sets: Iterable[str]) -> Options:
     """Return the options with the losses in the order of the data sets.
 
-    The set of the first loss gets no copy of the model.
+    The order matters: the losses on the first set use the model itself, and each other set gets a copy of the model.
 
     Raises:
         UsageError: a loss names no data set or an unknown one, or a data set has no loss.

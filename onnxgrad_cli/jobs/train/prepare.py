@@ -73,7 +73,7 @@ from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.freed_batch import FreedModel, freed
 
 SEVERAL_SETS = "each data set has batches of its own"
-"""The reason why a step on several data sets is not split into several runs."""
+"""Reason in error messages: a training step on several data sets can't be split into several runs."""
 
 
 def prepare(
@@ -171,7 +171,7 @@ def prepare(
 
 
 def _check_sets(course: Course, link: Communicator) -> None:
-    """Refuse what is not available with several data sets.
+    """Refuse options that are not available with several data sets.
 
     Raises:
         UsageError: several processes train, or classes are to be balanced.
@@ -227,7 +227,7 @@ def _batches(
 
 
 def _check_uneven_labels(samples: Data, terms: Sequence[Term], built: TrainingModel, alternative: str) -> None:
-    """Refuse labels of different sizes whose mean over a part of the samples has no share in the mean over all.
+    """Refuse labels of different sizes if the mean loss can't be computed from the losses of parts of the samples.
 
     Raises:
         UsageError: there is such a label, and its loss takes no mask and has no divisor.
@@ -243,7 +243,7 @@ def _check_uneven_labels(samples: Data, terms: Sequence[Term], built: TrainingMo
 
 
 def _other_set(opened: Mapping[str, Data], name: str, roles: Roles, course: Course, tell: Tell) -> NamedSet:
-    """Return a data set other than the first. If it has fewer samples than a batch, each batch has all of them."""
+    """Return a data set other than the first. If it has fewer samples than a batch, each batch holds all of them."""
     data, seed = opened[name], seed_of(course.seed, list(opened).index(name))
     size = course.batch_size if data.batch_size is not None else min(course.batch_size, len(data))
     batches = Batches(data, size, seed, shuffle=course.shuffle, tell=tell)
@@ -369,7 +369,7 @@ def _has_several_sets(options: Options) -> bool:
 
 
 def _takes_statistics(original: ModelProto, options: Options) -> bool:
-    """Return True if, in training, a BatchNormalization uses the statistics of the batch."""
+    """Return True if a BatchNormalization of the model uses the statistics of the batch during training."""
     graph = Graph(skeleton(original))
     found = [node for node in with_bodies(graph.nodes) if is_batch_normalization(node)]
     own = [uses_batch(node, graph.opset() or 1) for node in found]
@@ -466,7 +466,7 @@ def _data(
     recurrent: Recurrent,
     tell: Tell,
 ) -> tuple[dict[str, Data], Data | None]:
-    """Open the training data of each set, and the validation data, whose losses are those on the set `val_set`."""
+    """Open the training data of each set, and the validation data, for the losses on the data set `val_set`."""
     roles, first = trainer.roles, next(iter(data))
     inputs = {name: kind for name, kind in trainer.inputs.items() if roles.inputs[name] != "loss weight"}
     inputs, ranges = with_sizes_of_pasts(inputs, built.graph), ranges_of(built.model)

@@ -1,4 +1,4 @@
-"""A training run that is ready for its first step, and the result of a run."""
+"""`PreparedRun`, a training run that is ready for its first step, and `Trained`, the result of a run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class PreparedRun:
         self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm],
         settings: Mapping[str, str], tell: Tell,
     ) -> TrainingLoop:  # fmt: skip
-        """Return the training loop."""
+        """Return the loop that takes the training steps, logs them, and writes checkpoints to `folder`."""
         course, evaluator = self.course, self.evaluator
         whole = course.epochs * len(self.batches)
         steps = whole if course.max_steps is None else min(whole, course.max_steps)
@@ -168,7 +168,7 @@ class PreparedRun:
         return {**weights, **statistics}
 
     def stage(self, switch: AtomicWriteGroup, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
-        """Stage the model with the current weights, and if requested a file with its adapters.
+        """Add the model with the current weights, and if requested its adapters, to a group of files to write.
 
         Returns:
             The files.

@@ -27,7 +27,7 @@ from onnxgrad_cli.view import draw
 from onnxgrad_cli.view.html import html as drawn
 
 REPORTS = ("report.md", "report.html")
-"""The names of the files of the report."""
+"""The names of the files with the report of a training."""
 
 
 def files_in(folder: Path, ready: PreparedRun) -> list[Path]:
@@ -48,9 +48,9 @@ def files_of_runs(folder: Path) -> list[Path]:
 def stage_report(
     switch: AtomicWriteGroup, folder: RunFolder, ready: PreparedRun, found: Trained, picture: Path | None
 ) -> None:
-    """Stage the reports in the run's folder, and the HTML page with the picture of the training model.
+    """Add the run's reports, and the HTML page with the picture of the training model, to a group of files to write.
 
-    These files are replaced atomically, together with the trained model.
+    They are written atomically, together with the trained model.
     """
     told = asdict(ready.course)
     told |= told.pop("sequences") | _shown(told.pop("samples"))

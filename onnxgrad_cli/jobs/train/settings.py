@@ -1,6 +1,6 @@
 """Convert the settings of a run to text.
 
-A checkpoint stores them, so that an error about a resumed run lists changes.
+A checkpoint stores the texts. If a run is resumed with other settings, the error lists the differences.
 """
 
 from __future__ import annotations

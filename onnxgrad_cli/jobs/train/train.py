@@ -236,7 +236,7 @@ def _places(model: ModelSource, out: str | Path | None, run: Path | None) -> tup
 
 
 def _is_resumed(folder: Path, resume: Resume, force: bool, data: Iterable[Path]) -> bool:
-    """Return True if an earlier run is to be continued. Called first, so that errors are reported before slow work.
+    """Return True if an earlier run is to be continued. Errors are raised before the slow preparation of a run.
 
     Raises:
         OnnxgradError: `resume` is 'must', and there is no checkpoint; or the data don't exist.
@@ -267,9 +267,9 @@ def _holds_a_run(folder: Path) -> UsageError:
 
 
 def _resume(loop: TrainingLoop, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
-    """Continue from the folder's checkpoint.
+    """Load the folder's checkpoint into the loop, and report differences from an uninterrupted run.
 
-    Report a changed learning rate, and random operators that will draw other numbers.
+    These are a changed learning rate, an empty history of L-BFGS, and random operators that will draw other numbers.
     """
     loop.resume(new_data)
     if loop.finished:
@@ -284,5 +284,5 @@ def _resume(loop: TrainingLoop, new_data: bool, drawn: Sequence[str], tell: Tell
 
 
 def _is_written(switch: AtomicWriteGroup, files: Sequence[Path]) -> bool:
-    """Return True if the files exist already with the content that was staged for them."""
+    """Return True if files exist already, with the content that a group of files has for them."""
     return all(file.is_file() and filecmp.cmp(switch.where(file), file, shallow=False) for file in files)

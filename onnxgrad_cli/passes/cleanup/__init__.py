@@ -1,10 +1,10 @@
-"""The last pass over a training model: unused nodes are removed, others are replaced by better forms.
+"""The pass that tidies a training model: it removes unused nodes and rewrites others in better forms.
 
-Rules write unused nodes, for the gradients of operands that need none.
+Unused nodes exist because differentiation rules also write gradients of operands that need no gradient.
 
 - `backward_constants`: folds constants of the backward part.
 - `faster_forms`: turns a transposed product into the product of the transposed factors, and scaling and shifting of
-channels into a convolution.
+  channels into a convolution.
 - `narrow_kernels`: computes in float32 where onnxruntime has no kernel for bfloat16.
 - `optimizer_faults`: rewrites patterns that onnxruntime's optimizer would break.
 """

@@ -1,7 +1,7 @@
 """Fold constants of the backward part, and in a large model also its seed (the ones that it begins with).
 
 onnxruntime would fold them too, but each round of its folding visits the whole graph again. A training model of 7,000
-nodes loads in 0.6 of the time if the four nodes between its loss and the mean over the batch are folded.
+nodes takes 0.6 times as long to load if the four nodes between its loss and the mean over the batch are folded.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _is_vector(graph: Graph, name: str, images: Shape) -> bool:
 
 
 class _ConvWriter:
-    """Writes convolutions that scale and shift channels. Constants with the shapes of weights are shared."""
+    """Writes convolutions that scale and shift channels. They share the constants of their Reshape nodes."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph

@@ -1,7 +1,7 @@
-"""Compute in float32 where onnxruntime has no kernel for bfloat16, in models that it runs itself.
+"""Compute in float32 where onnxruntime has no kernel for bfloat16, if onnxruntime can run the original model.
 
-Most of onnxruntime's CPU kernels for bfloat16 only move data. So it runs a Gather in bfloat16, but not the sums in the
-gradient of a Gather. Each result is rounded to bfloat16, as a kernel would do.
+Most of onnxruntime's CPU kernels for bfloat16 only move data. So onnxruntime runs a Gather in bfloat16, but not the
+sums in the gradient of a Gather. Each result is rounded to bfloat16, as a kernel would do.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Rewrite patterns that onnxruntime's optimizer turns into a model that fails to load or computes wrong results.
 
 - Views of a DequantizeLinear's output: the optimizer inserts a QuantizeLinear of a wrong type after them. From opset 21
-  on, version 1.31 can't load the result; older versions set negative numbers to zero.
+  on, onnxruntime 1.31 can't load the result; older versions of onnxruntime set negative numbers to zero.
 - A cubic Resize between transposes: the optimizer moves a Transpose past the Resize. It then has no kernel for a cubic
   Resize that shrinks an axis (1.32: "'Cubic' mode only supports ..."). In an inference model such a Resize mostly reads
   a weight, such as a position embedding, and is folded into a constant. In a training model the weight is an input. A
   Reshape to the same shape after the Resize prevents this. It moves no data.
 - A Pad of a convolution's weight: the optimizer merges a Pad into the convolution that reads it without checking at
-which input. The model then fails to load (1.31 and 1.32: "Node input ... is not a graph input"). It first removes pairs
-of transposes and other views, so the Pad may stand before those. A Concat of zeros is not affected.
+  which input. The model then fails to load (1.31 and 1.32: "Node input ... is not a graph input"). The optimizer first
+  removes pairs of transposes and other views, so there may be such nodes between the Pad and the convolution. A Concat
+  of zeros is not affected.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def separate_views(graph: Graph) -> bool:
 
 
 def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
-    """Return True if the optimizer moves neither node, because a Reshape would move the axis of several scales."""
+    """Return True if the optimizer leaves a view where it is: a Reshape, if there is one scale per index of an axis."""
     scales = shape_of(graph.types.get(dequantizer.input[1])) or ()
     return view.op_type == "Reshape" and len(scales) == 1 and isinstance(scales[0], int) and scales[0] > 1
 
@@ -87,7 +88,7 @@ def _is_cubic(node: Node) -> bool:
 
 
 def _may_move(graph: Graph, node: Node) -> bool:
-    """Return True if there is a Transpose before a Resize, and no such Reshape after it yet."""
+    """Return True if there is a Transpose before a Resize, and no Reshape of `keep_cubic_layout` after it yet."""
     if not shape_of(graph.types.get(node.output[0])):
         return False
     before = graph.ancestors(node.input[:1])

@@ -34,9 +34,10 @@ More chunks are not better: each chunk unpacks a low-bit matrix of the head agai
 """
 
 MAX_THIN_COLUMNS = 64
-"""Chunks are used only if each trained matrix of the head has a side of at most this size, as adapters have.
+"""Chunks are used only if each trained matrix of the head has at most this many rows or columns, as LoRA matrices have.
 
-If the head's whole matrix is trained, its gradient is as large as the logits, and each chunk would compute one.
+If the whole matrix of the head is trained, its gradient is as large as the logits. Each chunk would compute such a
+gradient, so chunks would save no memory.
 """
 
 OPSET = 18
@@ -172,7 +173,11 @@ def _is_wide(graph: Graph, name: str, prediction: Val) -> bool:
 
 
 def _trains_a_matrix(graph: Graph, node: Node, fed: set[str], trained: set[str]) -> bool:
-    """Return True if a node reads a trained matrix wider than `MAX_THIN_COLUMNS`, also through stored operands."""
+    """Return True if a node reads, or reads a value computed from, a trained matrix that is too large for chunks.
+
+    Both sides of such a matrix are above `MAX_THIN_COLUMNS`. Operands that depend on inputs of the model (`fed`) are
+    not followed.
+    """
     stored = graph.ancestors(set(node.input) - fed) & trained
     return any(
         len(dims) > 1 and min(dims) > MAX_THIN_COLUMNS for dims in (graph.initializers[name].dims for name in stored)

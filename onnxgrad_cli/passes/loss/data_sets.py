@@ -16,7 +16,7 @@ from onnxgrad_cli.record import LossRecord, StepRecord
 
 
 def evaluations(op: LossOp, options: AppendOptions, training: StepRecord) -> dict[str, Evaluation]:
-    """Return a map: data set -> the evaluation of the model on it. Put the outputs of the sets into `training`.
+    """Return a map: data set -> the evaluation of the model on it. Record inputs and outputs of the sets in `training`.
 
     Raises:
         UsageError: some losses name a data set and others don't, a name is already used in the model, or an option or

@@ -54,7 +54,7 @@ class ModelFile:
             raise OnnxgradError(f"`losses`: {error.message}", error.hint, error.details) from error
         repair(model)
         self._graph = Graph(model, Path(path))
-        if any(map(is_external, tensors(model))):  # tensors of nodes too: they would be searched beside the model
+        if any(map(is_external, tensors(model))):  # also in nodes: files would be sought beside the model
             raise self._unfit("stores tensors in another file", "save it with its tensors inside the file")
         if self._graph.proto.graph.sparse_initializer:
             raise self._unfit("has sparse initializers", "store them as dense initializers")
@@ -165,7 +165,7 @@ class LossFile(ModelFile):
     Args:
         path: the file.
         graph: the model that the loss is appended to.
-        by_run: run the loss to find ranks that can't be inferred; None does so if that is quick.
+        by_run: True to run the loss in order to find ranks that can't be inferred. None does so only if that is quick.
 
     Raises:
         OnnxgradError: the file can't be read.

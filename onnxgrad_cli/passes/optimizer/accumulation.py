@@ -22,7 +22,7 @@ from onnxgrad_cli.record import LossRecord
 
 @dataclass(frozen=True)
 class Gathered:
-    """The sums so far, including this run's gradients.
+    """The accumulated gradients after a run.
 
     Attributes:
         totals: map from a weight (parameter) to the sum of its gradients, each multiplied by the weight of its run.

@@ -77,7 +77,8 @@ def slice_optimizer(optimizer: ModelProto, large: int) -> Slices | None:
         large: smallest number of elements of a weight that gets an update of its own; above 1.
 
     Returns:
-        The parts, or None if no such weight has a step that is elementwise, apart from scalars that it reads.
+        The parts, or None if no weight of this size has an elementwise step. Such a step may also read scalars, however
+        they are computed.
     """
     roles = metadata.read(optimizer)
     graph = Graph(copied(optimizer))

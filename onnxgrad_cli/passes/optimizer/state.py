@@ -40,11 +40,18 @@ class OptimizerState:
             training.cautions.append(Caution("note", "`embed_state`", text))
 
     def scalar(self, op: Op, kind: str, value: float, dtype: int) -> Val:
-        """Add a scalar state for the whole model, named `kind`. `dtype` is a TensorProto.DataType."""
+        """Add a scalar state for the whole model, named `kind`, that starts at `value`.
+
+        Args:
+            op: the emitter.
+            kind: the name.
+            value: the initial value.
+            dtype: the element type, a TensorProto.DataType.
+        """
         return self._make(op, "", kind, value, dtype, ())
 
     def like_weight(self, op: Op, weight: str, kind: str, value: float, dtype: int) -> Val:
-        """Add a state with the shape of a weight, named `<weight>_<kind>`."""
+        """Add a state with the shape of a weight, named `<weight>_<kind>`, whose elements all start at `value`."""
         return self._make(op, weight, kind, value, dtype, tuple(self._graph.initializers[weight].dims))
 
     def _make(self, op: Op, weight: str, kind: str, value: float, dtype: int, shape: tuple[int, ...]) -> Val:

@@ -282,17 +282,21 @@ def first_scale(op: Op, options: StepOptions, training: StepRecord) -> Val:
 
 
 def scale_in(op: Op, state: OptimizerState, training: StepRecord) -> tuple[Val, Val]:
-    """Return two states: the dynamic loss scale, and a new one that counts good steps since the scale changed."""
+    """Return the state with the dynamic loss scale, and add a state that counts steps with finite gradients in a row.
+
+    The count starts again at 0 when the scale changes.
+    """
     scale = next(name for name, slot in training.slots.items() if slot.kind == SCALE and not slot.of)
     return op.val(scale), state.scalar(op, GOOD, 0, TensorProto.INT64)
 
 
 def adapted(op: Op, scale: Val, good_steps: Val, good: Val) -> dict[str, Val]:
-    """Return a map with the new values of the loss scale and of the count of good steps.
+    """Return a map from the two states of the dynamic loss scale to their new values.
 
     Args:
-        scale, good_steps: the states.
-        good: true if all gradients were finite.
+        scale: the loss scale.
+        good_steps: the number of steps with finite gradients since the scale changed.
+        good: true if all gradients of this step are finite.
     """
     count = good_steps + 1
     full = op.Equal(count, op.const(INTERVAL))

@@ -43,7 +43,7 @@ def _changed(graph: Graph, record: ModelTensors) -> str:
 
 
 def refuse_changed(graph: Graph) -> None:
-    """Refuse to differentiate a model that contains derivatives by its weights if another tool changed its tensors.
+    """Refuse derivatives with respect to weights if the model has older derivatives and another tool changed tensors.
 
     Raises:
         UnsupportedError: another tool changed the model's tensors.

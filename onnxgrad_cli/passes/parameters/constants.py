@@ -77,7 +77,7 @@ WEIGHTS = BIASES | {
 
 TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
 PASSED = VIEWS | TABLES | QUANTIZERS | {"Concat", "Slice", "Tile"}
-"""Operators that pass values on: whoever reads their output counts as a reader of the tensor."""
+"""Operators that pass values on: a node that reads their output counts as a reader of their input."""
 
 GENERATED = re.compile(
     r"^((val|lifted_tensor|_tensor_constant|clone|scalar_tensor_default)_?\d*|onnx(::|__).*|.*Constant(_\d+)?(_output_0)?|\d+)$"
@@ -111,7 +111,10 @@ def _within(name: str, node: Node, position: int) -> list[tuple[Node, int]]:
 
 
 def settings(graph: Graph) -> dict[str, str]:
-    """Return a map: value that is read only as a setting -> the setting. Call this before operators are replaced."""
+    """Return a map: value that is read only as a setting -> its description, such as 'bound of a Clip'.
+
+    Must be called before operators are replaced.
+    """
     found = {name: setting for name, uses in graph.uses().items() if (setting := _setting(uses))}
     return dict.fromkeys(resizing(graph), SETTINGS["Resize", 2]) | found
 
@@ -205,7 +208,7 @@ class ConstantRoles:
         return Decision("default")
 
     def infinite(self, name: str) -> str:
-        """Return why `name` can't be trained even on request (steps don't change infinite values), or ""."""
+        """Return the reason why infinite values make it useless to train `name`, even on request, or ""."""
         values = self._values(name)
         if values is None or not np.isinf(values).any():
             return ""
@@ -244,7 +247,10 @@ class ConstantRoles:
         return found
 
     def _by_exporter(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """Decide as PyTorch's newer exporter recorded it: parameter or constant."""
+        """Decide as PyTorch's newer exporter recorded it: parameter or constant.
+
+        A recorded parameter counts as a constant if it passes one of the tests in `formulas.FROZEN`.
+        """
         if name in self.said.learned:
             found = self._formula(name, formulas.FROZEN)
             return self._by_test(name, found) if found else Decision("exporter")
@@ -271,7 +277,7 @@ class ConstantRoles:
             end = f"it is not trained. If it is a parameter, train it with `train={name!r}`"
         self.doubts[name] = f"'{name}' {text}: {end}"
 
-    # -- by name, where that is all there is --------------------------------------------------------------------------
+    # -- scalars, and names -------------------------------------------------------------------------------------------
 
     def _by_bound(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """Decide that a scalar is a parameter if an operator bounds it: an exporter would have folded a constant."""
@@ -462,14 +468,14 @@ class ConstantRoles:
         values = None if name in self._irregular else self._values(name)
         if values is None:
             return None
-        if values.size and np.isnan(values).all():  # the variance of no numbers, as JAX stores it
+        if values.size and np.isnan(values).all():  # JAX stores NaN as the variance of no numbers
             return formulas.NOTHING
         tests = tuple(test for test in tests if f"formula: {test.name}" not in self.without)
         return formulas.first(values, formulas.tolerance(self.graph.initializers[name]), tests)
 
     @functools.cached_property
     def _irregular(self) -> set[str]:
-        """The vectors that follow no formula for sure. Vectors of equal type and length are tested together."""
+        """The vectors that certainly follow no formula. Vectors of equal type and length are tested together."""
         alike: dict[tuple[int, int], list[str]] = defaultdict(list)
         for name, tensor in self._floats():
             length = math.prod(tensor.dims)

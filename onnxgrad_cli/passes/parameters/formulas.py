@@ -309,7 +309,7 @@ def is_unit(x: np.ndarray, tol: float) -> bool:
     return vector and bool(abs(np.linalg.norm(flat) - 1) <= tol and np.ptp(np.abs(flat)) > 0.01)
 
 
-# -- in words ---------------------------------------------------------------------------------------------------------
+# -- the lists of tests -----------------------------------------------------------------------------------------------
 
 
 class Test(NamedTuple):
@@ -327,7 +327,10 @@ NOTHING = Test("nothing", "a tensor that contains only NaN", lambda x, tol: bool
 SINUSOIDS = Test("sinusoids", "a table of sines and cosines", is_sinusoidal)
 
 FROZEN: Tests = (SINUSOIDS, Test("count", "the numbers 0, 1, 2 and so on", lambda x, tol: is_count(x)))
-"""Tests for constants even among declared parameters. PyTorch code stores some as parameters that are not trained."""
+"""Tests that find constants even among the parameters that an exporter recorded.
+
+PyTorch code stores some constants as parameters that are not trained.
+"""
 
 PROGRESSIONS: Tests = (
     Test("geometric", "geometric", lambda x, tol: is_progression(x, tol, least=3)),
@@ -369,7 +372,7 @@ def first(x: np.ndarray, tol: float, tests: Tests) -> Test | None:
         return next((test for test in tests if test.passes(x, tol)), None)
 
 
-# -- a look at many vectors of one length at once, for some models have thousands --------------------------------------
+# -- a fast filter for many vectors of one length, because some models have thousands ---------------------------------
 
 
 MIN_TESTED_LENGTH = 8

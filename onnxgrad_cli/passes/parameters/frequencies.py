@@ -21,7 +21,7 @@ TURNS = frozenset({"Sin", "Cos"})
 
 
 class Frequencies:
-    """Finds tensors that are factors of the angles of sines and cosines, and values that no layer has computed."""
+    """Finds tensors by which the angles of Sin and Cos are multiplied, and the layers behind the other factors."""
 
     def __init__(self, graph: Graph, uses: Mapping[str, list[tuple[Node, int]]]) -> None:
         self.graph = graph
@@ -33,10 +33,10 @@ class Frequencies:
         self.before = graph.ancestors(turned) if turned else set()
 
     def turns(self, name: str) -> tuple[set[str], bool]:
-        """Return those of Sin and Cos whose angle has this factor, and True if another factor comes from a layer.
+        """Return those of Sin and Cos whose angles are multiplied by `name`; and True if a layer computes a factor.
 
-        On the way to Sin or Cos there may be operators of `CARRIED` and further multiplications. The search stops at a
-        bias.
+        The second result is True if another factor on the way to Sin or Cos depends on a layer. On the way there may be
+        operators of `CARRIED` and further multiplications. The search stops at a bias.
         """
         found: set[str] = set()
         deep = False

@@ -114,7 +114,7 @@ def _in_unknown_forms(graph: Graph) -> dict[str, str]:
 def _unfit(
     graph: Graph, training: SelectionRecord, floats: list[str], tied: set[str], by_name: ByName
 ) -> dict[str, str]:
-    """Return a map from each of `floats` that can't be trained, or is a constant nobody requested, to the reason."""
+    """Return a map: one of `floats` that can't be trained, or is a constant that `train` doesn't name -> the reason."""
     reached = tied_to(graph, training.ends, reads) if any(registry.all_stopped()) else tied
     roles = ConstantRoles(graph)
     released = {*training.learned_scales, *_released(roles, by_name, tied)}
@@ -133,7 +133,7 @@ def _unfit(
         return UNTIED + (f": {cuts[name]}" if name in cuts else "")
 
     reasons = {name: reason(name) for name in floats}
-    if all(reasons.values()):  # somebody may have filled the only weights by a formula
+    if all(reasons.values()):  # then tensors that only follow a formula are weights, filled by that formula
         reasons = {name: reason for name, reason in reasons.items() if name not in roles.by_values}
     training.heuristics = {name: each for name, each in training.heuristics.items() if name in reasons}
     doubts = {name: text for name, text in roles.doubts.items() if name not in roles.by_values or name in reasons}
@@ -142,7 +142,10 @@ def _unfit(
 
 
 def _released(roles: ConstantRoles, by_name: ByName, tied: Collection[str]) -> Iterator[str]:
-    """Yield tensors to train although they may be constants: named exactly, or if a glob matches only constants."""
+    """Yield the tensors that `train` selects even if they are constants by their role.
+
+    These are the tensors that `train` names exactly. If a glob matches only constants, it selects all of them.
+    """
     for pattern, hits in by_name.items():
         found = [name for name in hits if name in tied]
         if pattern in found:
@@ -163,7 +166,7 @@ def _not_chosen(options: SelectionOptions, adaptable: list[str], others: set[str
 
 def _shared(graph: Graph, trained: list[str]) -> Iterator[Caution]:
     """Yield a note for each trained weight that several modules read. An exporter may have merged equal weights."""
-    if graph.derived:  # a weight is read by its module and by the module's derivative
+    if graph.derived:  # each weight has two readers: its module and the module's derivative
         return
     for name, owners in owners_of(graph, trained).items():
         if len(owners) > 1:
@@ -216,9 +219,10 @@ def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
 
 
 def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> None:
-    """Don't train weights that were chosen by an output that no loss reads.
+    """Remove weights from `training.trained` if neither a loss nor an output that a loss reads depends on them.
 
-    The weights were chosen before the losses were known, by all outputs.
+    If a loss is a Python function, weights are chosen before the losses are known. Then each weight was chosen on which
+    any output of the model depends.
 
     Args:
         graph: the model with its losses.
@@ -241,7 +245,8 @@ def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> N
 def tied_to(graph: Graph, outputs: list[str], read: Callable[[Node], Sequence[str]] = open_reads) -> set[str]:
     """Return every value from which a path leads to `outputs`, through differentiable or refused operators.
 
-    A path ends where floats become integers, unless they are quantized floats.
+    A path ends where floats become integers, unless they are quantized floats. `read` returns the operands of a node
+    through which paths may lead.
     """
     tied, may_be_float = set(outputs), carriers(graph)
     opsets = {entry.domain or "": entry.version for entry in graph.proto.opset_import}

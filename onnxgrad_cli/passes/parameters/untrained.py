@@ -22,7 +22,7 @@ UNTRAINED = "untrained"
 """The kind of the cautions in this module."""
 
 LARGEST_SHARE = 0.01
-"""Largest fraction of float parameters that may stay untrained without a warning: masks, tables, statistics."""
+"""Largest fraction of float parameters that may stay untrained without a warning, such as masks and statistics."""
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 """Operators that multiply their input by weights."""
@@ -120,9 +120,15 @@ def integer_weights(graph: Graph) -> IntegerWeights:
 def _dequantized(
     graph: Graph, node: Node, stored: Mapping[str, str], direct: Collection[str]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the integers behind the floats that a node reads, with the number of parameters; 0 if they are no weights.
+    """Yield (initializer, number of parameters) for each integer initializer from which a float operand is computed.
 
-    `stored` and `direct` are the stored integers behind values, and those that DequantizeLinear reads.
+    The number is 0 if the integers are not weights.
+
+    Args:
+        graph: the typed model.
+        node: the node that reads the float operands.
+        stored: the result of `stored_behind`.
+        direct: the integer initializers that DequantizeLinear reads.
     """
     for name in node.input:
         integers = stored.get(name, "")
@@ -134,9 +140,9 @@ def _dequantized(
 
 
 def _narrow_matrix(graph: Graph, node: Node, stored: Mapping[str, str]) -> dict[str, int]:
-    """Return the largest matrix of narrow integers that a node reads directly, with its number of elements.
+    """Return {matrix: number of elements} for the largest matrix of narrow integers that a node reads directly.
 
-    Smaller ones are zero points.
+    Smaller matrices are zero points. Return {} if the node reads no such matrix.
     """
     tensors = {name: graph.initializers[name] for name in node.input if name and name == stored.get(name)}
     matrices = {n: math.prod(t.dims) for n, t in tensors.items() if t.data_type in NARROW and len(t.dims) > 1}

@@ -28,10 +28,10 @@ from onnxgrad_cli.ir.nodes import schema_of
 def expand(graph: Graph, domain: str | None = None, newer_than: int | None = None) -> bool:
     """Replace each node that has a definition and no rule, if the types of its inputs are known.
 
-    After a replaced operator whose output type onnx can't infer, the types of later nodes are inferred on the way. If a
-    definition does not cover a node, the node stays, and the reason is recorded in `graph.unexpanded`. With `domain`,
-    only operators of that domain are replaced. With `newer_than`, standard operators that were added or changed after
-    that opset are replaced, even if they have a rule.
+    onnx can't infer the output types of some replaced operators, so types that the nodes after them lack are inferred
+    on the way. If a definition does not cover a node, the node stays, and the reason is recorded in `graph.unexpanded`.
+    With `domain`, only operators of that domain are replaced. With `newer_than`, standard operators that were added or
+    changed after that opset are replaced, even if they have a rule.
 
     Returns:
         True if any node was replaced. The types must then be inferred again, and may allow further replacements.
@@ -62,13 +62,13 @@ def operator_key(graph: Graph, op_type: str, domain: str) -> tuple[str, str, int
 
 
 def stands_as_it_is(graph: Graph) -> Callable[[Node], bool]:
-    """Return a function: True for nodes that need no replacement, because they have a rule or stopped operands."""
+    """Return a test for nodes that need no replacement: they have a rule, or operands at which gradients stop."""
     has_rule = cache(lambda op_type, domain: registry.lookup(*operator_key(graph, op_type, domain)) is not None)
     return lambda node: has_rule(node.op_type, node.domain) or bool(stopped(node))
 
 
 def _older(graph: Graph, opset: int) -> Callable[[Node], bool]:
-    """Return a function: True for nodes whose operator has not changed since `opset` of the standard."""
+    """Return a test for nodes whose operator has not changed since `opset` of the standard."""
 
     @cache
     def is_older(op_type: str) -> bool:

@@ -49,7 +49,7 @@ def _image_scaler(op: _ExperimentalWriter, x: str, bias: list[float], scale: flo
 
 
 def _crop(op: _ExperimentalWriter, x: str, border: list[int], scale: list[int] | None = None) -> None:
-    """Remove the border [left, top, right, bottom]. With `scale`, keep that many rows, columns after top and left."""
+    """Remove the border [left, top, right, bottom]. With `scale`, keep [rows, columns] behind its left and top part."""
     left, top, right, bottom = border
     ends = [top + scale[0], left + scale[1]] if scale else [-n if n else 1 << 30 for n in (bottom, right)]
     op.write("Slice", x, axes=[2, 3], starts=[top, left], ends=ends)

@@ -1,4 +1,4 @@
-"""Apply sizes and shapes of inputs that the user fixes."""
+"""Set shapes of inputs and sizes of symbolic dimensions as the user requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fix_shapes(graph: Graph, options: ShapeOptions) -> None:
 
 
 def fixed_sizes(options: ShapeOptions) -> dict[str, tuple[int, ...]]:
-    """Return a map from each symbol with a given size, or input with an entirely given shape, to its sizes."""
+    """Return a map from each symbol or input that the options fix to its sizes. Partly fixed inputs are left out."""
     whole = {name: sizes for name, shape in options.shapes.items() if (sizes := known_sizes(shape)) is not None}
     return {**{symbol: (size,) for symbol, size in options.dims.items()}, **whole}
 
@@ -77,7 +77,7 @@ def _set_dims(value_type: TypeProto, sizes: Mapping[str, int]) -> None:
 
 
 def settle_sums(model: ModelProto, sizes: Mapping[str, int]) -> None:
-    """In sums that name axes of inputs, such as 'past + sequence', replace the symbols that have sizes."""
+    """If the symbol of an input's axis is a sum, such as 'past + sequence', replace the terms in `sizes` by numbers."""
     for value in model.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             rest = rest_of(dim.dim_param, sizes)
@@ -86,7 +86,7 @@ def settle_sums(model: ModelProto, sizes: Mapping[str, int]) -> None:
 
 
 def rest_of(symbol: str, sizes: Mapping[str, int]) -> int | str:
-    """Return the size of a symbol. If a sum has terms without size, return the remaining sum, as '3 + sequence'."""
+    """Return the size of a symbol, which may be a sum. If terms have no size, return a sum such as '3 + sequence'."""
     terms = [term.strip() for term in symbol.split("+")]
     rest = [term for term in terms if term not in sizes]
     total = sum(sizes[term] for term in terms if term in sizes)
@@ -94,11 +94,11 @@ def rest_of(symbol: str, sizes: Mapping[str, int]) -> int | str:
 
 
 GROWS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
-"""Operators that append keys and values to their past. The past keys and values are inputs after the first three."""
+"""Operators that append keys and values to a KV cache. Its past keys and values are inputs after the first three."""
 
 
 def _refuse_empty(graph: Graph, options: ShapeOptions, declared: Mapping[str, Shape]) -> None:
-    """Refuse inputs that the user makes empty, because some kernels crash on them. A decoder's past may be empty.
+    """Refuse inputs that the user makes empty, because some kernels crash on them. Only a decoder's past may be empty.
 
     An axis counts as the length of a past if its symbol begins with 'past', or if the model appends to the input along
     this axis.

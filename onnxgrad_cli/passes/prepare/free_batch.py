@@ -147,7 +147,10 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
 
 
 def _may_be_freed(size: Dim, asked: Dim, axis: int) -> bool:
-    """Return False if another requested size is probably a mistake: another number on an axis after the first."""
+    """Return False if the change of a size is probably a mistake.
+
+    This is a change from or to 0, or to another number on an axis after the first whose size is not 1.
+    """
     return size != 0 and asked != 0 and (isinstance(asked, str) or axis == 0 or size == 1)
 
 

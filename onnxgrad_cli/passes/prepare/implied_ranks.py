@@ -57,7 +57,7 @@ KEEPS_RANK = SAME_RANK | frozenset(
 """Operators whose first operand has as many axes as their result."""
 
 LENGTHS: dict[str, tuple[int, int]] = {"Pad": (1, 2), "Tile": (1, 1)}
-"""Map: operator with numbers per axis of its first operand -> (operand with the numbers, how many per axis)."""
+"""Map: operator with an operand of numbers for each axis of the first one -> (its position, the numbers per axis)."""
 
 
 def imply_ranks(graph: Graph) -> bool:

@@ -1,4 +1,4 @@
-"""Alternately infer the types of all values and replace operators without a rule, until nothing changes.
+"""Alternately infer the types of all values and replace operators without a gradient rule, until nothing changes.
 
 The types of the values in a replacement must be inferred, and each new type may allow further replacements.
 """
@@ -33,7 +33,7 @@ EVERY: Set[str] = frozenset()
 """The value of `Replacement.operators` that stands for all operators."""
 
 BODY = "body"
-"""Stands for all nodes that have bodies, in `Replacement.operators`."""
+"""Stands for all nodes that have bodies (subgraphs), in `Replacement.operators`."""
 
 
 class Replacement(NamedTuple):
@@ -44,11 +44,12 @@ class Replacement(NamedTuple):
 
 
 def infer_and_lower(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: bool | None = None) -> None:
-    """Type a normalised graph, raise it to the opset its gradient needs, and replace operators without a rule.
+    """Infer the types of a normalised graph, upgrade its opset, and replace operators without a gradient rule.
 
-    The graph is raised to `opset` or higher, as far as onnxruntime loads that. At the end, if the graph's opset is
-    newer than onnxruntime loads and runs, newer operators are rewritten and the opset is lowered. If `by_run` is True,
-    ranks that can't be inferred are found by running the model. By default, this is done only if it is quick.
+    The graph gets the opset that its gradient needs, and at least `opset`, as far as onnxruntime loads that. At the
+    end, if the graph's opset is newer than onnxruntime loads and runs, newer operators are rewritten and the opset is
+    lowered. If `by_run` is True, ranks that can't be inferred are found by running the model. By default, this is done
+    only if it is quick.
     """
     if graph.opset() is None:  # all operators belong to other domains
         graph.proto.opset_import.add(domain="", version=OLDEST_OPSET)
@@ -101,7 +102,7 @@ def _refuse_inputs_of_any_rank(graph: Graph) -> None:
 
 
 def settle_part(graph: Graph, training: Cautions, by_run: bool | None) -> None:
-    """Type a normalised graph that becomes part of another one, and replace operators without a rule.
+    """Infer the types of a normalised graph that becomes part of another graph, and replace operators without a rule.
 
     The part already has the opset of the other graph. Ranks that can't be inferred are found by running the part, as in
     `infer_and_lower`.
@@ -114,7 +115,7 @@ def settle_part(graph: Graph, training: Cautions, by_run: bool | None) -> None:
 
 
 def _replace(graph: Graph) -> bool:
-    """Apply one of `REPLACEMENTS` to the graph and its bodies. Return True if the graph changed."""
+    """Apply the first of `REPLACEMENTS` that changes the graph or its bodies. Return True if there was one."""
     operators = {node.op_type for node in graph.nodes}
     if any(map(subgraphs, graph.nodes)):
         operators.add(BODY)

@@ -1,4 +1,4 @@
-"""Train the scales of quantizers together with the weights: learned step sizes.
+"""Train the scales of quantizers together with the weights (learned step size quantization, LSQ).
 
 A scale is trained if the integers are not inputs or outputs of the model. If a value is quantized, moved, and quantized
 again with an equal scale, both are trained as one scale, because only then can runtimes compute with the integers.
@@ -136,7 +136,7 @@ def _join(graph: Graph) -> dict[str, str]:
 
 
 def _before(makers: Mapping[str, Node], node: Node) -> Node | None:
-    """Return the QuantizeLinear before a DequantizeLinear (or the reverse), apart from nodes that move elements."""
+    """Return the QuantizeLinear before a DequantizeLinear (or the reverse). Nodes that move elements are skipped."""
     if node.op_type not in QUANTIZERS:
         return None
     maker = source_of(node.input[0], makers, MOVED)

@@ -40,7 +40,10 @@ OLDEST_OPSET = 13
 
 
 def convert(graph: Graph, opset: int) -> None:
-    """Convert the graph to another opset. To a lower one, onnx's version converter is used; it may raise anything."""
+    """Convert the graph to another opset.
+
+    For an older opset, onnx's version converter is used, which may raise any exception.
+    """
     if opset >= (graph.opset() or opset):
         from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
@@ -130,7 +133,7 @@ LAST_WITH_KERNELS = 27
 
 
 class Limit(NamedTuple):
-    """The highest opset that a graph may have, and the reason, which begins with 'the newest that'."""
+    """The highest opset that a graph may have, and the reason, which begins with 'the newest opset'."""
 
     opset: int
     reason: str
@@ -233,9 +236,9 @@ def _misfit(node: Node, types: Mapping[str, TypeProto], opset: int, target: int)
 def _means_the_same(node: Node, types: Mapping[str, TypeProto]) -> bool:
     """Return True if an older schema gives a node of opset 27 or 28 the same meaning, for the types it accepts."""
     given = {attribute.name: attribute for attribute in node.attribute}
-    if node.op_type == "Mod":  # of floats, fmod=0 is new
+    if node.op_type == "Mod":  # fmod=0 is new for floats
         return ("fmod" in given and given["fmod"].i == 1) or not is_float(types.get(node.input[0]))
-    if node.op_type == "SpaceToDepth":  # its mode is new
+    if node.op_type == "SpaceToDepth":  # the attribute mode is new
         return "mode" not in given or given["mode"].s == b"DCR"
     return node.op_type in WIDENED
 

@@ -1,4 +1,4 @@
-"""Bring any model into the single form that the other passes know, and choose the weights to train.
+"""Convert any model to the one form that the other passes expect, and choose the weights to train.
 
 Functions are inlined, constants become initializers, every node gets a name, and every value gets a type. The opset is
 raised only if the backward part needs that. All this works without reading the weights.
@@ -64,7 +64,7 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
 
 
 def _write_out_quantized(graph: Graph, training: PreparationRecord) -> None:
-    """Replace operators on integers by float operators. If the model has any and its opset is too old, raise it."""
+    """Replace operators on integers by float operators. If the opset is too old for these, upgrade the model first."""
     if (graph.opset() or FIRST_BY_AXIS) < FIRST_BY_AXIS and any(map(is_known_quantized, graph.nodes)):
         normalise(graph)
         raise_opset(graph, training)

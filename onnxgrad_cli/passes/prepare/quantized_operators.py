@@ -66,7 +66,10 @@ class _QuantizedWriter(NodeWriter):
         self.attributes = {attribute.name: attribute for attribute in node.attribute}
 
     def floats(self, at: int, axis: int | None = None) -> str:
-        """Dequantize three inputs from `at` on (integers, scale, zero point). With `axis`, scales are along it."""
+        """Dequantize the inputs `at` (integers), `at` + 1 (scale) and `at` + 2 (zero point), and return the floats.
+
+        With `axis`, there may be a scale for each index along this axis of the integers.
+        """
         values, scale, zero = self.inputs[at : at + 3]
         if axis is None:
             self.single(scale)
@@ -255,7 +258,7 @@ def _of_directions(op: _QuantizedWriter, weights: str, scale: str, zero: str) ->
 
 
 def _dynamic(op: _QuantizedWriter) -> None:
-    """Quantize by QuantizeLinear, with equal results. The original node only computes scale and zero point."""
+    """Write a QuantizeLinear with equal results for the integers; the original node computes scale and zero point."""
     q, scale, zero = op.node.output
     kept = copied(op.node)
     kept.output[0] = op.graph.fresh(f"{q}_unread")
@@ -293,7 +296,7 @@ def _product(op_type: str, axis: int) -> Callable[[_QuantizedWriter], None]:
         if scale:
             op("Div", y, scale)
         op.rename()
-        _forget_types(op.graph, {op.node.output[0]})  # it is not int32 now
+        _forget_types(op.graph, {op.node.output[0]})  # now float, not int32
 
     return write
 

@@ -218,7 +218,8 @@ def check_hints(graph: Graph, training: Cautions, asked: bool | None = None) -> 
     Args:
         graph: the graph.
         training: receives cautions.
-        asked: see `observe_ranks`.
+        asked: True to run the model however large it is, False not to run it. By default, it runs only if that is
+            quick.
     """
     tested = [name for name, value_type in graph.assumed.items() if shape_of(value_type) is not None]
     tested = [name for name in tested if name not in graph.confirmed and name not in _of_any_rank(graph)]
@@ -280,7 +281,7 @@ def _runs(graph: Graph, names: list[str], ones: bool = False) -> list[_Run]:
         if fed in tried or (max(sizes.values(), default=0) > MAX_PROBED_SIZE and not few):
             continue
         tried.append(fed)
-        with suppress(Exception):  # others may be valid
+        with suppress(Exception):  # other sizes may be valid
             runs.append(_Run(fed, probe(fed)))
             base = base or sizes
         if len(runs) == RUNS:

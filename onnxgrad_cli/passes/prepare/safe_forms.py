@@ -3,8 +3,8 @@
 - A Squeeze gets axes, so that the rank of its result does not depend on sizes. Without axes, it would also remove the
   batch axis if the batch has one sample.
 - The product of a matrix and a vector becomes a product of matrices. If the backward part has another Transpose of the
-matrix, onnxruntime moves it through elementwise operators to such a product. Its fusion of MatMul(Transpose(A), v) is
-wrong for vectors: the loss was wrong at onnxruntime's default optimization level.
+  matrix, onnxruntime moves the Transpose through elementwise operators to such a product. Its fusion of
+  MatMul(Transpose(A), v) is wrong for vectors: the loss was wrong at onnxruntime's default optimization level.
 - Recurrent layers with the batch first (layout = 1), which stock onnxruntime refuses, become layers with time first.
 """
 
@@ -101,7 +101,10 @@ def widen_vectors(graph: Graph) -> bool:
 
 
 def _axis(graph: Graph, node: Node) -> int | None:
-    """Return the axis that a product lacks because one factor is a vector: -1 or -2. None: not exactly one vector."""
+    """Return the axis that a product lacks because one factor is a vector: -1 or -2.
+
+    Return None unless exactly one factor is a vector, and for operators that are not standard.
+    """
     if not is_standard(node.domain):
         return None
     ranks = [None if (shape := shape_of(graph.types.get(name))) is None else len(shape) for name in node.input]

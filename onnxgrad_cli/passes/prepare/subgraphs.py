@@ -73,7 +73,7 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProt
     names = {name: name if name in alone else graph.fresh(name) for name in found}
     for name, tensor in found.items():
         graph.store_tensor(names[name], tensor)
-    for position in reversed(range(len(body.node))):  # in place, as the other nodes' bodies follow
+    for position in reversed(range(len(body.node))):  # in place: the caller holds other nodes' bodies
         if names.keys() & set(body.node[position].output):
             del body.node[position]
     rename(body.node, names)

@@ -165,7 +165,7 @@ def _take(node: Node, name: str, default: Any = None) -> Any:
 
 
 def _give(node: Node, **attributes: Any) -> None:
-    """Set attributes."""
+    """Set attributes of a node."""
     for name, value in attributes.items():
         _take(node, name)
         node.attribute.append(helper.make_attribute(name, value))
@@ -266,7 +266,7 @@ def _upsample(up: _Upgrade, node: Node) -> None:
 
 @change("Resize", 11)
 def _coordinates(up: _Upgrade, node: Node) -> Sequence[Node] | None:
-    """Write out the old rules: asymmetric coordinates; 'nearest' rounds down, or up along axes that shrink."""
+    """Write out the rules of Resize 10: asymmetric coordinates; 'nearest' rounds down, or up along axes that shrink."""
     x, scales = node.input
     node.input[:] = [x, up.constant([], np.float32), scales]
     _give(node, coordinate_transformation_mode="asymmetric")
@@ -292,7 +292,7 @@ def _coordinates(up: _Upgrade, node: Node) -> Sequence[Node] | None:
 
 @change("Softmax LogSoftmax Hardmax", 13)
 def _one_axis(up: _Upgrade, node: Node) -> Sequence[Node] | None:
-    """Convert an operator that works on all axes from `axis` on as if they were one, to a single axis."""
+    """Rewrite an operator that treats all axes from `axis` on as a single axis to one that works on one axis."""
     axis, shape = _take(node, "axis", 1), up.shape(node.input[0])
     if shape is not None:
         rest = range(axis % len(shape), len(shape))
@@ -338,7 +338,7 @@ def _training_mode(up: _Upgrade, node: Node) -> None:
 
 @change("Scan", 9)
 def _scan(up: _Upgrade, node: Node) -> Sequence[Node]:
-    """Convert a Scan 8, with a batch axis before the scanned axis, to nested Scans: over the batch, then inside."""
+    """Convert a Scan of opset 8, which has a batch axis, to two nested Scans: over the batch, and over the sequence."""
     if node.input[0]:
         raise _NotUpgradable("its sequences have individual lengths, which opset 9 does not support")
     given = list(node.input[1:])

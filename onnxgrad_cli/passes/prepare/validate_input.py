@@ -37,7 +37,7 @@ def validate_input(graph: Graph, options: ShapeOptions) -> list[Caution]:
     """Refuse unsupported models, fix the requested shapes, and remove the traces of an earlier build.
 
     Returns:
-        Cautions about repairs of the file's form and about a freed batch axis.
+        Cautions about repairs of the file, and about a fixed batch size that was made symbolic.
 
     Raises:
         UnsupportedError: the model has an unknown opset, was optimized for one kind of processor, has control flow of

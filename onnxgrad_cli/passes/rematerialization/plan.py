@@ -53,7 +53,7 @@ class Plan:
         flow: the dataflow.
         groups: map from a value that is not a view to the values of its group that the backward part reads.
         stored: the groups that are stored; initially all.
-        can_run_twice: `Dataflow.can_run_twice`, which is called once for each node.
+        can_run_twice: `Dataflow.can_run_twice` with cached results.
     """
 
     def __init__(self, flow: Dataflow) -> None:
@@ -180,7 +180,7 @@ def trade(flow: Dataflow, sizes: Facts, total: int) -> list[tuple[int, float]]:
     """Return the choices that `plan_budget` has: (bytes stored, operations added), from the most bytes to the fewest.
 
     Args:
-        flow, sizes, total: see `plan_budget`.
+        flow, sizes, total: as for `plan_budget`.
     """
     found, again = [(total, 0.0)], dict[int, Node]()
     for left, recomputation in _freed(Plan(flow), sizes, total):

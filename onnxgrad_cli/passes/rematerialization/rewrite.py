@@ -41,7 +41,7 @@ def write_recomputation(plan: Plan) -> int:
 
 
 def _copies(plan: Plan, writer: _CopyWriter) -> dict[int, list[Node]]:
-    """Return a map: position of the first node with a cotangent that needs values -> the nodes that recompute them."""
+    """Return a map: position in the backward part -> the nodes that recompute the values first needed there."""
     needed: dict[int, list[str]] = defaultdict(list)
     for name in plan.recomputed:
         needed[plan.flow.first_use[name]].append(name)

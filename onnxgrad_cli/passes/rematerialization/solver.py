@@ -79,7 +79,7 @@ def plan_optimal(heuristic: Plan, budget: int, sizes: Facts, total: int) -> Plan
 
     Args:
         heuristic: the plan of `plan_budget`, which is returned if the solver finds no better one.
-        budget, sizes, total: see `plan_budget`.
+        budget, sizes, total: as for `plan_budget`.
 
     Raises:
         UsageError: the solver is not installed.

@@ -31,7 +31,7 @@ class RankError(OnnxgradError):
 
 
 class Communicator(Protocol):
-    """A group of processes that train together. Each engine implements it in a module of its own.
+    """A group of processes that train together. `Gloo`, `Mpi` and `Alone` implement this interface.
 
     Attributes:
         rank: the number of this process, from 0.

@@ -1,7 +1,7 @@
 """Communicate by gloo, through torch.distributed.
 
-A process polls each collective operation. So it handles signals, and notices within a second that another process
-failed.
+A process polls each collective operation, so that it can handle signals, and notices within a second that another
+process failed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ processes much earlier.
 """
 
 REPORT = 5.0
-"""Seconds that a failed process waits for one of lower rank to announce the error, before reporting it itself."""
+"""Seconds that a failed process waits for a process of lower rank to announce the error, before reporting it itself."""
 
 
 class Gloo:
-    """The processes that a launcher has started, connected by gloo; see `Communicator`."""
+    """The processes that a launcher has started, connected by gloo. This class implements `Communicator`."""
 
     package = "torch"
 
@@ -54,8 +54,8 @@ class Gloo:
         self._tensor = torch.from_numpy
         if not launch.address:
             hint = "set MASTER_ADDR to the host name of rank 0"
-            raise UsageError(f"{launch.launcher} does not say where rank 0 runs", hint)
-        self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # True: rank 0 hosts, not torchrun
+            raise UsageError(f"{launch.launcher} does not set the address of rank 0", hint)
+        self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # by rank 0, not torchrun
         try:
             store = self._connected(distributed.TCPStore, launch)
             # torchrun's store outlives the processes that it restarts after a failure
@@ -92,11 +92,11 @@ class Gloo:
                     raise
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """See `Communicator.all_reduce`."""
+        """Replace an array by its sum over all processes."""
         self._finish(self._group.allreduce, array, self._sum)
 
     def broadcast(self, value: Any) -> Any:
-        """See `Communicator.broadcast`."""
+        """Return the value of rank 0; the values of other ranks are ignored."""
         data = np.frombuffer(bytearray(pickle.dumps(value)) if self.rank == 0 else bytearray(), np.uint8)
         size = np.array([len(data)])
         self._finish(self._group.broadcast, size, self._from_first)
@@ -130,7 +130,7 @@ class Gloo:
         return RankError(0, ended(host), name=False)
 
     def fail(self, error: OnnxgradError) -> OnnxgradError | None:
-        """See `Communicator.fail`. The process with the lowest rank that is still alive reports the error."""
+        """Announce an error to the other processes. The living process with the lowest rank reports it to the user."""
         cause: OnnxgradError = error
         if error.exit_code == INTERRUPTED:  # possibly by the launcher, because another process has failed
             cause = self._liveness.cause(2) or error

@@ -16,7 +16,7 @@ from onnxgrad_cli.errors import INTERRUPTED, OnnxgradError
 from onnxgrad_cli.training.distributed.communicator import RankError
 
 PERIOD = 0.25
-"""Seconds between two increments of a process's count."""
+"""Seconds between two heartbeats of a process, which are increments of its count in the store."""
 
 PATIENCE = 10.0
 """Seconds that a process waits for others at the start before it reports which ones are missing."""
@@ -45,15 +45,15 @@ class Store(Protocol):
 
 
 class Liveness:
-    """Writes the count of this process to the store, and reads the counts and errors of the other processes.
+    """Writes this process's heartbeats (an increasing count) to the store, and reads heartbeats and errors of others.
 
     Attributes:
         others: the ranks of the other processes.
-        unreachable: True once the store did not answer.
+        unreachable: True after a call to the store has failed.
     """
 
     def __init__(self, store: Store, rank: int, world: int) -> None:
-        """Write the first count."""
+        """Write the first heartbeat."""
         self._store, self._rank = store, rank
         self.others = [other for other in range(world) if other != rank]
         self.unreachable = False
@@ -66,7 +66,7 @@ class Liveness:
         store.set(_key(rank), "0")
 
     def start(self, seconds: float, tell: Tell = silent) -> None:
-        """Wait for the first counts of all processes, and start the thread.
+        """Wait for the first heartbeats of all processes, and start the thread that exchanges heartbeats.
 
         Args:
             seconds: the longest time to wait.
@@ -127,9 +127,9 @@ class Liveness:
         return rank in self._errors
 
     def failure(self) -> RankError | None:
-        """Return an announced error, or an error for a process whose count has stood still for `LOST` seconds.
+        """Return an announced error, or an error for a process without a heartbeat for `LOST` seconds.
 
-        None if all processes are alive.
+        Return None if all processes are alive.
         """
         if self._errors:
             return self._cause() or next(iter(self._errors.values()))

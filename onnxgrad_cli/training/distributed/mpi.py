@@ -15,7 +15,7 @@ from onnxgrad_cli.training.distributed.communicator import RankError
 
 
 class Mpi:
-    """The processes that MPI has started; see `Communicator`."""
+    """The processes that MPI has started. This class implements `Communicator`."""
 
     package = "mpi4py"
 
@@ -41,17 +41,18 @@ class Mpi:
             )
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """See `Communicator.all_reduce`."""
+        """Replace an array by its sum over all processes."""
         self._group.Allreduce(self._mpi.IN_PLACE, array)
 
     def broadcast(self, value: Any) -> Any:
-        """See `Communicator.broadcast`."""
+        """Return the value of rank 0; the values of other ranks are ignored."""
         return self._group.bcast(value if self.rank == 0 else None)
 
     def fail(self, error: OnnxgradError) -> OnnxgradError | None:
-        """See `Communicator.fail`.
+        """Return the error that this process reports to the user.
 
-        Other ranks wait for a second first: if all fail with the same error, rank 0 ends the others.
+        Ranks other than 0 wait for a second first. If all processes fail with the same error, rank 0 ends the others in
+        this time, so the error is reported once.
         """
         if self.rank == 0:
             return error

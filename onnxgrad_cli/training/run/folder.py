@@ -99,13 +99,13 @@ class RunFolder:
         """Remove the files of an earlier run. Other files in the folder stay.
 
         Args:
-            files: the files that runs write to the folder; see `check_replaceable`.
+            files: the files that runs write to the folder.
 
         Raises:
             UsageError: a file is an input.
             OnnxgradError: a file can't be removed.
         """
-        files = [self.path / CHECKPOINT, *files]  # in this order, so that no later run continues a half-removed one
+        files = [self.path / CHECKPOINT, *files]  # checkpoint first, so that no later run continues a half-removed one
         for file in files:
             check_is_no_input(file)
         for file in files:

@@ -75,7 +75,7 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
 
 
 def _heard() -> list[int]:
-    """Return the signals that request a stop, without those that the process ignores, as SIGHUP under nohup."""
+    """Return the signals that request a stop, without signals that the process ignores, such as SIGHUP under nohup."""
     named = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
     return [number for number in named if number is not None and signal.getsignal(number) != signal.SIG_IGN]
 

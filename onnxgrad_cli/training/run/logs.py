@@ -86,7 +86,7 @@ class _Csv:
 def _column(name: str) -> str:
     """Return the column name for a result of an evaluation.
 
-    The name differs from the columns of steps, and is not taken for a formula in a spreadsheet.
+    The name differs from the columns of steps, and is not a formula for spreadsheets.
     """
     return "epoch_loss" if name == "loss" else table_cell(name)
 

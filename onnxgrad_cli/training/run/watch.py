@@ -30,7 +30,8 @@ class Judged:
     """The event that the weights were evaluated, at the end of an epoch or within one.
 
     Attributes:
-        step, steps, epoch, epochs: see `Stepped`.
+        step, steps: the number of steps so far, and the total number.
+        epoch, epochs: the current epoch, counted from 1, and the total number of epochs.
         rate: the learning rate of the last step.
         results: name -> value. At the end of an epoch, 'loss' is the mean training loss of its samples. With validation
             data there are also 'val_loss' and 'val_<metric>'.

@@ -28,9 +28,9 @@ Each region is twice as large as the one before, up to the largest size.
 """
 
 MOST_WASTED = 128 << 20
-"""Bytes that must be left over for a free chunk to be split.
+"""A free chunk is split if at least this many bytes of it are left over after a buffer is taken from it.
 
-A chunk of twice the buffer's size is split in any case.
+A chunk of at least twice the buffer's size is split in any case.
 """
 
 RUNS = 3

@@ -101,7 +101,7 @@ class TrainerBase:
         """Allocate the buffers, and write the initial values into them.
 
         Args:
-            roles, inputs: see the class.
+            roles, inputs: see the attributes of the class.
             values: weights and state before the first step. Tensors that steps do not replace get one buffer. The
                 values are removed from the mapping as they are copied, so that it is empty at the end.
             provider: the execution provider that allocates the buffers.
@@ -193,7 +193,7 @@ class TrainerBase:
 
         Args:
             model: the inference model that the training model was built from.
-            keep_mode: see `save`.
+            keep_mode: keep the mode of BatchNormalization and Dropout in `model`.
 
         Raises:
             OnnxgradError: a file can't be read, or the training model was not built from `model`.

@@ -125,11 +125,12 @@ class CompiledUpdate:
         self.loop = _compiled(self._assembly(update), len(self._read) + len(self._constants))
 
     def run(self, values: Mapping[str, int], start: int, stop: int, scratch: Scratch) -> None:
-        """Update the elements from `start` to `stop`; see `InPlace.run`.
+        """Update the elements from `start` to `stop`.
 
         Args:
             values: the addresses of weights, state, gradients and scalars, by name.
-            start, stop, scratch: see `InPlace.run`.
+            start, stop: the range of elements.
+            scratch: not used. `InPlace.run` has the same parameters.
         """
         self.loop.run(start, stop, *self._pick(values), *self._places)
 
@@ -201,7 +202,7 @@ _compiled = cache(_Loop)
 
 
 OLDEST = 0, 45
-"""The oldest supported version of llvmlite. Pointers in LLVM had types before."""
+"""The oldest supported version of llvmlite. In older versions, pointers have element types."""
 
 
 @cache

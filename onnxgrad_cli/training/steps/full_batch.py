@@ -37,7 +37,8 @@ class FullBatchTrainer(TrainerBase):
 
         Args:
             built: the training model.
-            provider, threads: see `Trainer`.
+            provider: the full name of the execution provider, such as 'CPUExecutionProvider'.
+            threads: the number of CPU threads; None for onnxruntime's default.
 
         Raises:
             UsageError: the loss is not a deterministic function of the weights and the data, the gradients are not its
@@ -89,7 +90,7 @@ class FullBatchTrainer(TrainerBase):
         Raises:
             UsageError: an input is missing in a batch, or has another type.
             NotFinite: the loss of a batch or the gradient is infinite or nan.
-            OnnxgradError: there are several losses, and a batch has different shares of their divisors.
+            OnnxgradError: there are several losses, and the share of a batch in their divisors differs.
         """
         loss, gradient = 0.0, np.zeros(sum(self.buffers[name].array.size for name in self._slices))
         divisors = []
@@ -176,7 +177,7 @@ def _check_is_function(built: TrainingModel, roles: Roles) -> None:
 
 
 def _check_types(values: Mapping[str, np.ndarray]) -> None:
-    """Raise an error if a weight has 16 bits. Its rounding would hide the differences that a line search compares."""
+    """Raise an error for weights of 16 bits, whose rounding would hide the differences that a line search compares."""
     short = next((name for name, array in values.items() if array.dtype not in (np.float32, np.float64)), None)
     if short is not None:
         raise UsageError(

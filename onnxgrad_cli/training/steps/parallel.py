@@ -67,7 +67,9 @@ class ParallelTrainer(SplitTrainer):
         Args:
             built: a training model with an optimizer, the same in all processes.
             communicator: connects the processes.
-            provider, threads, seed: see `Trainer`.
+            provider: the full name of the execution provider, such as 'CPUExecutionProvider'.
+            threads: the number of CPU threads; None for onnxruntime's default.
+            seed: the seed of random operators such as Dropout. Each process derives its own seed from it.
             bucket: the size of a message in bytes.
 
         Raises:
@@ -87,9 +89,9 @@ class ParallelTrainer(SplitTrainer):
         self.volume = sum(each.message.nbytes for each in self._buckets) + 8 * (2 * terms + 3)
 
     def _differentiate(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Compute the gradients of this process's part of the batch.
+        """Compute the gradients of this process's part of the batch, and sum them over the processes.
 
-        Sum loss, gradients and statistics over the processes.
+        The loss and the running statistics are summed, too.
         """
         count = next((len(array) for array in feeds.values() if array.ndim), 1)
         if count:
@@ -111,7 +113,7 @@ class ParallelTrainer(SplitTrainer):
                 buffer.write(bucket.message[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
 
     def _shares(self, count: int, feeds: Mapping[str, np.ndarray]) -> tuple[float, float]:
-        """Return the share of this process's part in the batch: its weight in the gradients, and in means over samples.
+        """Return the weights of this process's part of the batch: in sums of gradients, and in means over samples.
 
         A loss without an output for its divisor is a mean over the elements of its label, or over the samples if it
         takes a mask.
@@ -149,7 +151,7 @@ def agree(communicator: Communicator, arrays: Mapping[str, np.ndarray], what: st
     """Check that all processes have the same arrays.
 
     Raises:
-        UsageError: the arrays of a process differ; `what` names them.
+        UsageError: the arrays of a process differ. The message calls the arrays `what`.
     """
     check = 0
     for name, array in sorted(arrays.items()):
@@ -179,7 +181,9 @@ def _pack(tensors: Mapping[str, Buffer], size: int) -> Iterator[Bucket]:
 
 
 def divisors_of(built: TrainingModel, part: str, alternative: str) -> list[str]:
-    """Return, for each loss, the output with the divisor of its mean; "" if it is proportional to the batch size.
+    """Return, for each loss, the output with the number by which the loss divides its sum to get the mean.
+
+    The name of the output is "" if this number is proportional to the batch size.
 
     Args:
         built: the training model.

@@ -59,7 +59,7 @@ WORKERS = 8
 
 @dataclass(frozen=True)
 class Parts:
-    """The models of a sliced step; see `Slices`.
+    """The models of a step in three parts, and the updates of its weights.
 
     Attributes:
         gradient: the model that computes the loss, the next running statistics, and the values that `common` and
@@ -104,9 +104,8 @@ def parts_of(model: ModelProto, values: Mapping[str, np.ndarray]) -> Parts | Non
 class SlicedStep:
     """A step that runs its parts in sessions and threads.
 
-    Tensors that are not updated in place have a buffer on two sides.
-
-    A step reads these tensors on one side and writes them on the other.
+    Tensors that are not updated in place have two buffers, one on each of two sides. A step reads the buffers on one
+    side, and writes the buffers on the other side.
 
     Attributes:
         sessions: the sessions of the gradient and of the common part.
@@ -185,7 +184,7 @@ class SlicedStep:
 
 
 class _BoundSession:
-    """A session whose inputs and outputs are bound to buffers anew for each run."""
+    """A session whose inputs and outputs are bound to other buffers in each run."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self.session, self.binding = session, session.io_binding()

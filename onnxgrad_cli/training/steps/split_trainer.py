@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SplitTrainer(TrainerBase):
-    """A trainer for a training model that was split into two halves: gradients and optimizer. See `Trainer`.
+    """A trainer for a training model that was split into two halves: gradients and optimizer.
 
     Attributes:
         uncounted: True if the loss ignores all labels of the batch. Then the loss is nan, the gradient is 0, and the
@@ -55,7 +55,9 @@ class SplitTrainer(TrainerBase):
             values: weights, state and frozen tensors that are not stored in the models, or that replace stored ones.
             also: further scalar outputs of the gradient model that a subclass reads between the two runs.
             path: the file that the models were read from; external data are relative to it.
-            provider, threads, seed: see `Trainer`.
+            provider: the full name of the execution provider, such as 'CPUExecutionProvider'.
+            threads: the number of CPU threads; None for onnxruntime's default.
+            seed: the seed of random operators such as Dropout; each step has different random numbers.
 
         Raises:
             UsageError: a weight has no value, or the optimizer reads outputs of the gradient model other than
@@ -114,7 +116,7 @@ class SplitTrainer(TrainerBase):
         return BoundRuns(session, bound, {value.name: outputs[value.name] for value in model.graph.output}, provider)
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
-        """Take a step on a batch; see `TrainerBase.step`."""
+        """Take a step on a batch, and return the loss. The arguments and errors are those of `TrainerBase.step`."""
         self._check(feeds)
         self._rate.write(self._rate_now(learning_rate))
         self._differentiate(feeds)

@@ -60,7 +60,7 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        """The total."""
+        """The sum of `held`, `values` and `sessions`."""
         return self.held + self.values + self.sessions
 
 
@@ -70,7 +70,7 @@ def step_memory(built: TrainingModel, sizes: Mapping[str, int], threads: int | N
     Args:
         built: a training model with an optimizer.
         sizes: symbol -> size, including the symbol of the batch.
-        threads: the number of threads of the step; see `Trainer`.
+        threads: the number of CPU threads of the step; None for onnxruntime's default.
 
     Raises:
         OnnxgradError: onnxruntime refuses the model.

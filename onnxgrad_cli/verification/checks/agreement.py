@@ -1,7 +1,7 @@
 """Check gradients against slopes: finite differences of the loss along random directions.
 
 There are three attempts: at the given point, at another point, and with the gradients in float64. The first attempt
-that the gradients clearly pass ends the check. They are wrong if they fail all three.
+that the gradients clearly pass ends the check. The gradients are wrong if they fail all three.
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ The noise is how much the gradients change if their inputs change by a rounding 
 """
 
 FEW_ENTRIES = 100
-"""If the model has at most this many gradient entries, wrong ones may agree by chance with slopes in float32.
+"""If the gradients have at most this many entries in total, wrong gradients may agree with float32 slopes by chance.
 
-Such slopes only show gradient errors above 20 %, so these gradients must pass two attempts.
+Slopes in float32 only show gradient errors above 20 %. So the gradients must then pass two attempts.
 """
 
 NEARBY_POINTS = {True: 1, False: 2}
-"""Number of runs on inputs changed by a rounding error, which measure the noise, of costly (True) and other models."""
+"""Number of runs, on inputs changed by a rounding error, that measure the noise of the gradients.
+
+The key is True for costly models (see `ProofCase.is_costly`), False for others.
+"""
 
 
 def agrees_with_slopes(case: ProofCase) -> CheckOutcome:
@@ -67,7 +70,7 @@ def agrees_with_slopes(case: ProofCase) -> CheckOutcome:
     for look in (_here, _elsewhere, _in_double):
         try:
             found = look(case)
-            if look is _elsewhere and found.detail == STILL:  # all units of a layer may be off, or all signals masked
+            if look is _elsewhere and found.detail == STILL:  # a layer may be 0 everywhere, or all signals masked
                 found = _with_lengths(case) or look(case)
         except _Refuted as error:
             return CheckOutcome("failed", str(error))
@@ -152,7 +155,7 @@ def _point(case: ProofCase, by_entry: bool = False) -> Point:
     gradients = _gradients(case, case.outputs)
     for name, claim in gradients.items():
         shape = values[name].shape
-        if claim.shape != shape and (claim.size or math.prod(shape)):  # an empty past may have any sizes
+        if claim.shape != shape and (claim.size or math.prod(shape)):  # the sizes of an empty KV cache may differ
             raise _Refuted(
                 f"the gradient of '{name}' has the shape {list(claim.shape)}, but the tensor has {list(shape)}"
             )
@@ -162,7 +165,7 @@ def _point(case: ProofCase, by_entry: bool = False) -> Point:
         near = run_nearby(case)
         others.append(_loss(case, near))
         claims.compare(_gradients(case, near))
-        del near  # in large models, as much memory as all weights
+        del near  # takes as much memory as all weights
     allowed = FAITHFUL[narrowest(case.described.model)] * max(abs(value), 1e-6) + 10 * max(
         abs(other - value) for other in others
     )
@@ -177,12 +180,12 @@ def _point(case: ProofCase, by_entry: bool = False) -> Point:
 
 
 def _loss(case: ProofCase, outputs: Arrays) -> float:
-    """Return the loss from the outputs, multiplied by the gradients of the loss that are fed as inputs."""
+    """Return the loss in the outputs of a run, multiplied by the model's inputs that are gradients of the loss."""
     return loss_factor(case.roles, case.feeds) * float(outputs[case.roles.loss])
 
 
 def _gradients(case: ProofCase, outputs: Arrays) -> Arrays:
-    """Return the gradients in float32 or wider, without the partial ones: those for which some paths are stopped."""
+    """Return tensor -> its gradient, in float32 or float64. Gradients that leave out some paths are not included."""
     whole = {n: output for n, output in case.roles.gradients.items() if n not in case.roles.partial}
     return {name: wide(outputs[output]) for name, output in whole.items()}
 
@@ -193,7 +196,7 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 
 def _here(case: ProofCase) -> CheckOutcome:
-    """Check the gradients at the given point. Skip if it is on a kink, where wrong gradients would pass."""
+    """Check the gradients at the given point. Skip the check at a kink, where wrong gradients would pass."""
     point = _point(case)
     judge = Judge(point.loss, point.claims, case.rng)
     if point.loss.exact and judge.drowned():
@@ -205,7 +208,7 @@ def _here(case: ProofCase) -> CheckOutcome:
 
 
 def _with_lengths(case: ProofCase) -> CheckOutcome | None:
-    """Check at another point, where inputs that hold signal lengths have the full length.
+    """Check the gradients at another point, at which inputs that may be signal lengths have the full length.
 
     Return None if the model has no such inputs, does not run, or its loss does not change there.
     """
@@ -225,7 +228,7 @@ def _with_lengths(case: ProofCase) -> CheckOutcome | None:
 
 
 def _elsewhere(case: ProofCase, lengths: bool = False) -> CheckOutcome:
-    """Check at another point, where each entry moves in proportion to its size.
+    """Check the gradients at another point, and move each entry in proportion to its size.
 
     At the given point, a correct gradient can disagree with slopes:
 
@@ -283,17 +286,17 @@ def _compared_in_double(case: ProofCase, point: Point) -> CheckOutcome:
     delivered = in_single(point, exact, found, loss.value, least)
     if (
         delivered.status == "skipped" and NEARBY_POINTS[case.is_costly] < NEARBY_POINTS[False]
-    ):  # for too few points nearby
+    ):  # one nearby point may underestimate the noise
         point.claims.compare(_gradients(case, run_nearby(case)))
         delivered = in_single(point, exact, found, loss.value, least)
     return delivered
 
 
 def in_single(point: Point, exact: Arrays, found: CheckOutcome, value: float, least: float) -> CheckOutcome:
-    """Compare the gradients of the delivered model with float64 gradients that have passed their check.
+    """Compare the gradients of the model in its own precision with float64 gradients that have passed their check.
 
     Args:
-        point: the point with the delivered gradients.
+        point: the point, with the gradients in the model's own precision.
         exact: the gradients in float64.
         found: the outcome for the gradients in float64, which is 'passed'.
         value: the loss in float64.
@@ -325,5 +328,5 @@ def in_single(point: Point, exact: Arrays, found: CheckOutcome, value: float, le
 
 
 def _told(judge: Judge, case: ProofCase, named: bool = False) -> CheckOutcome:
-    """Check the gradients and return the outcome with a text; `named` also names the wrong gradients."""
+    """Check the gradients, and return the outcome with a text. With `named`, the text names the wrong gradients."""
     return in_words(judge, judge.judge(), case.roles.partial, named)

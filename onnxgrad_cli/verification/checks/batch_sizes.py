@@ -33,9 +33,9 @@ TRAINED = 32
 """The default batch size of `onnxgrad train`."""
 
 MAX_SECONDS = {False: 0.5, True: 5.0}
-"""The most processor seconds that a batch of `TRAINED` samples may take, by whether the user requested the proof.
+"""Largest processor time, in seconds, of a run on `TRAINED` samples. The key is True if the user requested the proof.
 
-The time is estimated from the run of one sample. If the estimate is longer, this batch is not checked.
+The time is estimated from a run on one sample. If the estimate is larger, a batch of `TRAINED` samples is not checked.
 """
 
 TOLERANCE = {4: 1e-3, 2: 5e-2}
@@ -50,7 +50,7 @@ OUTPUTS = 1e-2
 ONLY_ONE_SAMPLE = "a batch of one sample runs; other sizes can't be compared, because"
 
 SMALL_GRADIENT_SHARE = 1e-2
-"""If a gradient is smaller than this fraction of the largest one, its difference is taken relative to that fraction."""
+"""Differences of gradients are divided by the largest entry, or by this fraction of the largest gradient if larger."""
 
 
 def agrees_across_batches(case: ProofCase) -> CheckOutcome:
@@ -150,7 +150,7 @@ def _is_plain(case: ProofCase) -> bool:
 
 
 def _is_independent(case: ProofCase, forward: Graph, axes: Mapping[str, int], batch: str) -> bool:
-    """Return True if the outputs of each sample are known, from the graph, not to depend on the other samples."""
+    """Return True if the graph proves that the outputs of a sample don't depend on the other samples of the batch."""
     starts = {name: [SampleAxis(axis)] for name, axis in axes.items() if case.roles.inputs[name] == "model input"}
     tracker = Tracker(forward, batch, starts, frees=False)
     tracker.run(forward.output_names, "")
@@ -222,9 +222,10 @@ class _Tiles:
         Args:
             alone: the outputs for the first sample.
             trained: also compare with a batch of about `TRAINED` samples.
-            independent: `_is_independent`, called only if there is a difference. True fails the check; False only skips
-                it. Even independent samples may have outputs that depend on the batch size, such as a gradient inside
-                the model that is divided by it. So gradients are compared only if the outputs for copies are copies.
+            independent: `_is_independent`, called only if gradients differ. True fails the check, False skips it.
+                Gradients are compared only if the outputs for a repeated batch are the repeated outputs. This is not
+                always so, because an output may depend on the batch size, such as a gradient inside the model that is
+                divided by it.
         """
         case = self._case
         batches = [(self.first, alone, max(self._size, 3))]
@@ -274,7 +275,7 @@ class _Tiles:
     def _difference(
         self, run: Callable[[Arrays], Arrays], feeds: Arrays, once: Arrays, many: Arrays, count: int
     ) -> float:
-        """Return the largest relative difference of loss and gradients from those that the original batch implies.
+        """Return the largest relative difference of loss and gradients from those expected from the original batch.
 
         `once` are the outputs for the batch, and `many` those for `count` copies of it. If the loss is a sum, a part of
         it may not depend on the batch, such as a penalty. A run on two copies of the batch determines that part.

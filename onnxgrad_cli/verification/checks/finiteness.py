@@ -33,9 +33,9 @@ def first_bad(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: 
 def origin_of(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: np.ndarray) -> tuple[str, str]:
     """Return the value in which a loss that is not finite originates, and the operator that computed the value.
 
-    The search begins at the first node output that is NaN (if the loss is infinite: that is not finite). From there it
-    goes back through all inputs that are not finite, because a NaN may come from an infinite weight. So a mask with
-    infinite values is reported only if the search arrives at it.
+    The search begins at the first node output that is NaN or, if the loss is infinite, at the first one that is not
+    finite. From there it goes back through inputs that are not finite, because a NaN may come from an infinite weight.
+    So a mask with infinite values is reported only if the search arrives at it.
 
     Args:
         described: the training model.

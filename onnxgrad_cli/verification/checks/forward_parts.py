@@ -23,7 +23,7 @@ In this order: for float32; for outputs of less than 32 bits and models with ope
 """
 
 AMPLIFIED = 1e-2
-"""If a rounding error in the data changes an output by more than this, relatively, outputs are compared in float64."""
+"""If a rounding error in the data changes an output by more than this fraction, outputs are compared in float64."""
 
 ROUNDING = frozenset({"DynamicQuantizeLSTM", "QMoE"})
 """Operators with quantized weights whose kernels also round the values that they multiply with the weights.
@@ -47,7 +47,7 @@ def computes_the_original(case: ProofCase) -> CheckOutcome:
     chunks = {term.output: term.chunks for term in case.roles.losses if term.chunks}
     forward = _forward(case.described.model, original.model, chunks)
     if forward is None and (last := _last_shared(case.described.model, original.model)):
-        # The loss reads derivatives of the outputs alone. The values before the outputs are compared instead.
+        # The loss reads only derivatives of the outputs. The last values that both models compute are compared instead.
         original = original.with_outputs(last)
         forward = _forward(case.described.model, original.model, chunks)
     if forward is None:
@@ -71,7 +71,7 @@ def computes_the_original(case: ProofCase) -> CheckOutcome:
 
 
 def _copy_agrees(case: ProofCase, original: Original, data: str) -> CheckOutcome:
-    """Compare the outputs of a data set's copy of the model with those of the original for the same data."""
+    """Compare the outputs of the copy of the model that runs on a data set with those of the original model."""
     fed = {name: case.feeds[own] for name, own in case.roles.sets[data].items() if own in case.feeds}
     made = {name for node in case.described.model.graph.node for name in node.output}
     outputs = [value for value in original.model.graph.output if f"{data}/{value.name}" in made]
@@ -106,7 +106,7 @@ def _forward(model: ModelProto, original: ModelProto, chunks: Mapping[str, Seque
 
 
 def _last_shared(model: ModelProto, original: ModelProto) -> list[str]:
-    """Return the last values that both models compute: in the original, no other shared value is computed from them."""
+    """Return the last values that both models compute: those from which the original computes no other shared value."""
     made = {name for node in model.graph.node for name in node.output if name}
     shared = [node for node in original.graph.node if not made.isdisjoint(node.output)]
     read = {name for node in shared for name in reads(node)}

@@ -1,4 +1,4 @@
-"""Compare a model whose fixed batch size was made free with the original, sample by sample.
+"""Compare a model whose fixed batch size was made dynamic ("freed") with the original, sample by sample.
 
 The pass that rewrites the model proves on the graph that results stay the same. The runs here guard against errors in
 that pass and in onnxruntime.
@@ -28,10 +28,10 @@ from onnxgrad_cli.verification.feeds import draw, index_limits
 from onnxgrad_cli.verification.original import with_weights
 
 BATCHES = 3
-"""Number of original batches that are joined to one batch of the freed model. The results are compared."""
+"""Number of batches of the original that are joined to one batch of the freed model, to compare the results."""
 
 SEARCH_SECONDS, MIN_TRIES = 3.0, 4
-"""The search for sizes of other symbols ends after so many processor seconds, but tries at least so many sizes."""
+"""A search for sizes of other symbols ends after `SEARCH_SECONDS` of processor time, but tries `MIN_TRIES` sizes."""
 
 RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2}
 """Element type -> largest accepted difference, relative to the largest entry.
@@ -42,10 +42,10 @@ The difference is not zero because kernels may sum in another order for another 
 
 @dataclass(frozen=True)
 class FreedModel:
-    """A model whose fixed batch size was made free.
+    """A model whose fixed batch size was made dynamic.
 
     Attributes:
-        model, original: the model with a free batch size, and with its fixed one.
+        model, original: the model with the dynamic batch size, and with the fixed one.
         path: the file of the original; external data are relative to it.
         batch: the batch size that was freed, and the axes of the samples.
     """
@@ -80,10 +80,10 @@ class FreedModel:
 def freed(
     model: ModelProto, path: Path | None, batch: FixedBatch, shapes: Mapping[str, object] | None = None
 ) -> FreedModel:
-    """Return the model with a free batch size; see `free_batch`. The given model is not changed.
+    """Return the model with a dynamic batch size; see `free_batch`. The given model is not changed.
 
     Raises:
-        UnsupportedError: the batch size can't be freed.
+        UnsupportedError: the batch size can't be made dynamic.
     """
     graph = Graph(copied(model), path)
     found = free_batch(graph, batch, shapes)
@@ -91,11 +91,11 @@ def freed(
 
 
 def free_asked(graph: Graph, options: ShapeOptions) -> list[Caution]:
-    """If the option `shapes` frees the batch size, free it in the graph and compare the result with the original.
+    """If the option `shapes` requests a dynamic batch size, make it dynamic in the graph, and compare the results.
 
     Raises:
         UsageError: `shapes` contradicts the model in something other than the batch size.
-        UnsupportedError: the batch size can't be freed, or the results differ.
+        UnsupportedError: the batch size can't be made dynamic, or the results differ from the original's.
     """
     model = graph.commit()
     batch = asked_batch(model, options)
@@ -162,7 +162,7 @@ def _split(array: np.ndarray, axis: int, before: int, count: int) -> np.ndarray:
 
 
 def _taken(feeds: Mapping[str, np.ndarray], freed: FreedBatch, start: int, end: int) -> Arrays:
-    """Return the feeds of the samples from `start` to `end`."""
+    """Return the feeds of the samples from `start` to `end`, without `end`."""
     return {
         name: np.ascontiguousarray(np.take(x, range(start, end), freed.inputs[name])) if name in freed.inputs else x
         for name, x in feeds.items()
@@ -203,7 +203,7 @@ def _examples(
 
 
 def _check(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """Make sure that results agree.
+    """Check that an output of the model with a dynamic batch size agrees with the original's.
 
     Raises:
         UnsupportedError: the results differ.

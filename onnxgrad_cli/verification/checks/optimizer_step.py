@@ -26,14 +26,14 @@ from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, ski
 from onnxgrad_cli.verification.checks.reference_optimizers import REFERENCES, clip
 
 CUT = 16
-"""Longer axes are cut to this number of elements."""
+"""Axes with more elements than this are cut to this length."""
 
 FEW_ELEMENTS = 512
 """If the weights have fewer elements than this in total, more random points are checked, to cover all magnitudes."""
 
 PRECISION = {"float64": 1e-10}
 SINGLE = 1e-5
-"""Largest accepted difference, relative to the sum of a number's magnitudes before and after the step.
+"""Largest accepted difference of a weight or state, relative to the sum of its magnitudes before and after the step.
 
 `PRECISION` is for float64, `SINGLE` for other types.
 """
@@ -64,7 +64,7 @@ The largest scale is the largest power of two in float32.
 """
 
 DECADES = 9.0
-"""Random gradients span so many powers of ten, so that some are as small as usual values of eps."""
+"""Number of powers of ten that random gradients span, so that some gradients are as small as usual values of eps."""
 
 LARGEST_HALF = 1e3
 """Largest random gradient for float16 weights, so that no result becomes infinite."""
@@ -205,7 +205,7 @@ class _StepModel:
         return np.dtype(helper.tensor_dtype_to_np_dtype(dtype_of(self._types[name])))
 
     def allowed(self, name: str) -> float:
-        """Return the largest difference of a weight or state that rounding explains, relative to its magnitude."""
+        """Return the largest difference of a weight or state that rounding can explain, relative to its magnitude."""
         kind = self.dtype(name).name
         return PRECISION.get(kind, SINGLE) + LAST_DIGIT.get(kind, 0.0)
 
@@ -271,7 +271,7 @@ def _behind(model: ModelProto, roles: Roles, results: Sequence[str]) -> tuple[li
 
 
 def _of_data(model: ModelProto, data: Collection[str], known: Collection[str]) -> set[str]:
-    """Return the values that depend on data in another way than through the values of `known`."""
+    """Return the values that depend on data directly or through values other than those of `known`."""
     late = set(data)
     for node in model.graph.node:
         if not late.isdisjoint(reads(node)):
@@ -343,7 +343,7 @@ def _differences(step: _StepModel, point: _Point, rng: np.random.Generator) -> d
 
 
 def _rounded(step: _StepModel, values: Arrays, times: int) -> Arrays:
-    """Change gradients by `times` machine epsilons, and other floats by as much in the opposite direction."""
+    """Increase gradients by `times` machine epsilons, relatively, and decrease other floats by the same fraction."""
     digit = times * step.digit
     gradients = set(step.gradients.values())
     whole = {COUNT, POSITION, GOOD}
@@ -436,7 +436,7 @@ def _largest(step: _StepModel, point: _Point, norm: float) -> float:
 
 
 def _accumulated(step: _StepModel, before: Arrays, expected: dict[str, np.ndarray | float]) -> Arrays | None:
-    """Return the gradients for the step, over all runs since the last one; None if more runs come before the step.
+    """Return the gradients accumulated over all runs since the last step; None if the next step is not due yet.
 
     The accumulated gradients and the number of runs after this run are stored in `expected`.
     """
@@ -484,7 +484,7 @@ def _expected(step: _StepModel, before: Arrays, after: Arrays, times: int) -> di
         step: the step.
         before: the inputs of the step.
         after: the outputs of the model. The expected moving average is computed from its new weights.
-        times: the options are changed by so many machine epsilons.
+        times: the number of machine epsilons by which the options are changed.
     """
     settings, kinds, roles = step.settings, step.kinds, step.roles
     expected: dict[str, np.ndarray | float] = {name: before[name] for name in step.slots_and_weights}

@@ -1,8 +1,8 @@
-"""Find out whether axes that share a symbol must have the same size.
+"""Find out whether axes with the same symbol (named dimension) must have the same size.
 
-Gradients are built on the promise that they do: axes of equal sizes don't broadcast. If the original also runs with a
-different size for each axis, the promise doesn't hold, and each axis gets a size of its own. A model in which no symbol
-is on two axes is not run.
+A shared symbol promises equal sizes, and rules rely on it: axes of equal sizes don't broadcast. If the original also
+runs with a different size for each axis, the promise doesn't hold, and each axis gets its own symbol. A model in which
+no symbol is on two axes is not run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Promises(NamedTuple):
         kept: symbols whose axes must have the same size, and symbols that were not tested.
         broken: symbol whose axes may differ -> the axes that may have sizes of their own.
         untested: the reason why the symbols of `kept` were not tested; "" if they were.
-        freed: notes about a batch axis whose size the model fixes and the option `shapes` makes free.
+        freed: notes about a fixed batch size that the option `shapes` has made dynamic.
     """
 
     kept: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Promises(NamedTuple):
 
 
 def settle_sizes(graph: Graph, options: ShapeOptions, tests: bool | None = None) -> Promises:
-    """Remove declared sizes that don't hold: placeholder sizes, and symbols on axes whose sizes may differ.
+    """Remove wrong declared sizes: placeholder sizes, and shared symbols on axes whose sizes may differ.
 
     Args:
         graph: the inference model; it is changed.
@@ -176,7 +176,8 @@ class _Runs:
     def run(self, classes: Mapping[Axis, int], descending: bool = False) -> bool:
         """Return True if the model runs with a different size for each class of axes.
 
-        Axes without a class are of class 0. `descending` gives larger sizes to lower classes.
+        `classes` maps an axis to the number of its class. Other axes are of class 0. With `descending`, lower numbers
+        get larger sizes.
         """
         shapes = self._assigned(classes, descending)
         try:

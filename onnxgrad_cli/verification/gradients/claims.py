@@ -2,8 +2,8 @@
 
 A direction moves each entry of a tensor by a random number plus a share of the claim itself. A random direction alone
 may be almost at right angles to a gradient, and would not show an error in it. The slope that a claim predicts is its
-inner product with the direction. One pass computes them for all directions, slice by slice, so that a large gradient is
-never copied.
+inner product with the direction. One pass over a gradient computes the inner products with all directions, slice by
+slice, so that a large gradient is never copied.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def slices(x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 
 @dataclass
 class _Noise:
-    """The difference of another gradient from the claim: its inner products with the directions and with the claim."""
+    """The difference of a gradient at a nearby point from the claim: its inner products with directions and claim."""
 
     along: np.ndarray
     with_claim: float

@@ -25,12 +25,12 @@ ROUNDS = 4
 """Largest number of rounds of two directions. Each round moves only tensors that the earlier rounds did not settle."""
 
 MAX_MOVE, MIN_MOVE = 1e3, 1e-3
-"""Bounds for the move of a tensor, relative to its size. Within them it is chosen so that all shares are similar."""
+"""Bounds for the move of a tensor, relative to its size. The moves are chosen so that the shares are similar."""
 
 NOTHING_MORE = 1e-5
-"""If two measurements of a slope differ by less than this fraction of its shares, it is not measured again.
+"""If two measurements of a slope differ by less than this fraction of its shares, the slope is not measured again.
 
-The noise of the claim is added to this difference.
+The noise of the claimed gradients is added to this limit.
 """
 
 NOISE = (3e-4, 0.1)
@@ -41,7 +41,10 @@ tensors either.
 """
 
 NOISES, FAULT = 8, 0.2
-"""Accepted difference of a slope in multiples of the noise; size of an error that must be detected despite noise."""
+"""`NOISES` is the accepted difference of a slope in multiples of the noise.
+
+`FAULT` is the size of an error, relative to a gradient, that must be detected despite the noise.
+"""
 
 NAMED = 10
 """Largest number of wrong gradients that a report names."""
@@ -82,7 +85,7 @@ class SlopeComparison:
 
     @property
     def still(self) -> bool:
-        """True if all gradients are zero and the loss does not change. They agree then, but no rule was tested."""
+        """True if all gradients are zero and the loss does not change: the two agree, but no rule was tested."""
         return self.measured == 0 and not any(self.shares.values())
 
 
@@ -156,7 +159,7 @@ class Judge:
         return found.visible[name] * self._entries[name] / max(*self._entries.values(), 1e-300)
 
     def _judge_together(self, names: list[str], found: Judgement) -> None:
-        """Check tensors whose gradients have similar noise. More noise in one would hide errors in the others."""
+        """Check a group of tensors whose gradients have similar noise. A noisier gradient would hide their errors."""
         groups = [names]
         for _ in range(ROUNDS):
             left = [self._round(group, found) for group in groups if not found.refuted]
@@ -180,7 +183,7 @@ class Judge:
     def _round(self, names: Sequence[str], found: Judgement) -> list[str]:
         """Check tensors along common directions, and return those in which an error could still be undetected."""
         trials = [self._trial(names)]
-        if not (trials[0].agrees and names[0] in self._groups[-1]):  # in noise, a still loss is enough
+        if not (trials[0].agrees and names[0] in self._groups[-1]):  # for mere noise, one direction is enough
             trials.append(self._trial(names))
             if trials[0].agrees != trials[1].agrees:  # a kink spoils one direction, a wrong gradient all
                 trials.append(self._trial(names))
@@ -197,7 +200,7 @@ class Judge:
         return [name for name in names if found.visible[name] >= self.loss.fault]
 
     def wrong_among(self, names: Sequence[str]) -> dict[str, float]:
-        """Find by bisection the tensors whose gradients are wrong on their own, and return tensor -> relative error."""
+        """Find the tensors with wrong gradients by bisection, and return a map: tensor -> relative error."""
         wrong: dict[str, float] = {}
         groups = [list(names)]
         while groups and len(wrong) < NAMED:
@@ -244,7 +247,8 @@ def _noise_along(ways: Mapping[str, Direction]) -> float:
 def off(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
     """Return the largest difference between entries of two arrays, relative to the largest finite entry of `b`.
 
-    It is relative to `least` if that is larger. Two entries don't differ if they are the same infinity, or both NaN.
+    If `least` is larger than that entry, the result is relative to `least`. Two entries that are the same infinity, or
+    both NaN, don't differ.
     """
     worst, largest = distance(a, b)
     return worst / max(largest, least, 1e-30)

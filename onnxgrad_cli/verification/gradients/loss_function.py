@@ -139,7 +139,7 @@ class LossFunction(ScalarFunction):
 
 
 def loss_factor(roles: Roles, feeds: Mapping[str, np.ndarray]) -> float:
-    """Return the product of the gradients of the loss that are fed as inputs."""
+    """Return the product of the model's inputs that are gradients of the loss; 1 if it has no such input."""
     return math.prod(float(feeds[name]) for name, role in roles.inputs.items() if role == "loss gradient")
 
 

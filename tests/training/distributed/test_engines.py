@@ -100,5 +100,5 @@ def test_slurm_must_say_where_rank_0_runs(monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("torch")
     for name, text in SRUN.items():
         monkeypatch.setenv(name, text)
-    with pytest.raises(UsageError, match="does not say where rank 0 runs"), connected():
+    with pytest.raises(UsageError, match="does not set the address of rank 0"), connected():
         pass
