@@ -338,14 +338,7 @@ def _config(path: Path) -> dict[str, Any]:
         raise OnnxgradError(
             f"'{path}' does not describe LoRA but {kind!r}", "use a LoRA adapter: other kinds are not supported"
         )
-    patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
-    if any(isinstance(each, dict) and len(each) > MOST_PATTERNS for each in patterns):
-        raise OnnxgradError(f"'{path}' has more than {MOST_PATTERNS:,} patterns", "keep at most one for each module")
-    ranks = [config.get("r"), *(patterns[0].values() if isinstance(patterns[0], dict) else [None])]
-    alphas = [config.get("lora_alpha"), *(patterns[1].values() if isinstance(patterns[1], dict) else [None])]
-    fits = all(is_number(rank, 1, whole=True) and rank <= 2**31 for rank in ranks)
-    if not fits or not all(is_number(alpha) and abs(alpha) < 1e30 for alpha in alphas):
-        raise OnnxgradError(f"'{path}' has no valid rank 'r' or 'lora_alpha'")
+    _check_ranks(path, config)
     known = ("use_rslora", "use_dora")
     uses = [name for name, value in config.items() if value and name.startswith("use_") and name not in known]
     strange = [*uses, *(name for name in STRANGE if config.get(name))]
@@ -356,6 +349,18 @@ def _config(path: Path) -> dict[str, Any]:
             f"'{path}' describes more than two factors for each matrix: {(strange or ['bias'])[0]}", hint
         )
     return config
+
+
+def _check_ranks(path: Path, config: Mapping[str, Any]) -> None:
+    """Check the numbers of a configuration: the ranks and scales, and those of its patterns."""
+    patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+    if any(isinstance(each, dict) and len(each) > MOST_PATTERNS for each in patterns):
+        raise OnnxgradError(f"'{path}' has more than {MOST_PATTERNS:,} patterns", "keep at most one for each module")
+    ranks = [config.get("r"), *(patterns[0].values() if isinstance(patterns[0], dict) else [None])]
+    alphas = [config.get("lora_alpha"), *(patterns[1].values() if isinstance(patterns[1], dict) else [None])]
+    fits = all(is_number(rank, 1, whole=True) and rank <= 2**31 for rank in ranks)
+    if not fits or not all(is_number(alpha) and abs(alpha) < 1e30 for alpha in alphas):
+        raise OnnxgradError(f"'{path}' has no valid rank 'r' or 'lora_alpha'")
 
 
 def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:

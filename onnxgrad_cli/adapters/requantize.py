@@ -20,8 +20,7 @@ from onnxgrad_cli.adapters.places import LOOKUPS, AdapterSite, places
 from onnxgrad_cli.checkpoints.integers import LIMITS
 from onnxgrad_cli.checkpoints.stored_weights import read_stored, stored_tensors
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.low_bit_to_float import unpacked
+from onnxgrad_cli.execution.executor import Executor, unpacked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node

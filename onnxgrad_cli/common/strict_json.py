@@ -103,9 +103,7 @@ def _object(kind: Any, value: Any, where: str) -> Any:
     return kind(**{name: decoded(hints[name], each, f"{where}.{name}") for name, each in value.items()})
 
 
-@cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)
 
 
 def _short(value: object) -> str:

@@ -59,7 +59,8 @@ def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int],
         2. Other symbol of the inputs -> its assumed size.
         3. The facts about the values with these sizes.
     """
-    own = _input_symbols(graph)
+    distinct = {id(value_type): value_type for value_type in map(graph.types.get, graph.input_names)}
+    own = list(dict.fromkeys(dim for value_type in distinct.values() for dim in _symbols(value_type)))
     given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
     free = [symbol for symbol in own if symbol not in given]
     ones = dict.fromkeys(free, 1)
@@ -71,12 +72,6 @@ def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int],
             if not longer.too_short:
                 return given, assumed, longer
     return given, ones, facts
-
-
-def _input_symbols(graph: Graph) -> list[str]:
-    """Return the symbols in the types of the graph's inputs, each once, in order."""
-    distinct = {id(value_type): value_type for value_type in map(graph.types.get, graph.input_names)}
-    return list(dict.fromkeys(dim for value_type in distinct.values() for dim in _symbols(value_type)))
 
 
 def known_bytes(names: Iterable[str], facts: Facts) -> tuple[int, int]:

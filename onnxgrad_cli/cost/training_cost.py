@@ -13,7 +13,7 @@ from onnxgrad_cli.cost.live_memory import course_of_memory
 from onnxgrad_cli.cost.steps import FORWARD, ScheduledNode, steps_of
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_finder
-from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, Node, metadata_of
+from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, metadata_of
 from onnxgrad_cli.ir.nodes import CONTROL_FLOW, with_bodies
 from onnxgrad_cli.ir.types import nbytes
 from onnxgrad_cli.record import StepRecord, parts
@@ -101,6 +101,8 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     input_bytes, unknown_inputs = known_bytes(training.grad_of_input, facts)
     if unknown_inputs:
         uncounted["input"] += unknown_inputs
+    before, after = flops["forward"], flops["backward"]
+    costs = [OperatorCost(op, before[op], after[op]) for op in sorted({*before, *after})]
     return Cost(
         sizes=given,
         assumed=assumed,
@@ -113,18 +115,12 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         gradient_bytes=weight_bytes + input_bytes,
         kept_bytes=kept_bytes,
         kept=kept,
-        operators=_by_operator(flops["forward"], flops["backward"]),
+        operators=sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward),
         modules=by_module(graph, steps, flops_of),
         memory=course_of_memory(steps, graph.output_names, facts),
         branches=sum(node.op_type == "If" for node in with_bodies(s.node for s in steps if s.op_type in CONTROL_FLOW)),
         uncounted=dict(uncounted),
     )
-
-
-def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[OperatorCost]:
-    """Return the cost of each operator that computes something, the most expensive first."""
-    costs = [OperatorCost(op, forward[op], backward[op]) for op in sorted({*forward, *backward})]
-    return sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward)
 
 
 def _kept(steps: Iterable[ScheduledNode], facts: Facts) -> tuple[int, list[Kept], Counter[str]]:
@@ -186,7 +182,9 @@ def by_module(graph: Graph, steps: Sequence[ScheduledNode], own: Sequence[int]) 
         return []
     every = zip(steps, modules, own, strict=True)
     counted = [(path, step.part in FORWARD, count) for step, path, count in every if step.part != "optimizer"]
-    depth = _depth([path for path, _, _ in counted])
+    paths = [path for path, _, _ in counted]
+    levels = ({path[:depth] for path in paths} for depth in range(1, max(map(len, paths), default=0) + 1))
+    depth = sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
     sums: dict[tuple[str, ...], list[int]] = {}
     for path, forward, count in counted:
         sums.setdefault(path[:depth], [0, 0])[not forward] += count
@@ -202,15 +200,6 @@ def _modules(graph: Graph, steps: Sequence[ScheduledNode]) -> list[tuple[str, ..
         return [()] * len(steps)
     paths = {node.name or next(iter(node.output), ""): path for node, path in zip(nodes, around, strict=True)}
     model = iter(around)
-    return [next(model) if step.part == "model" else paths.get(_forward_of(step.node), ()) for step in steps]
-
-
-def _forward_of(node: Node) -> str:
-    """Return the name of the forward node that a node differentiates, from its metadata; "" if there is none."""
-    return metadata_of(node, FORWARD_OF)
-
-
-def _depth(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the deepest level, counted from the top, that has at most `MODULES` modules, or 0 if there is none."""
-    levels = ({path[:depth] for path in paths} for depth in range(1, max(map(len, paths), default=0) + 1))
-    return sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
+    return [
+        next(model) if step.part == "model" else paths.get(metadata_of(step.node, FORWARD_OF), ()) for step in steps
+    ]

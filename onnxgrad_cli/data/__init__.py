@@ -5,8 +5,7 @@ from onnxgrad_cli.data.input_types import Range, input_types_of, ranges_of, rows
 from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.prepared import as_trained, prepared, prepared_alike
 from onnxgrad_cli.data.preprocessing import Preprocessing
-from onnxgrad_cli.data.sampling import Batches, balance, fraction_of, held_out
-from onnxgrad_cli.data.sets import DataSets, NamedSet, seed_of
+from onnxgrad_cli.data.sampling import Batches, DataSets, NamedSet, balance, fraction_of, held_out, seed_of
 from onnxgrad_cli.options.data import SampleOptions, SequenceOptions
 
 __all__ = [

@@ -170,28 +170,32 @@ def padding_of(
     made = {mask: place for mask, dim in masks.items() if mask not in columns and (place := _along(dim, inputs, there))}
     if not ragged and not made:
         return None
-    obstacle, fill = "", dict[str, int]()
-    for name, column in ragged.items():
-        shape = shape_of(inputs[name]) or ()
-        if len(shape) != column.ndim:  # `validate.check` refuses such data
-            continue
-        dims = {shape[axis + 1] for axis, size in enumerate(np.ptp(column.shapes, axis=0)) if size}
-        readers = [term for term in terms if name in (term.label, *term.more)]
-        for term in readers:
-            if name == term.label and term.ignore_index is not None:
-                fill[name] = term.ignore_index
-            elif not term.mask or dims != {masks.get(term.mask)}:
-                obstacle = obstacle or f"the loss {term.name} takes no mask for '{name}'"
-        lacking = dims - set(masks.values())
-        if not readers and lacking:
-            axis = min(map(str, lacking))
-            obstacle = obstacle or f"no mask shows the real entries of '{name}' along its axis '{axis}'"
+    # columns with another number of axes are refused by `validate.check`
+    fits = [name for name, column in ragged.items() if len(shape_of(inputs[name]) or ()) == column.ndim]
+    obstacles = [text for name in fits for text in _obstacles(name, ragged[name], inputs, terms, masks)]
+    fill = {term.label: term.ignore_index for term in terms if term.label in fits and term.ignore_index is not None}
     blind = [term.name for term in terms if not term.label and not term.mask]
     if ragged and blind:
-        obstacle = obstacle or f"the loss {blind[0]} takes no mask"
+        obstacles.append(f"the loss {blind[0]} takes no mask")
     names = ", ".join(f"'{name}'" for name in made)
     note = f"computing masks, which are 1 for real entries and 0 for padding: {names}" if made else ""
-    return Padding(made, fill, obstacle, note)
+    return Padding(made, fill, next(iter(obstacles), ""), note)
+
+
+def _obstacles(
+    name: str, column: Ragged, inputs: InputTypes, terms: Sequence[Term], masks: Mapping[str, int | str]
+) -> Iterator[str]:
+    """Yield the reasons why samples of different shapes of one input can't be padded."""
+    shape = shape_of(inputs[name]) or ()
+    dims = {shape[axis + 1] for axis, size in enumerate(np.ptp(column.shapes, axis=0)) if size}
+    readers = [term for term in terms if name in (term.label, *term.more)]
+    for term in readers:
+        ignores = name == term.label and term.ignore_index is not None
+        if not ignores and (not term.mask or dims != {masks.get(term.mask)}):
+            yield f"the loss {term.name} takes no mask for '{name}'"
+    lacking = dims - set(masks.values())
+    if not readers and lacking:
+        yield f"no mask shows the real entries of '{name}' along its axis '{min(map(str, lacking))}'"
 
 
 def masks_of(inputs: InputTypes, terms: Sequence[Term]) -> list[str]:

@@ -148,10 +148,11 @@ def take_out(model: ModelProto, names: Collection[str], path: Path | None) -> tu
         OnnxgradError: values in another file can't be read.
     """
     taken = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in names}
-    elsewhere = ModelProto()
-    elsewhere.graph.initializer.extend(filter(is_external, taken.values()))
-    load_external_data(elsewhere, path)
-    taken |= {tensor.name: tensor for tensor in elsewhere.graph.initializer}
+    if external := list(filter(is_external, taken.values())):
+        elsewhere = ModelProto()
+        elsewhere.graph.initializer.extend(external)
+        load_external_data(elsewhere, path)
+        taken |= {tensor.name: tensor for tensor in elsewhere.graph.initializer}
     return without_initializers(model, names), {name: numpy_helper.to_array(t) for name, t in taken.items()}
 
 

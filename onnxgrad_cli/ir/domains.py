@@ -1,9 +1,12 @@
-"""The domain of the standard's operators, which has two names: "" and "ai.onnx"."""
+"""Names of the domains of the standard's operators. Its main domain has two: "" and "ai.onnx"."""
 
 from __future__ import annotations
 
 STANDARD = "ai.onnx"
 """The long name of the standard's domain."""
+
+PREVIEW = "ai.onnx.preview.training"
+"""The domain of the standard's training operators: Gradient and the optimizers."""
 
 
 def is_standard(domain: str) -> bool:

@@ -93,7 +93,7 @@ class Node:
         if message.output[:] != self.output:
             message.output[:] = self.output
         if _told(message) != self.metadata:
-            set_metadata(message, self.metadata)
+            refill(message.metadata_props, _entries(self.metadata))
         return message
 
     def __repr__(self) -> str:
@@ -122,7 +122,10 @@ def messages(nodes: Iterable[Node | NodeProto]) -> list[NodeProto]:
 
 def write(nodes: Sequence[Node | NodeProto], field: Any) -> None:
     """Replace the content of a repeated protobuf field by these nodes."""
-    if len(nodes) == len(field) and all(map(_stands_in, nodes, field)):
+    if len(nodes) == len(field) and all(
+        isinstance(node, Node) and node._message is message and node.message() is message
+        for node, message in zip(nodes, field, strict=True)
+    ):
         return
     del field[:]
     said: Mapping[str, str] = {}
@@ -144,11 +147,6 @@ def refill(field: Any, entries: Iterable[Any]) -> None:
     entries = list(entries)
     del field[:]
     field.extend(entries)
-
-
-def _stands_in(node: Node | NodeProto, message: NodeProto) -> bool:
-    """Update the message of a node. Return True if it is `message`, so that it is already in the right place."""
-    return isinstance(node, Node) and node._message is message and node.message() is message
 
 
 def metadata(node: Node | NodeProto) -> Mapping[str, str]:

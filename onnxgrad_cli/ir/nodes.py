@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto, TypeProto, helper
 
-from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.domains import PREVIEW, plain_domain
 from onnxgrad_cli.ir.node import Node
 
 AnyNode = TypeVar("AnyNode", Node, NodeProto)
@@ -153,3 +153,23 @@ def node_names(graph: GraphProto) -> Iterator[str]:
 def body_of(node: Node, name: str) -> GraphProto:
     """Return the body in an attribute of a node. The body is not a copy, so changing it changes the node."""
     return next(a.g for a in node.attribute if a.name == name)
+
+
+def is_gradient(node: Node) -> bool:
+    """Return True if a node is the Gradient operator of the standard."""
+    return node.op_type == "Gradient" and node.domain == PREVIEW
+
+
+def has_gradients(model: ModelProto) -> bool:
+    """Return True if a model has a Gradient node, including those in bodies of nodes and in functions."""
+    return any(map(is_gradient, all_nodes(model)))
+
+
+def types_in(graph: GraphProto) -> dict[str, TypeProto]:
+    """Return the types of all values that a graph and its bodies declare."""
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer}
+    for node in graph.node:
+        for inner in subgraphs(node):
+            types |= types_in(inner)
+    return types

@@ -330,7 +330,10 @@ class _Beyond:
         For an output of the model, sizes that inference does not find are taken from the declared type.
         """
         hint, inferred = self.graph.hints[name].type, self.graph.types.get(name)
-        known, said = shape_of(inferred), self._said(name, hint)
+        known, said = shape_of(inferred), list[Dim | None]()
+        meaning = self.borne | self.names if name in self.outputs else self.borne
+        for size in shape_of(hint) or ():  # None stands for a size that is not trusted
+            said.append(size if size in meaning or (isinstance(size, int) and size != 1) else None)
         if known is None and said:
             return self.graph.named(tensor_type(dtype_of(inferred) or dtype_of(hint), said))
         if known is None:
@@ -340,11 +343,6 @@ class _Beyond:
         pairs = zip(known, said, strict=True)
         wider = [a if b is None or isinstance(a, int) or a in self.borne else b for a, b in pairs]
         return None if wider == list(known) else tensor_type(dtype_of(inferred), wider)
-
-    def _said(self, name: str, hint: TypeProto) -> list[Dim | None]:
-        """Return the sizes that the model declares for a value, with None for sizes that are not trusted."""
-        meaning = self.borne | self.names if name in self.outputs else self.borne
-        return [s if s in meaning or (isinstance(s, int) and s != 1) else None for s in shape_of(hint) or ()]
 
     def _is_all_there_is(self, name: str, hint: TypeProto, inferred: TypeProto | None) -> bool:
         """Return True if a declared type that gives no sizes is trusted.

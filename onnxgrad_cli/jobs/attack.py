@@ -24,7 +24,7 @@ from onnxgrad_cli.derivatives.derivative_model import float_inputs
 from onnxgrad_cli.derivatives.scores import ClassChoice
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.explanations.attacks import (
     AttackedModel,
     Ball,

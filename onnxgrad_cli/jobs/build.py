@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,8 +35,7 @@ from onnxgrad_cli.errors import (
     unknown_name,
 )
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
-from onnxgrad_cli.execution.limits import within_budget
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends, within_budget
 from onnxgrad_cli.execution.observation import PROVABLE, given_samples, is_quick, too_large
 from onnxgrad_cli.execution.session import take_out, trim
 from onnxgrad_cli.execution.sizes_to_try import sizes_to_try
@@ -55,6 +54,7 @@ from onnxgrad_cli.files import (
 )
 from onnxgrad_cli.files.start_values import KEPT, read_values, stage_values, with_values
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import has_gradients
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.jobs.output_plan import OutputPlan, target_of
@@ -65,12 +65,9 @@ from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import File, Report, make_report, render
-from onnxgrad_cli.report.export_cautions import export_cautions, folded_normalizations
+from onnxgrad_cli.report.make import export_cautions, folded_normalizations
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.report.next_steps import in_javascript
-from onnxgrad_cli.standard.gradient_operator import has_gradients
-from onnxgrad_cli.standard.training_info import check_request, pack, step_model
-from onnxgrad_cli.training.schedules import weight_schedule
 from onnxgrad_cli.verification.checks.size_promises import settle_sizes, wrong_shape
 from onnxgrad_cli.verification.verdict import PROVED, Proof, ProofStep
 
@@ -223,10 +220,7 @@ def plan_build(
         UsageError: an option does not fit the model, or an existing file would be replaced.
         OnnxgradError: the model or the data can't be read, or a file can't be written.
     """
-    check_request(options)
-    for spec in options.losses:
-        if spec.schedule:
-            weight_schedule(spec, steps=1, epoch=1)
+    _check_options(options)
     data, vocabulary = checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer)
     protect_inputs(data, vocabulary, *(spec.name for spec in options.losses))
     proto, path = own_model(model)
@@ -246,6 +240,23 @@ def plan_build(
         model, proto, path, weights, folded_normalizations(proto), outputs, options, given, verify, stop_after, check,
         command, tell,
     )  # fmt: skip
+
+
+def _check_options(options: Options) -> None:
+    """Check the options of training information and of schedules, which few builds have."""
+    if options.training_info:
+        from onnxgrad_cli.standard.training_info import check_request
+
+        check_request(options)
+    elif options.init != Options.init or (options.seed is not None and not options.lora):
+        raise UsageError(
+            "`init` and `seed` require `training_info`, because they set its initialization", "add that option"
+        )
+    for spec in options.losses:
+        if spec.schedule:
+            from onnxgrad_cli.training.schedules import weight_schedule
+
+            weight_schedule(spec, steps=1, epoch=1)
 
 
 def _check_weights_are_inputs(options: Options, stop_after: str | None, target: Path | None) -> None:
@@ -306,7 +317,11 @@ class Build:
 
     def training_model(self, written: ModelProto) -> ModelProto:
         """Return the training model in a written model. If it is packed, take it out of the training information."""
-        return step_model(written, 0) if self.plan.packs else written
+        if not self.plan.packs:
+            return written
+        from onnxgrad_cli.standard.training_info import step_model
+
+        return step_model(written, 0)
 
     def report(self) -> Report:
         """Return the report on this build."""
@@ -351,6 +366,8 @@ def transform(
         _check_shapes(build)
         build.result = built.model
         if plan.packs:
+            from onnxgrad_cli.standard.training_info import pack
+
             assert build.original is not None
             build.result = pack(build.original, built)
     return build
@@ -386,47 +403,39 @@ def prove(build: Build) -> None:
 
     Store the error of a failed check in `Build.error`.
     """
-    if build.plan.proves and build.error is None:
-        with build.failures(*REFUSALS), build.plan.limits():
-            _prove(build)
-
-
-def _prove(build: Build) -> None:
+    if not build.plan.proves or build.error is not None:
+        return
     from onnxgrad_cli.verification import proof  # imported here because builds without a proof don't need it
 
-    plan, graph = build.plan, build.built.graph
-    assert build.result is not None
-    trained = build.training_model(build.result)
-    if plan.verify:  # a requested proof is not limited, so the model itself is checked first
-        check_ends(graph)
-    plan.tell("verifying the gradients", 1)
-    roles = describe(trained)
-    data, sizes = fit(plan.data, trained, roles, plan.tell)
-    original = build.original if plan.options.mode == "keep" else None
-    start = time.perf_counter()
-    build.proof = proof.prove(
-        trained, roles, plan.path, original, data, sizes, force=bool(plan.verify),
-        operations=_operations(graph, sizes), note=lambda check: plan.tell(f"checking: {check}", 1),
-        keep=build.ran.append,
-    )  # fmt: skip
-    if not is_quick(trained):
-        trim()
-    nodes = len(graph.nodes)
-    build.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
-    if build.proof.failed:
-        raise _failed(build.proof)
-    if plan.verify and build.proof.verdict != PROVED:
-        raise CheckFailed(
-            f"the requested proof of the training model was not possible: {build.proof.why}",
-            "the model was not written; to write it without a proof, leave `verify=True` out",
-        )
-
-
-def _operations(graph: Graph, sizes: Mapping[str, int]) -> int:
-    """Return the number of operations of one run of the training model, at the first sizes that the check will try."""
-    shapes = {value.name: shape_of(value.type) or () for value in graph.proto.graph.input}
-    drawn = next(sizes_to_try(shapes, graph.proto), {})
-    return operations(graph, {**drawn, **sizes})
+    with build.failures(*REFUSALS), build.plan.limits():
+        plan, graph = build.plan, build.built.graph
+        assert build.result is not None
+        trained = build.training_model(build.result)
+        if plan.verify:  # a requested proof is not limited, so the model itself is checked first
+            check_ends(graph)
+        plan.tell("verifying the gradients", 1)
+        roles = describe(trained)
+        data, sizes = fit(plan.data, trained, roles, plan.tell)
+        original = build.original if plan.options.mode == "keep" else None
+        start = time.perf_counter()
+        shapes = {value.name: shape_of(value.type) or () for value in graph.proto.graph.input}
+        drawn = next(sizes_to_try(shapes, graph.proto), {})
+        build.proof = proof.prove(
+            trained, roles, plan.path, original, data, sizes, force=bool(plan.verify),
+            operations=operations(graph, {**drawn, **sizes}), note=lambda check: plan.tell(f"checking: {check}", 1),
+            keep=build.ran.append,
+        )  # fmt: skip
+        if not is_quick(trained):
+            trim()
+        nodes = len(graph.nodes)
+        build.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
+        if build.proof.failed:
+            raise _failed(build.proof)
+        if plan.verify and build.proof.verdict != PROVED:
+            raise CheckFailed(
+                f"the requested proof of the training model was not possible: {build.proof.why}",
+                "the model was not written; to write it without a proof, leave `verify=True` out",
+            )
 
 
 def _failed(proof: Proof) -> CheckFailed:

@@ -10,7 +10,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.compat.artifacts import with_stored
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.files.start_values import lacking, values_beside, with_values
 from onnxgrad_cli.ir.graph import Graph

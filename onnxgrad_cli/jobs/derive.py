@@ -104,18 +104,8 @@ def run_derive(
     """
     protect_inputs(test_data, tokenizer)
     options = options or Options()
-    check(flags)
-    if kind != "vjp" and flags not in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs):
-        raise UsageError(
-            f"the option {flags.name} is only available for the kind vjp", "leave it out, or leave `kind` out"
-        )
-    if (loss_output or labels) and DerivativeOptions.Loss not in flags:
-        raise UsageError("`loss_output` and `labels` require `flags=loss`", "add it, or leave them out")
-    if DerivativeOptions.Loss in flags and (class_ is not None or per_sample or weighted or names != "plain"):
-        raise UsageError(
-            "`flags=loss` can't be combined with a class, per-sample derivatives, weights or the names of CasADi",
-            "leave out the one or the others",
-        )
+    others = class_ is not None or per_sample or weighted or names != "plain"
+    _check_flags(flags, kind, bool(loss_output or labels), others)
     proto, path = own_model(model)
     target = target_of(model, out, kind)
     if target is not None:
@@ -155,6 +145,32 @@ def run_derive(
     check_written = check_opens(derived, proto, path) if judged and runs else None
     files = save_model(derived, STREAM if target is None else target, path, force, check=check_written)
     return Derivation(derived, files, proof)
+
+
+def _check_flags(flags: DerivativeOptions, kind: Derivative, of_loss: bool, others: bool) -> None:
+    """Check that the flags can be combined with the other arguments.
+
+    Args:
+        flags: the flags.
+        kind: the kind of derivative.
+        of_loss: True if an argument is set that requires the flag Loss.
+        others: True if an argument is set that can't be combined with the flag Loss.
+
+    Raises:
+        UsageError: they can't be combined.
+    """
+    check(flags)
+    if kind != "vjp" and flags not in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs):
+        raise UsageError(
+            f"the option {flags.name} is only available for the kind vjp", "leave it out, or leave `kind` out"
+        )
+    if of_loss and DerivativeOptions.Loss not in flags:
+        raise UsageError("`loss_output` and `labels` require `flags=loss`", "add it, or leave them out")
+    if DerivativeOptions.Loss in flags and others:
+        raise UsageError(
+            "`flags=loss` can't be combined with a class, per-sample derivatives, weights or the names of CasADi",
+            "leave out the one or the others",
+        )
 
 
 def _hint_at_input(model: ModelProto, derive_by: Callable[..., ModelProto]) -> str | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.errors import OnnxgradError, Refusal, UnsupportedError, UsageError
@@ -22,6 +21,7 @@ from onnxgrad_cli.execution.observation import fed_types
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_target, own_model, save_model, stage_model
 from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import repair
+from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.nodes import with_bodies

@@ -22,7 +22,7 @@ from onnxgrad_cli.data.pictures import PictureLayout, layout_of
 from onnxgrad_cli.data.text import Tokenizer
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.explanations.attributions import baseline_of
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.pictures import draw

@@ -28,7 +28,7 @@ from onnxgrad_cli.jobs.output_plan import OutputPlan
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.sharing import twins
 from onnxgrad_cli.report import Report, make_report
-from onnxgrad_cli.report.export_cautions import invented_names
+from onnxgrad_cli.report.make import invented_names
 from onnxgrad_cli.report.model import Diagnosis, Next, Origin
 from onnxgrad_cli.report.words import several
 

@@ -10,23 +10,19 @@ from collections.abc import Callable, Iterable
 
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.common.escape import decoded
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.nodes import is_gradient
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.options import GradientNodeOptions
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
-
-
-def is_gradient(node: Node) -> bool:
-    """Return True if a node is the Gradient operator of the standard."""
-    return node.op_type == "Gradient" and node.domain == PREVIEW
 
 
 def xs_zs_y(node: Node) -> tuple[list[str], list[str], str]:

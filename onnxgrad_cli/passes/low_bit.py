@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from onnxgrad_cli.autodiff.definitions.contrib import unpacked
 from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.unpacking import unpacked
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph

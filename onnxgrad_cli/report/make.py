@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel
@@ -27,6 +27,7 @@ from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import RANDOM, is_random
+from onnxgrad_cli.ir.provenance import provenance
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Role
@@ -34,6 +35,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.declare import declared
 from onnxgrad_cli.options.train import NOT_OF_TRAINING
 from onnxgrad_cli.passes import SUMMARIES, pipeline_for
+from onnxgrad_cli.passes.parameters.constants import GENERATED
 from onnxgrad_cli.passes.roles import roles
 from onnxgrad_cli.record import Training, parts
 from onnxgrad_cli.report.model import KINDS, Asked, File, Operator, PassRow, Report, Tuned, Untrained, Value, Weight
@@ -365,3 +367,43 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
     return {**found, "Python": platform.python_version()}
+
+
+def folded_normalizations(model: ModelProto) -> list[str]:
+    """Return a sentence in a list if the exporter folded BatchNormalization into other layers, otherwise an empty list.
+
+    A folded normalization is recognized by its traces. PyTorch's newer exporter lists the names of all running means in
+    the metadata, but doesn't store the running mean of a folded normalization. Its older exporter gives the weight of a
+    folded convolution a name of its own, such as 'onnx::Conv_12'.
+    """
+    stored = {tensor.name for tensor in model.graph.initializer}
+    statistics = sum(name.endswith("running_mean") for name in provenance(model).fixed - stored)
+    made_up = sum(
+        node.op_type in ("Conv", "ConvTranspose") and node.input[1].startswith("onnx::") for node in model.graph.node
+    )
+    count = statistics or made_up
+    convolutions = sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node)
+    where = several(count, "convolution" if convolutions >= count else "layer")
+    return [f"BatchNormalization was folded into {where}: its parameters can't be trained"] if count else []
+
+
+def invented_names(weights: Sequence[str]) -> list[str]:
+    """Return the weights whose names were made up by the exporter."""
+    return [name for name in weights if GENERATED.match(name)]
+
+
+def export_cautions(folded: Iterable[str], weights: Sequence[str]) -> Iterator[Caution]:
+    """Yield cautions about folded normalizations and about weights whose names the exporter made up.
+
+    Args:
+        folded: the sentences that `folded_normalizations` returned for the model before the passes.
+        weights: the names of the trained weights.
+    """
+    for text in folded:
+        yield Caution("note", "", text)
+    if unnamed := invented_names(weights):
+        count = f"{len(unnamed):,} of {several(len(weights), 'weight')}"
+        text = (
+            f"the exporter invented the names of {count}, such as '{unnamed[0]}', so `train` can't select them by layer"
+        )
+        yield Caution("note", unnamed[0], as_cli_flags(text))

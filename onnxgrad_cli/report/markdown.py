@@ -25,11 +25,6 @@ WIDEST = 90
 """Cells are padded to the widest cell of their column, but to at most this many characters."""
 
 
-def markdown(page: Page) -> str:
-    """Return a document as Markdown."""
-    return Writer().write(page)
-
-
 class Writer:
     """Writes a document as Markdown. The HTML report uses a subclass that shows pictures and links."""
 
@@ -98,12 +93,13 @@ class Writer:
         yield from map(line, cells[1:])
 
     def _inline(self, text: Inline) -> str:
-        return "".join(map(self._piece, pieces(text)))
-
-    def _piece(self, piece: str) -> str:
-        if isinstance(piece, ModelName):
-            return self.model_name(piece)
-        return code(piece) if isinstance(piece, Name) else _words(piece)
+        shown = []
+        for piece in pieces(text):
+            if isinstance(piece, ModelName):
+                shown.append(self.model_name(piece))
+            else:
+                shown.append(code(piece) if isinstance(piece, Name) else _words(piece))
+        return "".join(shown)
 
 
 def code(name: str) -> str:

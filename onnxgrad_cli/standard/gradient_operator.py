@@ -17,19 +17,19 @@ from pathlib import Path
 
 from onnx import FunctionProto, GraphProto, ModelProto
 
-from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest, unknown_name
+from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
-from onnxgrad_cli.ir.nodes import all_nodes, depending_on, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import depending_on, has_gradients, is_gradient, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
-from onnxgrad_cli.passes.cleanup.cleanup import tidy
+from onnxgrad_cli.passes.cleanup import tidy
 from onnxgrad_cli.passes.declare_outputs import forget_domain
-from onnxgrad_cli.passes.gradient_op import is_gradient, xs_zs_y
+from onnxgrad_cli.passes.gradient_op import xs_zs_y
 from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_lower
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.record import Training
@@ -80,11 +80,6 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
     _read_past_copies(graph, own)
     forget_domain(graph, PREVIEW)
     return graph.commit()
-
-
-def has_gradients(model: ModelProto) -> bool:
-    """Return True if a model has a Gradient node, including those in bodies of nodes and in functions."""
-    return any(map(is_gradient, all_nodes(model)))
 
 
 def _sort(graph: Graph) -> None:

@@ -23,14 +23,14 @@ from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import refill
-from onnxgrad_cli.ir.nodes import node_names, reads
+from onnxgrad_cli.ir.nodes import is_gradient, node_names, reads
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import LOSS, ROLES, VERSION
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.gradient_op import is_gradient, rename_named, xs_zs_y
+from onnxgrad_cli.passes.gradient_op import rename_named, xs_zs_y
 from onnxgrad_cli.passes.identifiers import as_identifier
 from onnxgrad_cli.passes.loss.append import fed_first
 from onnxgrad_cli.passes.prepare.declarations import set_hints_aside
@@ -53,14 +53,8 @@ def check_request(options: Options) -> None:
     """Check that the options of a build can be combined with `training_info`.
 
     Raises:
-        UsageError: two options can't be combined, a required option is missing, or an option needs `training_info`.
+        UsageError: two options can't be combined, or a required option is missing.
     """
-    if not options.training_info:
-        if options.init != Options.init or (options.seed is not None and not options.lora):
-            raise UsageError(
-                "`init` and `seed` require `training_info`, because they set its initialization", "add that option"
-            )
-        return
     one = "leave out one of them"
     conflicts("`lora`", {"`training_info`, which does not change the inference graph": bool(options.lora)}, one)
     if not options.optimizer:

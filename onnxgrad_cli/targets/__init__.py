@@ -14,10 +14,6 @@ from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
 from onnxgrad_cli.targets.portable import fit, portable_form
 
 
-def _no_form(op: Op, name: str, default: str) -> str | None:
-    return None
-
-
 class Target(NamedTuple):
     """A runtime that a training model is written for.
 
@@ -34,7 +30,7 @@ class Target(NamedTuple):
         on_processor: True if onnxruntime runs the model on the CPU, for which it has few bfloat16 kernels.
     """
 
-    prefer: Callable[[Op, str, str], str | None] = _no_form
+    prefer: Callable[[Op, str, str], str | None] = lambda op, name, default: None
     replace: Callable[[Graph], list[Node]] | None = None
     fit: Callable[[Graph], None] | None = None
     branches: bool = True

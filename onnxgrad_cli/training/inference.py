@@ -36,7 +36,7 @@ from onnxgrad_cli.data.states import (
     recurrent_values,
 )
 from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest, unknown_name
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
 from onnxgrad_cli.ir.graph import Graph

@@ -79,11 +79,6 @@ class ProofCase:
         return Ran(self.described.model, self.feeds, self.outputs) if hasattr(self, "outputs") else None
 
     @property
-    def named_sizes(self) -> dict[str, int]:
-        """Return symbolic dimension -> chosen size, for the shapes of the model's inputs."""
-        return {symbol: size for symbol, size in (self.drawn or {}).items() if symbol in self.symbols}
-
-    @property
     def symbols(self) -> list[str]:
         """Return the symbolic dimensions in the shapes of the model's inputs."""
         inputs = (v for v in self.model.graph.input if self.roles.inputs.get(v.name) == "model input")

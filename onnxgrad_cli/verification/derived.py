@@ -50,8 +50,7 @@ from onnxgrad_cli.verification.gradients.judgement import Judge
 from onnxgrad_cli.verification.gradients.loss_function import FAITHFUL, ScalarFunction, narrowest
 from onnxgrad_cli.verification.gradients.perturbation import perturbed
 from onnxgrad_cli.verification.original import Original
-from onnxgrad_cli.verification.proof_checks import OPENING, ORIGINAL
-from onnxgrad_cli.verification.run_checks import checked
+from onnxgrad_cli.verification.proof_checks import OPENING, ORIGINAL, checked
 from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
 
 AGREES = "derivatives against differences"

@@ -15,8 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.case import ProofCase
 from onnxgrad_cli.verification.original import Original
-from onnxgrad_cli.verification.proof_checks import CHECKS
-from onnxgrad_cli.verification.run_checks import checked
+from onnxgrad_cli.verification.proof_checks import CHECKS, checked
 from onnxgrad_cli.verification.verdict import Proof
 from onnxgrad_cli.verification.written import Ran
 

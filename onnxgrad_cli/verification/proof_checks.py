@@ -1,11 +1,13 @@
-"""The checks of a proof, in order.
+"""The checks of a proof, in order, and `checked`, which runs them within the limits of time and memory.
 
 Each check is a function that takes a `ProofCase` and may store values in it for later checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from itertools import product
 
@@ -16,14 +18,15 @@ from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.kernels import in_short, lacks_kernel
+from onnxgrad_cli.execution.limits import OverLimit, within_budget
 from onnxgrad_cli.execution.observation import MAX_WEIGHT_BYTES, PROVABLE, too_large, weight_bytes
 from onnxgrad_cli.execution.sizes_to_try import leading_symbols
 from onnxgrad_cli.ir.dialects import checker_error
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import has_gradients, reads
 from onnxgrad_cli.ir.types import Arrays, in_words
 from onnxgrad_cli.metadata import started
-from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
+from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.targets.standard import is_targeted, to_standard
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
 from onnxgrad_cli.verification.checks.agreement import agrees_with_slopes
@@ -34,6 +37,7 @@ from onnxgrad_cli.verification.checks.optimizer_step import agrees_with_referenc
 from onnxgrad_cli.verification.feeds import DescribedModel, factors_off_zero, finite, first_run
 from onnxgrad_cli.verification.gradients.judgement import off
 from onnxgrad_cli.verification.original import Original, with_weights
+from onnxgrad_cli.verification.verdict import Proof, ProofStep
 
 MOST_OPERATIONS = 10**12
 """If one run takes more floating-point operations than this (about ten seconds), a model is not proved by default."""
@@ -317,3 +321,41 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("the optimizer's step against a reference", agrees_with_reference),
 )
 """The checks of a training model in order, as (name of the step in the proof, function)."""
+
+
+def checked(case: ProofCase, checks: Iterable[tuple[str, Check]], note: Callable[[str], object]) -> Proof:
+    """Run checks on a case in order, and return the proof.
+
+    `note` is called with the name of each check as it starts.
+    """
+    proof = Proof()
+    with within_budget(limited=not case.force) as patience:
+        if patience is not None:
+            stored = case.original.model if case.original is not None else case.model
+            patience.allow(weight_bytes(case.model), len(stored.graph.node), case.operations)
+        for name, check in checks:
+            note(name)
+            start = time.perf_counter()
+            found = NOTHING
+            with suppress(OverLimit), patience.taking() if patience else nullcontext():
+                found = check(case)
+            if patience is not None and patience.spent:
+                found = _cut_short(patience.spent)
+            if found.status:
+                proof.steps.append(ProofStep(name, found.status, found.detail, time.perf_counter() - start))
+            if found.status == "failed":
+                proof.status = "failed"
+            if found.leaves_unproved:
+                proof.status, proof.reason = "skipped", f"{name}: {found.leaves_unproved}"
+            if found.ends:
+                break
+    proof.executor = case.measured_by
+    proof.sizes = {symbol: size for symbol, size in (case.drawn or {}).items() if symbol in case.symbols}
+    proof.conclude()
+    return proof
+
+
+def _cut_short(limit: str) -> CheckOutcome:
+    """Return the outcome that replaces that of a check in which a run exceeded a limit of time or memory."""
+    reason = f"the proof takes more than {limit}; --verify runs it anyway"
+    return CheckOutcome("skipped", reason, ends=True, leaves_unproved=reason)

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli import Options, build, run_build, run_check, run_evaluate, run_predict
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.jobs.train import run_train
 
 

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.models.files import chain
 from onnxgrad_cli import LossSpec, Options, build
+from onnxgrad_cli.cost.live_memory import run_order
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.ir.execution_order import run_order
 from onnxgrad_cli.ir.nodes import reads
 
 

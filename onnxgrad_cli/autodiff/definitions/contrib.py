@@ -15,6 +15,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.autodiff.registry import definition, refuse
 from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.unpacking import unpacked
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 
@@ -172,29 +173,6 @@ def dequantized(
         return op.DequantizeLinear(steps, scales, zeros, axis=len(lead), block_size=size)
     steps, zeros = op.reshape(steps, [-1, size]), op.reshape(zeros, [-1])
     return op.reshape(op.DequantizeLinear(steps, scales, zeros, axis=0), every)
-
-
-def unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int | Val], kept: int | None = None) -> Val:
-    """Unpack bytes into values of `bits` bits as uint8, with the low bits first.
-
-    Args:
-        op: the emitter.
-        packed: the bytes.
-        bits: the number of bits of a value: 2, 4 or 8.
-        dims: the shape of all values.
-        kept: the number of values to keep on the last axis; None keeps all.
-    """
-    if bits not in (2, 4, 8):
-        raise Unknown(f"its weight has {bits} bits")
-    values = op.unsqueeze(packed, [packed.rank])
-    if bits < 8:
-        up = op.const(np.arange(8 - bits, -1, -bits), TensorProto.UINT8)  # these shifts remove the higher bits
-        values = op.BitShift(op.BitShift(values, up, direction="LEFT"), op.const(8 - bits, up), direction="RIGHT")
-    values = op.reshape(values, dims)
-    if kept is None:
-        return values
-    shape = (*values.shape[:-1], kept)
-    return op.Slice(values, op.ints([0]), op.ints([kept]), op.ints([values.rank - 1]), shape=shape)
 
 
 BNB4 = {

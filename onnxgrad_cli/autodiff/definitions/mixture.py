@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from onnxgrad_cli.autodiff.definitions.contrib import MICROSOFT, dequantized, unpacked
+from onnxgrad_cli.autodiff.definitions.contrib import MICROSOFT, dequantized
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.unpacking import unpacked
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 

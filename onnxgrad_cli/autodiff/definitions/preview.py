@@ -13,10 +13,9 @@ from onnxgrad_cli.autodiff.registry import definition, refuse
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.types import Dim
 from onnxgrad_cli.optimizers.adaptive import mean_weight
-
-PREVIEW = "ai.onnx.preview.training"
 
 refuse(
     "Gradient",

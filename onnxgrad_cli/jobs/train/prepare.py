@@ -39,7 +39,7 @@ from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts, with_sizes_of_pas
 from onnxgrad_cli.data.ragged import Ragged
 from onnxgrad_cli.data.states import Recurrent, has_batch_behind, recurrent_values
 from onnxgrad_cli.errors import UnsupportedError, UsageError
-from onnxgrad_cli.execution.nontermination import check_ends
+from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.execution.session import CPU, find_provider
 from onnxgrad_cli.files import ModelSource, check_target, own_model
 from onnxgrad_cli.ir.graph import Graph
@@ -66,10 +66,9 @@ from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.padding_check import check_padding
 from onnxgrad_cli.training.schedules import cycles_momentum
 from onnxgrad_cli.training.steps.base import TrainerBase
-from onnxgrad_cli.training.steps.batch_parts import divisors_of
 from onnxgrad_cli.training.steps.full_batch import WHO, FullBatchTrainer
 from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from, init_weights
-from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
+from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree, divisors_of
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.checks.freed_batch import FreedModel, freed
 
@@ -138,6 +137,7 @@ def prepare(
         caution = free.compare(feeds)
         tell(f"{caution}; the trained model keeps its batch size of {free.batch.size}", 0)
         built.training.cautions.append(caution)
+    run = original if free is None else free.model
     padded = [each for each in (samples, validation) if each is not None and each.padding is not None and each.ragged]
     if padded and course.batch_size > link.world:
         if padded[0] is samples and _takes_statistics(original, options):
@@ -146,45 +146,24 @@ def prepare(
                 "the padding into its statistics",
                 "use `mode='eval'`",
             )
-        run = original if free is None else free.model
         session, described = _session(run, path, options, course, trainer)
         for each in padded:
             check_padding(session, each, next(iter(described.sets.values()), {}), trainer.buffers)
     evaluator = None
     if validation is not None:
-        run = original if free is None else free.model
         losses = tuple(spec for spec in options.losses if spec.data == val_set)
         asked_of_set = replace(options, losses=losses)
         evaluator = _evaluator(run, path, asked_of_set, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
-    roles = trainer.roles
-    term = roles.on_set(next(iter(data))).losses[0]
-    weights = balance(samples, term.label, term.ignore_index, tell) if course.samples.balance else None
-    batches = Batches(
-        samples, course.batch_size, course.seed, shuffle=course.shuffle and not solves, rank=link.rank,
-        world=link.world, weights=weights, tell=tell,
-        drop_last=_drops_single(original, options, len(samples), course.batch_size, link, tell),
-    )  # fmt: skip
+    roles, first = trainer.roles, next(iter(data))
+    drop_last = _drops_single(original, options, len(samples), course.batch_size, link, tell)
+    batches = _batches(samples, built, roles.on_set(first).losses, course, link, drop_last, tell)
     if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
         tell(f"the last {rest} samples of an epoch share a step with the first samples of the next epoch", 0)
-    if solves and len(batches) > 1:
-        divisors_of(built, "batch", f"use `batch_size={len(samples)}`")
-    if link.world > 1 or (solves and len(batches) > 1):
-        terms = roles.on_set(next(iter(data))).losses
-        _check_uneven_labels(samples, terms, built, "use another optimizer" if solves else "train in one process")
-    if options.accumulate > len(batches):
-        raise UsageError(
-            f"`accumulate={options.accumulate}`: an epoch has only {len(batches)} batches, so no step would be taken",
-            "choose a smaller number, or a smaller `batch_size`",
-        )
     sets = None if not roles.sets else DataSets(
-        NamedSet(next(iter(data)), samples, batches, roles.sets[next(iter(data))]),
+        NamedSet(first, samples, batches, roles.sets[first]),
         [_other_set(opened, name, roles, course, tell) for name in list(data)[1:]],
     )  # fmt: skip
-    runs = course.epochs * len(batches)
-    runs = runs if course.max_steps is None else min(runs, course.max_steps)
-    if left := runs % options.accumulate:
-        tell(f"the last {left} of {runs} batches have no effect, because a step takes {options.accumulate} batches", 0)
     ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema, sets)
     if adapter is not None:  # compute its content once now, so that an unsupported adapter format is reported early
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
@@ -205,6 +184,46 @@ def _check_sets(course: Course, link: Communicator) -> None:
         )
     if course.samples.balance:
         raise UsageError("`balance` can't be combined with several data sets", "leave it out", code="conflict")
+
+
+def _batches(
+    samples: Data, built: TrainingModel, terms: Sequence[Term], course: Course, link: Communicator, drop_last: bool,
+    tell: Tell,
+) -> Batches:  # fmt: skip
+    """Return the batches of an epoch, after checking that steps can be computed from them.
+
+    Args:
+        samples: the samples.
+        built: the training model.
+        terms: the losses on these samples.
+        course: the course of the training.
+        link: connects the processes that train together.
+        drop_last: leave out the last batch of an epoch.
+        tell: receives progress messages.
+
+    Raises:
+        UsageError: the loss can't be computed from parts of the samples, or an epoch has too few batches for a step.
+    """
+    accumulate, solves = built.options.accumulate, built.options.optimizer == LBFGS.name
+    weights = balance(samples, terms[0].label, terms[0].ignore_index, tell) if course.samples.balance else None
+    batches = Batches(
+        samples, course.batch_size, course.seed, shuffle=course.shuffle and not solves, rank=link.rank,
+        world=link.world, weights=weights, tell=tell, drop_last=drop_last,
+    )  # fmt: skip
+    if solves and len(batches) > 1:
+        divisors_of(built, "batch", f"use `batch_size={len(samples)}`")
+    if link.world > 1 or (solves and len(batches) > 1):
+        _check_uneven_labels(samples, terms, built, "use another optimizer" if solves else "train in one process")
+    if accumulate > len(batches):
+        raise UsageError(
+            f"`accumulate={accumulate}`: an epoch has only {len(batches)} batches, so no step would be taken",
+            "choose a smaller number, or a smaller `batch_size`",
+        )
+    runs = course.epochs * len(batches)
+    runs = runs if course.max_steps is None else min(runs, course.max_steps)
+    if left := runs % accumulate:
+        tell(f"the last {left} of {runs} batches have no effect, because a step takes {accumulate} batches", 0)
+    return batches
 
 
 def _check_uneven_labels(samples: Data, terms: Sequence[Term], built: TrainingModel, alternative: str) -> None:

@@ -97,14 +97,11 @@ class PreparedRun:
         schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
         scheduled = [(term.factor, spec) for term, spec in self._losses if term.factor]
         weights = {name: weight_schedule(spec, steps, len(self.batches)) for name, spec in scheduled}
-        if evaluator is None and (
-            course.patience is not None or schedule.watches or course.metrics or course.eval_every
-        ):
-            asked = {
-                "`patience`": course.patience is not None, "`metrics`": bool(course.metrics),
-                "`eval_every`": bool(course.eval_every), f"`schedule='{course.schedule}'`": schedule.watches,
-            }  # fmt: skip
-            name = next(name for name, is_set in asked.items() if is_set)
+        asked = {
+            "`patience`": course.patience is not None, "`metrics`": bool(course.metrics),
+            "`eval_every`": bool(course.eval_every), f"`schedule='{course.schedule}'`": schedule.watches,
+        }  # fmt: skip
+        if evaluator is None and (name := next((name for name, is_set in asked.items() if is_set), "")):
             raise UsageError(f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data")
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
         rates = f"a learning rate of {course.learning_rate:g}, {course.schedule}"

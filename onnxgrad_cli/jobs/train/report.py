@@ -19,7 +19,7 @@ from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
-from onnxgrad_cli.report.markdown import markdown
+from onnxgrad_cli.report.markdown import Writer
 from onnxgrad_cli.report.training import CURVE, METRIC, RATE, RunSummary, page
 from onnxgrad_cli.training.run.folder import LOCK, NAMES, RunFolder
 from onnxgrad_cli.training.run.logs import TENSORBOARD
@@ -71,7 +71,7 @@ def stage_report(
     if picture is not None:
         switch.stage(picture, methodcaller("write", drawn(draw(ready.built.model, ready.path)).encode()))
     document = page(run)
-    written = dict(zip(REPORTS, (markdown(document), html(document, link)), strict=True))
+    written = dict(zip(REPORTS, (Writer().write(document), html(document, link)), strict=True))
     for name, text in {**written, **{picture.file: picture.draw() for picture in run.pictures}}.items():
         switch.stage(folder.path / name, methodcaller("write", text.encode()))
 

@@ -26,7 +26,7 @@ from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apar
 from onnxgrad_cli.jobs.output_plan import page_for, target_of
 from onnxgrad_cli.jobs.train.data_sets import Source, sets_of
 from onnxgrad_cli.jobs.train.prepare import prepare
-from onnxgrad_cli.jobs.train.prepared_run import Trained
+from onnxgrad_cli.jobs.train.prepared_run import PreparedRun, Trained
 from onnxgrad_cli.jobs.train.report import REPORTS, files_in, files_of_runs, stage_report
 from onnxgrad_cli.jobs.train.settings import settings_of
 from onnxgrad_cli.options import Options
@@ -34,7 +34,7 @@ from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.lbfgs import LbfgsLoop
 from onnxgrad_cli.training.loop import TrainingLoop
-from onnxgrad_cli.training.run.folder import check_replaceable, holds_checkpoint, run_folder
+from onnxgrad_cli.training.run.folder import RunFolder, check_replaceable, holds_checkpoint, run_folder
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.watch import Watch, unwatched
 from onnxgrad_cli.training.steps.base import drawing
@@ -111,11 +111,7 @@ def run_train(
     checks.one_of("resume", resume, Resume)
     if new_data and resume == "never":
         raise UsageError("`new_data` requires `resume`", "leave it out: a new run accepts any data")
-    log = checks.tuple_of("log", log, str, "such as log=('csv',)")
-    for form in log:
-        checks.one_of("log", form, LogForm)
-        if form == "tensorboard":
-            load_package("tensorboardX.event_file_writer", "`log='tensorboard'`")  # before an earlier run is removed
+    log = _checked_log(log)
     start, link = time.perf_counter(), communicator or _alone()
     check_exists(model)  # before a run is found that belongs to the correct name
     target, place = _places(model, out, run)
@@ -143,30 +139,12 @@ def run_train(
             if not resumed:
                 folder.clear(files_of_runs(place))
             ready.preprocessing.write_to_run(folder.path)
-            size = sum(buffer.array.nbytes for buffer in ready.trainer.buffers.values())
-            growth = folder.growth(size, ready.evaluator is not None)
-            check_space(
-                [(folder.path, growth), (target.parent, ready.original.ByteSize())],
-                "free some space, or choose other places with `run` and `out`",
-            )
+            _check_space(folder, target, ready)
         begun_at = loop.trainer.steps if resumed else -1
         reason = loop.run()
         if reason != "stopped" and ready.evaluator is not None:
             loop.take_best()
-    if count := loop.progress.uncounted:
-        tell(
-            f"caution: {count} of {loop.trainer.steps} batches have only ignored labels; the mean loss leaves these "
-            "batches out, and their gradient is 0",
-            0,
-        )
-    epochs = loop.progress.epochs
-    best, by = loop.progress.best, loop.watched if ready.evaluator is not None else ""
-    if not best:  # no epoch was evaluated, or the watched value was not finite
-        if by and epochs and reason != "stopped":
-            name = by.replace("val_", "validation ")
-            tell(f"caution: the {name} was not finite in any epoch, so the weights of the last epoch are kept", 0)
-        best, by = len(epochs), ""
-    found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [])
+    found = _trained(loop, ready, reason, time.perf_counter() - start, tell)
     if reason == "stopped" or link.rank:
         return found
     with AtomicWriteGroup(target) as switch:
@@ -183,6 +161,48 @@ def run_train(
         stage_report(switch, folder, ready, found, picture)
         switch.commit()
     return found
+
+
+def _checked_log(log: Sequence[LogForm]) -> tuple[LogForm, ...]:
+    """Return the forms of the log, after checking that they can be written.
+
+    Raises:
+        UsageError: a form does not exist, or the package that writes it is not installed.
+    """
+    log = checks.tuple_of("log", log, str, "such as log=('csv',)")
+    for form in log:
+        checks.one_of("log", form, LogForm)
+        if form == "tensorboard":
+            load_package("tensorboardX.event_file_writer", "`log='tensorboard'`")  # before an earlier run is removed
+    return log
+
+
+def _check_space(folder: RunFolder, target: Path, ready: PreparedRun) -> None:
+    """Check that the disks have space for the files of the run and for the trained model."""
+    size = sum(buffer.array.nbytes for buffer in ready.trainer.buffers.values())
+    growth = folder.growth(size, ready.evaluator is not None)
+    check_space(
+        [(folder.path, growth), (target.parent, ready.original.ByteSize())],
+        "free some space, or choose other places with `run` and `out`",
+    )
+
+
+def _trained(loop: TrainingLoop, ready: PreparedRun, reason: str, seconds: float, tell: Tell) -> Trained:
+    """Return the outcome of a loop that has ended, without the files. Print cautions about its loss and its metric."""
+    if count := loop.progress.uncounted:
+        tell(
+            f"caution: {count} of {loop.trainer.steps} batches have only ignored labels; the mean loss leaves these "
+            "batches out, and their gradient is 0",
+            0,
+        )
+    epochs = loop.progress.epochs
+    best, by = loop.progress.best, loop.watched if ready.evaluator is not None else ""
+    if not best:  # no epoch was evaluated, or the watched value was not finite
+        if by and epochs and reason != "stopped":
+            name = by.replace("val_", "validation ")
+            tell(f"caution: the {name} was not finite in any epoch, so the weights of the last epoch are kept", 0)
+        best, by = len(epochs), ""
+    return Trained(reason, epochs, best, by, ready.trainer.steps, seconds, [])
 
 
 def _alone() -> Alone:

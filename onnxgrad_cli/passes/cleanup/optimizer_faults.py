@@ -110,7 +110,8 @@ REMOVABLE = frozenset("Cast Identity Reshape Squeeze Transpose Unsqueeze".split(
 def concatenate_zeros(graph: Graph) -> bool:
     """Replace each Pad that computes a convolution's weight by a Concat with zeros. Return True if there was one."""
     makers = graph.producers() if any(node.op_type == "Pad" for node in graph.nodes) else {}
-    pads = [_pad_of(makers, node.input[1]) for node in graph.nodes if makers and _is_convolution(node)]
+    convolutions = (node for node in graph.nodes if node.op_type == "Conv" and is_standard(node.domain))
+    pads = [_pad_of(makers, node.input[1]) for node in convolutions] if makers else []
     replaced = {pad.output[0]: pads_of for pad in pads if pad and (pads_of := _mergeable(graph, pad))}
 
     def concatenated(node: Node) -> list[Node] | None:
@@ -118,10 +119,6 @@ def concatenate_zeros(graph: Graph) -> bool:
         return None if amounts is None else _concatenated(graph, node, amounts)
 
     return bool(replaced) and graph.rewrite(concatenated, {"Pad"})
-
-
-def _is_convolution(node: Node) -> bool:
-    return node.op_type == "Conv" and is_standard(node.domain)
 
 
 def _pad_of(makers: Mapping[str, Node], name: str) -> Node | None:

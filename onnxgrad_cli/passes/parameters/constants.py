@@ -90,6 +90,9 @@ MEMBER = re.compile(r"^[A-Za-z_]\w*(\.\w+)*$")
 PAIRED = 64
 """Largest number of tensors of one shape among which pairs of cosines and sines are searched."""
 
+MANY_VECTORS = 32
+"""Smallest number of vectors of one length that are tested together first. Fewer are tested one by one."""
+
 KEPT = 4096
 """Largest number of elements of a tensor whose values are cached."""
 
@@ -224,13 +227,10 @@ class ConstantRoles:
     def _by_setting(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """Decide that the tensor is a constant if it is read only as a setting of operators."""
         setting = self.graph.settings.get(name) or _setting(uses) or _setting(self._reached(name))
-        if not setting and uses and all(self._dequantizes(*use) for use in uses):
+        scales = [n.op_type in ("Sub", "Mul", "Div") and n.input[1 - at] in self._casted for n, at in uses]
+        if not setting and uses and all(scales):  # it shifts or scales stored integers
             setting = SETTINGS["DequantizeLinear", 1]
         return Decision("setting", setting) if setting else None
-
-    def _dequantizes(self, node: Node, position: int) -> bool:
-        """Return True if a node uses its operand at `position` to shift or scale stored integers."""
-        return node.op_type in ("Sub", "Mul", "Div") and node.input[1 - position] in self._casted
 
     @functools.cached_property
     def _casted(self) -> set[str]:
@@ -331,8 +331,12 @@ class ConstantRoles:
 
     def _by_zero_start(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """Decide that the tensor is a constant if it is the initial state of a recurrent layer and all zeros."""
-        found = self._is_start_of_zeros(name, self._reached(name))
-        return Decision("zero start", f"an initial state of zeros {BY_NAME}") if found else None
+        reached = self._reached(name)
+        if not reached or not all(self._is_start(*use) for use in reached):
+            return None
+        values = self._values(name)
+        is_zero = values is not None and not np.any(values)
+        return Decision("zero start", f"an initial state of zeros {BY_NAME}") if is_zero else None
 
     def _by_frequency(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """Decide that a tensor is a constant if it multiplies positions or coordinates before both Sin and Cos.
@@ -374,12 +378,6 @@ class ConstantRoles:
                             self._quantized.add(name)
                         seen.add(node.output[0])
                         names.append(node.output[0])
-
-    def _is_start_of_zeros(self, name: str, reached: list[tuple[Node, int]]) -> bool:
-        if not reached or not all(self._is_start(*use) for use in reached):
-            return False
-        values = self._values(name)
-        return values is not None and not np.any(values)
 
     def _is_start(self, node: Node, position: int) -> bool:
         """Return True if `position` is the initial state of a recurrent layer, or of its first step written out."""
@@ -485,6 +483,8 @@ class ConstantRoles:
                 alike[tensor.data_type, length].append(name)
         found: set[str] = set()
         for names in alike.values():
+            if len(names) < MANY_VECTORS:
+                continue
             vectors = np.stack([values for name in names if (values := self._values(name)) is not None])
             suspect = formulas.suspects(vectors, self._tolerance(names[0])).tolist()
             found.update(name for name, is_suspect in zip(names, suspect, strict=True) if not is_suspect)

@@ -26,15 +26,11 @@ class Frequencies:
     def __init__(self, graph: Graph, uses: Mapping[str, list[tuple[Node, int]]]) -> None:
         self.graph = graph
         self.uses = uses
-        self.deep = self._behind_layers()
-        turned = [node.input[0] for node in graph.nodes if node.op_type in TURNS]
-        self.before = graph.ancestors(turned) if turned else set()
-
-    def _behind_layers(self) -> set[str]:
-        """Return all values that depend on the output of a layer."""
         floats = {name for name, tensor in self.graph.initializers.items() if len(tensor.dims) > 1}
         layers = (n for n in self.graph.nodes if n.op_type in LAYERS and not floats.isdisjoint(reads(n)))
-        return depending_on(self.graph.nodes, (name for node in layers for name in node.output))
+        self.deep = depending_on(self.graph.nodes, (name for node in layers for name in node.output))
+        turned = [node.input[0] for node in graph.nodes if node.op_type in TURNS]
+        self.before = graph.ancestors(turned) if turned else set()
 
     def turns(self, name: str) -> tuple[set[str], bool]:
         """Return those of Sin and Cos whose angles are multiplied by `name`; and True if a layer computes a factor.

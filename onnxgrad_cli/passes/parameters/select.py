@@ -54,7 +54,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
         UnsupportedError: no differentiable path leads from a selected tensor to the loss; or nothing is left to
             differentiate with respect to, although something must be.
     """
-    floats = _weights(graph)
+    floats = [name for name in graph.initializers if is_float(graph.types[name]) and not graph.added(name)]
     tied = tied_to(graph, training.ends)
     known = known_as(graph.nodes, floats) if options.train or options.freeze else None
     asked = matching(options.train, floats, "`train`", "float weights", known)
@@ -78,11 +78,6 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     training.cautions.extend(untrained(graph, options, training))
     if not (training.may_be_none or _is_any(graph, options, training)):
         raise _nothing(graph, floats, training, options)
-
-
-def _weights(graph: Graph) -> list[str]:
-    """Return the float initializers of the original model."""
-    return [name for name in graph.initializers if is_float(graph.types[name]) and not graph.added(name)]
 
 
 def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> bool:

@@ -97,10 +97,9 @@ def integer_weights(graph: Graph) -> IntegerWeights:
     directly, integer matrices that products read as floats, and inputs of DequantizeLinear. A tensor with only two
     different values counts as a mask, not as a weight.
     """
-    stored, matrices = stored_behind(graph, folded=True), quantized_matrices(graph)
+    stored = stored_behind(graph, folded=True)
     direct = {stored.get(n.input[0], n.input[0]) for n in graph.nodes if n.op_type == "DequantizeLinear"}
-    known = direct | scaled_integers(graph)
-    counts: dict[str, int] = {}
+    known, counts = set(direct), dict[str, int]()
     for node in graph.nodes:
         if node.op_type == "QuantizeLinear" or all(name in stored for name in node.output if name):
             continue
@@ -109,6 +108,10 @@ def integer_weights(graph: Graph) -> IntegerWeights:
             counts[name] = max(counts.get(name, 0), count)
         known |= set() if node.op_type == "Gather" or node.name in graph.unexpanded else matrix.keys()
     counts = {name: count for name, count in counts.items() if count and not _has_two_values(graph, name)}
+    if not counts:
+        return IntegerWeights({}, [], 0)
+    known |= scaled_integers(graph)
+    matrices = quantized_matrices(graph)
     sides = [min(graph.initializers[name].dims) for name in counts if name in matrices]
     rank = min(RANK, min(sides, default=1) - 1)
     return IntegerWeights(counts, [name for name in counts if name in known], rank)

@@ -164,7 +164,9 @@ def _separate_statistics(graph: Graph, mode: str) -> bool:
     If a layer has no stored statistics because it always computes them from the batch, it gets new ones.
     """
     layers = [node for node in graph.nodes if is_batch_normalization(node) and _by_batch(graph, node, mode)]
-    readers, varies = _readers(graph) if layers else {}, _varying(graph)
+    if not layers:
+        return False
+    readers, varies = _readers(graph), _varying(graph)
     changed = False
     for node in layers:
         for position, name in own_statistics(node).items():

@@ -13,7 +13,6 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
-from onnxgrad_cli.passes.prepare.inline_functions import inline
 from onnxgrad_cli.passes.prepare.safe_forms import to_time_major
 from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs
 from onnxgrad_cli.targets.standard import to_standard
@@ -40,12 +39,16 @@ def normalise(graph: Graph) -> None:
     if bodies:
         separate_outputs(graph)
     name_nodes(graph)
-    _write_defaults(graph)
+    for node in graph.nodes:
+        if node.op_type in _UNKNOWN_DEFAULTS and not node.attribute:
+            node.attribute.append(onnx.helper.make_attribute(*_UNKNOWN_DEFAULTS[node.op_type]))
     to_time_major(graph)
 
 
 def inline_functions(graph: Graph) -> None:
     """Inline the functions that the model defines."""
+    from onnxgrad_cli.passes.prepare.inline_functions import inline  # few models define functions
+
     inline(graph, _constant_tensor)
 
 
@@ -91,9 +94,3 @@ def name_nodes(graph: Graph) -> None:
 
 _UNKNOWN_DEFAULTS = {"MeanVarianceNormalization": ("axes", [0, 2, 3]), "STFT": ("onesided", 1)}
 """Map: operator for which shape inference assumes another default of an attribute -> (attribute, right default)."""
-
-
-def _write_defaults(graph: Graph) -> None:
-    for node in graph.nodes:
-        if node.op_type in _UNKNOWN_DEFAULTS and not node.attribute:
-            node.attribute.append(onnx.helper.make_attribute(*_UNKNOWN_DEFAULTS[node.op_type]))

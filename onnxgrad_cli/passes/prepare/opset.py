@@ -26,11 +26,10 @@ from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import subgraphs, types_in, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import dtype_of, element_type, is_float
 from onnxgrad_cli.options import LossOptions
-from onnxgrad_cli.passes.prepare.upgrade import types_in, upgrade
 
 FIRST_WITH_BFLOAT16 = 22
 """The first opset at which all operators that rules emit accept bfloat16. Round and Softplus were among the last."""
@@ -46,6 +45,8 @@ def convert(graph: Graph, opset: int) -> None:
     For an older opset, onnx's version converter is used, which may raise any exception.
     """
     if opset >= (graph.opset() or opset):
+        from onnxgrad_cli.passes.prepare.upgrade import upgrade
+
         upgrade(graph, opset)
     else:
         graph.adopt(onnx.version_converter.convert_version(graph.skeleton(), opset))
@@ -75,6 +76,8 @@ def raise_opset(graph: Graph, training: Cautions, least: int = OLDEST_OPSET) -> 
     target = max(needed, newest_loaded(least) if least > needed else needed)
     if target == opset:
         return False
+    from onnxgrad_cli.passes.prepare.upgrade import upgrade  # many models have a recent opset
+
     upgrade(graph, target)
     why = "the backward graph needs it" if target == needed else "the loss is written for it"
     text = f"opset raised from {opset} to {target}: {why}"

@@ -57,6 +57,8 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
     with within_budget(limited=not asked):
         runs = _runs_for_ranks(graph)
     graph.run_for_ranks = "" if runs else "failed"
+    if not runs:
+        return False
     usual = [run for run in runs if not run.one]
     arrays = usual[0].values if usual else {}
     found = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray) and name not in graph.ranks}
@@ -73,7 +75,7 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
 
 def _runs_for_ranks(graph: Graph) -> list[_Run]:
     """Return runs that fetch the values of unknown rank: one on the user's data, or several on random data."""
-    lost = [name for name in _lost(graph) if name]
+    lost = _lost(graph)
     runs = _given_run(graph, lost) if lost else []
     if runs or not lost:
         return runs
@@ -129,8 +131,10 @@ def keep_ranks(graph: Graph) -> None:
     The gradients are valid for these ranks only. Values computed from a guarded value need no guard. Values of an
     element type that Shape does not accept need no guard either, because no runtime can run a model with them.
     """
-    shaped = Op(graph).schema("Shape").inputs[0].types
     taken = {*graph.observed, *(name for name, known in graph.assumed.items() if shape_of(known) is not None)}
+    if not taken:
+        return
+    shaped = Op(graph).schema("Shape").inputs[0].types
     first = [
         name
         for node in graph.nodes
@@ -196,9 +200,8 @@ def _has_axes(node: Node) -> bool:
 def _lost(graph: Graph) -> list[str]:
     """Return the outputs of nodes that are, or may be, tensors of unknown rank."""
     unknown = {id(value_type) for value_type in graph.distinct_types() if _is_unknown(value_type)}
-    types = graph.types
-    made = [name for name in graph.made() if name not in types or id(types[name]) in unknown]
-    return [name for name in made if name not in graph.observed]
+    types, known = graph.types, {"", *graph.observed}
+    return [name for name in graph.made() if name not in known and (name not in types or id(types[name]) in unknown)]
 
 
 def _is_unknown(value_type: TypeProto) -> bool:

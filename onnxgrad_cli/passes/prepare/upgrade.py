@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, TypeProto, helper
+from onnx import helper
 
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.dialects import OF_ONNXRUNTIME
@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
-from onnxgrad_cli.ir.nodes import reads, schema_of, subgraphs
+from onnxgrad_cli.ir.nodes import reads, schema_of, subgraphs, types_in
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
@@ -126,16 +126,6 @@ class _Upgrade:
         written = make_node(op_type, inputs, [self.graph.fresh(f"{name}_out")], name=name, **attributes)
         written.metadata = origin(like)
         return written
-
-
-def types_in(graph: GraphProto) -> dict[str, TypeProto]:
-    """Return the types of all values that a graph and its bodies declare."""
-    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
-    types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer}
-    for node in graph.node:
-        for inner in subgraphs(node):
-            types |= types_in(inner)
-    return types
 
 
 _schema = cache(schema_of)

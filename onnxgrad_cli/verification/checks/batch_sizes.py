@@ -78,7 +78,7 @@ def agrees_across_batches(case: ProofCase) -> CheckOutcome:
     if not _is_plain(case):
         return CheckOutcome("passed", f"{ONLY_ONE_SAMPLE} the loss may not be a mean or a sum over samples")
     trained = TRAINED * seconds <= MAX_SECONDS[case.force]
-    return tiles.compare(alone, trained, _is_independent(case, forward, axes, batch))
+    return tiles.compare(alone, trained, partial(_is_independent, case, forward, axes, batch))
 
 
 def _batch(case: ProofCase, forward: Graph) -> str | None:
@@ -216,16 +216,16 @@ class _Tiles:
         pairs = [(outputs[name].ravel(), expected[name].ravel(), least[name]) for name in both]
         return max((_apart(*pair) for pair in pairs), default=0.0)
 
-    def compare(self, alone: Arrays, trained: bool, independent: bool) -> CheckOutcome:
+    def compare(self, alone: Arrays, trained: bool, independent: Callable[[], bool]) -> CheckOutcome:
         """Compare the first sample with copies of it and, if `trained`, the batch of the proof with copies of it.
 
         Args:
             alone: the outputs for the first sample.
             trained: also compare with a batch of about `TRAINED` samples.
-            independent: see `_is_independent`. If True, a difference of gradients fails the check, otherwise the check
-                is skipped. Gradients are compared only if the outputs for a repeated batch are the repeated outputs.
-                This is not always so, because an output may depend on the batch size, such as a gradient inside the
-                model that is divided by it.
+            independent: `_is_independent`, called only if gradients differ. True fails the check, False skips it.
+                Gradients are compared only if the outputs for a repeated batch are the repeated outputs. This is not
+                always so, because an output may depend on the batch size, such as a gradient inside the model that is
+                divided by it.
         """
         case = self._case
         batches = [(self.first, alone, max(self._size, 3))]
@@ -250,7 +250,7 @@ class _Tiles:
             exact = " in float64"
             if worst > EXACT:
                 text = f"{said} do not give the gradients of their samples: relative difference {worst:.1e}"
-                return CheckOutcome("failed" if independent else "skipped", text + exact)
+                return CheckOutcome("failed" if independent() else "skipped", text + exact)
         return CheckOutcome("passed", f"{said}: largest relative difference {worst:.1e}{exact}")
 
     def _are_copies(self, feeds: Arrays, count: int) -> bool:

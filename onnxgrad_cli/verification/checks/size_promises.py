@@ -26,7 +26,6 @@ from onnxgrad_cli.ir.types import Dim, Shape, in_words, shape_of
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import UNTESTED, Axis, forget_placeholders, repeated, taken_to_be_equal
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes, rest_of, settle_sums
-from onnxgrad_cli.verification.checks.freed_batch import free_asked
 
 MAX_AXES_TRIED_ALONE = 8
 """If a symbol is on at most this many axes, each axis is also tested alone.
@@ -69,7 +68,11 @@ def settle_sizes(graph: Graph, options: ShapeOptions, tests: bool | None = None)
         options: the sizes and shapes that the user gives.
         tests: True runs the model to test its symbols, False doesn't. By default it is run if that is quick.
     """
-    freed = tuple(free_asked(graph, options)) if options.shapes else ()
+    freed: tuple[Caution, ...] = ()
+    if options.shapes:
+        from onnxgrad_cli.verification.checks.freed_batch import free_asked  # few builds free a batch size
+
+        freed = tuple(free_asked(graph, options))
     forget_placeholders(graph)
     settle_sums(graph.proto, options.dims)
     tests = is_quick(graph.proto) if tests is None else tests

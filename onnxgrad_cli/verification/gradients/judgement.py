@@ -83,10 +83,6 @@ class SlopeComparison:
         """True if the kink widens the accepted difference so much that an error could go undetected."""
         return self.kink > MUST_SHOW[True] * sum(map(abs, self.shares.values()))
 
-    def least_fault(self, name: str) -> float:
-        """Return the smallest error in a tensor's gradient that this comparison detects, relative to the gradient."""
-        return self.allowed / max(abs(self.shares[name]), 1e-300)
-
     @property
     def still(self) -> bool:
         """True if all gradients are zero and the loss does not change: the two agree, but no rule was tested."""
@@ -197,7 +193,7 @@ class Judge:
         if sum(not trial.agrees for trial in trials) >= 2:
             found.refuted = list(names)
         for name in names:
-            found.visible[name] = min(trial.least_fault(name) for trial in trials)
+            found.visible[name] = min(trial.allowed / max(abs(trial.shares[name]), 1e-300) for trial in trials)
         if all(trial.still for trial in trials):
             found.still += names
             return []

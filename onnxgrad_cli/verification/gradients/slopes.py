@@ -100,7 +100,9 @@ def slope(
     found: list[_Difference] = []
     best: Slope | None = None
     for group in steps:
-        found += [_difference(each(function, (step, -step)), here, step) for step in group]
+        for step in group:
+            right, left = each(function, (step, -step))
+            found.append(_Difference(step, (right - left) / (2 * step), (right - 2 * here + left) / step))
         found.sort(key=lambda difference: -difference.step)
         if len(found) == 1:  # the slopes on its two sides are equally good
             best = Slope(found[0].central, abs(found[0].jump), 0.0, rounding / found[0].step)
@@ -125,8 +127,3 @@ def _of_neighbours(found: Sequence[_Difference], rounding: float) -> Slope:
     share = short.step / long.step
     kink = abs(short.jump - share * long.jump) / (1 - share)  # a bend's jump scales with the step, a kink's doesn't
     return Slope(short.central, gap(best), kink, rounding / short.step)
-
-
-def _difference(ends: Iterable[float], here: float, step: float) -> _Difference:
-    right, left = ends
-    return _Difference(step, (right - left) / (2 * step), (right - 2 * here + left) / step)

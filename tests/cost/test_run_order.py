@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.ir.execution_order import run_order
+from onnxgrad_cli.cost.live_memory import run_order
 from onnxgrad_cli.ir.nodes import reads
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
