@@ -44,13 +44,13 @@ def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> N
     """Raise an error if inlining the functions would create so many nodes that they fill the memory.
 
     Raises:
-        OnnxgradError: there would be too many nodes, a function calls itself, or calls are nested too deep.
+        OnnxgradError: there would be too many nodes, or calls are nested too deep.
     """
     known = {key_of(function): function for function in functions}
     nodes = list(with_bodies(nodes))
     stored = len(nodes) + sum(len(function.node) for function in known.values())
     sizes: dict[Key, int] = {}
-    found = _written_out(nodes, known, (), sizes)
+    found = _written_out(nodes, known, 0, sizes)
     most = max(MOST_NODES, GROWTH * stored)
     if found > most:
         key = max(sizes, key=lambda each: sizes[each])
@@ -61,9 +61,7 @@ def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> N
         )
 
 
-def _written_out(
-    nodes: Iterable[Node], known: dict[Key, FunctionProto], callers: tuple[Key, ...], sizes: dict[Key, int]
-) -> int:
+def _written_out(nodes: Iterable[Node], known: dict[Key, FunctionProto], depth: int, sizes: dict[Key, int]) -> int:
     """Return the number of nodes after inlining all functions, and store the number for each function in `sizes`."""
     total = 0
     for node in with_bodies(nodes):
@@ -71,10 +69,10 @@ def _written_out(
         if key not in known:
             total += 1
             continue
-        if key in callers or len(callers) > DEEPEST:
-            what = "calls itself" if key in callers else f"is nested in {DEEPEST} calls of functions"
-            raise OnnxgradError(f"function '{name_of(key)}' {what}", "correct the model: it is not a valid ONNX model")
+        if depth > DEEPEST:
+            what = f"function '{name_of(key)}' is nested in {DEEPEST} calls of functions"
+            raise OnnxgradError(what, "correct the model: it is not a valid ONNX model")
         if key not in sizes:
-            sizes[key] = _written_out(known[key].node, known, (*callers, key), sizes)
+            sizes[key] = _written_out(known[key].node, known, depth + 1, sizes)
         total += sizes[key]
     return total
