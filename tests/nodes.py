@@ -6,6 +6,7 @@ import torch
 from onnx import helper
 
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.dialects import drop_absent_ends
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
@@ -35,9 +36,9 @@ def one_node(op, feeds, outputs, attributes, *, opset=26, domain="", symbolic=Fa
     imports = [helper.make_opsetid("", opset)]
     if domain:
         imports.append(helper.make_opsetid(domain, DOMAINS[domain]))
-    return helper.make_model(
-        helper.make_graph([node], "g", infos, results), opset_imports=imports, ir_version=10
-    ), given  # fmt: skip
+    model = helper.make_model(helper.make_graph([node], "g", infos, results), opset_imports=imports, ir_version=10)
+    drop_absent_ends(model)
+    return model, given
 
 
 def written_out(model):

@@ -16,12 +16,11 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import Activity, reads_by_position, stopped
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.fusions import find_fusions, with_convolutions
-from onnxgrad_cli.autodiff.operand_sizes import contradiction, division_error
 from onnxgrad_cli.autodiff.rule_call import Refused, call_rule, shape_mismatch
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Fusion, No, Val
-from onnxgrad_cli.errors import ZERO_DIVISOR, Caution, InternalError, Refusal, Unknown, UnsupportedError
+from onnxgrad_cli.errors import ZERO_DIVISOR, Caution, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, is_standard, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -127,9 +126,6 @@ class _Walk:
         gs = tuple([self.cotangent(name) if name else None for name in outputs])
         if rule is None or rule.refusal or not any(gs):
             return
-        if reason := division_error(op.graph, node):
-            self.refuse(node, reason, "export the model again")
-            return
         if (fusion := self.fusions.get(outputs[0])) and self.visit_fusion(fusion, gs[0]):
             return
         stopped_before = len(self.training.partial)
@@ -147,11 +143,6 @@ class _Walk:
             self.refuse(node, f"its rule divides by {ZERO_DIVISOR}", "export the model again")
         except UnsupportedError as inner:
             self.refusals.extend(inner.refusals)
-        except InternalError:
-            reason = contradiction(op.graph, node)
-            if not reason:
-                raise
-            self.refuse(node, reason, "export the model again")
         else:
             self.record(node, rule, stopped_before)
 

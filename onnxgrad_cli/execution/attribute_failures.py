@@ -25,7 +25,6 @@ from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
 from onnxgrad_cli.execution.session import start_session
 from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try
 from onnxgrad_cli.files import ModelSource, is_read_once, load_external_data, own_model
-from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import checker_error, repair
 from onnxgrad_cli.ir.types import is_external, shape_of
 from onnxgrad_cli.ir.weightless_copy import skeleton
@@ -76,12 +75,9 @@ def attribute_failures(job: Callable[P, R]) -> Callable[P, R]:
 def _fault(source: ModelSource, path: Path | None) -> tuple[str, str]:
     """Return the error that other tools find in a model, or "", and a hint for the user."""
     model, path = own_model(source, path)
-    fault = not_text(model)
-    if not fault:
-        bare = skeleton(model)
-        repair(bare)
-        fault = checker_error(bare, full=True) or _refusal(model, path)
-    if fault:
+    bare = skeleton(model)
+    repair(bare)
+    if fault := checker_error(bare, full=True) or _refusal(model, path):
         return f"the model is not a valid ONNX model: {fault}", "export the model again"
     free = {d for value in model.graph.input for d in shape_of(value.type) or () if isinstance(d, str) and d != "?"}
     hint = f"export the model again, or use `dims` to set sizes that are symbolic by mistake: {', '.join(sorted(free))}"

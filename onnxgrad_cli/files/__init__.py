@@ -22,7 +22,6 @@ from onnxgrad_cli.files.reading import (
     STREAM as STREAM,
     ModelSource as ModelSource,
     check_exists as check_exists,
-    check_structure as check_structure,
     is_read_once as is_read_once,
     load_model as load_model,
     own_model as own_model,
@@ -34,6 +33,7 @@ from onnxgrad_cli.files.transaction import (
     opened as opened,
     tidy as tidy,
 )
+from onnxgrad_cli.files.validation import check_structure as check_structure
 from onnxgrad_cli.files.writing import (
     mark as mark,
     save_bytes as save_bytes,

@@ -7,25 +7,22 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 
 from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, unreadable
-from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references, tensors
+from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references
 from onnxgrad_cli.files.outputs import is_special
-from onnxgrad_cli.files.tensor_integrity import check_contents
-from onnxgrad_cli.ir.dialects import checker_error, drop_absent_ends, repair
-from onnxgrad_cli.ir.functions import check_growth
+from onnxgrad_cli.files.validation import check_model
+from onnxgrad_cli.ir.dialects import drop_absent_ends
 from onnxgrad_cli.ir.modules import GENAI, GENAI_KIND
-from onnxgrad_cli.ir.types import is_external
-from onnxgrad_cli.ir.weightless_copy import copied, skeleton
+from onnxgrad_cli.ir.weightless_copy import copied
 
 ModelSource = str | Path | bytes | ModelProto
 """The source of a model: the path of a file, the bytes of a file, or a model in memory."""
@@ -93,14 +90,10 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
 
     Raises:
         UsageError: `model` has another type.
-        OnnxgradError: the file or the bytes are not a valid model (see `load_model`), or a tensor of a ModelProto does
-            not store as much data as its sizes require.
+        OnnxgradError: the model is not valid (see `check_model`), or the file can't be read (see `load_model`).
     """
     if isinstance(model, ModelProto):
-        with _text(model, "the model"):
-            check_contents(model, "the model")
-            if model.functions:
-                check_growth(model.functions, model.graph.node)
+        check_model(model, "the model")
         return model, path
     if isinstance(model, (str, Path)):
         return load_model(model)
@@ -123,39 +116,11 @@ def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto,
 
 
 def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
-    with _text(model, where):
-        check_contents(model, where)
-        check_structure(model, where)
-        if model.functions:
-            check_growth(model.functions, model.graph.node)
-        drop_absent_ends(model)
-        restate_references(external_tensors(model))
-        check_external_data(model, source)
+    check_model(model, where)
+    drop_absent_ends(model)
+    restate_references(external_tensors(model))
+    check_external_data(model, source)
     return model
-
-
-@contextmanager
-def _text(model: ModelProto, where: str) -> Iterator[None]:
-    """If the block fails because a text in the model is not UTF-8, raise an error that names the text."""
-    try:
-        yield
-    except (TypeError, UnicodeDecodeError):  # protobuf returns bytes where it can't decode a text
-        found = not_text(model)
-        if not found:
-            raise
-        raise unreadable(f"{where} is not a valid ONNX model: {found}", "export it again") from None
-
-
-def not_text(message: Message) -> str:
-    """Return a description of the first text in a protobuf message that is not UTF-8, such as a name; "" if none is."""
-    for field, value in message.ListFields():
-        for each in value if field.is_repeated else (value,):
-            if isinstance(each, Message):
-                if found := not_text(each):
-                    return found
-            elif isinstance(each, bytes) and field.type == field.TYPE_STRING:
-                return f"'{field.full_name}' is not UTF-8: {each[:100]!r}"
-    return ""
 
 
 _kept: tuple[BinaryIO | None, bytes] = (None, b"")
@@ -335,25 +300,6 @@ def _is_text(head: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return all(c.isprintable() or c in "\t\r\n" for c in text)
-
-
-def check_structure(model: ModelProto, where: str = "the model") -> None:
-    """Check a model with onnx.checker, without its weights.
-
-    Faults that onnxruntime accepts are ignored (see `ir.dialects`).
-
-    Raises:
-        OnnxgradError: the model breaks the ONNX specification.
-    """
-    bare = skeleton(model)
-    for tensor in tensors(bare):
-        if is_external(tensor):  # in a node's attribute, where the checker would look for the file
-            tensor.ClearField("data_location")
-            tensor.ClearField("external_data")
-            tensor.dims[:] = [0]
-    repair(bare)
-    if fault := checker_error(bare):
-        raise unreadable(f"{where} is not a valid ONNX model: {fault}", "export it again")
 
 
 def _note_kind(model: ModelProto, path: Path | None) -> None:

@@ -18,9 +18,11 @@ from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, Tens
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
+from onnxgrad_cli.ir.functions import called_by, key_of
 from onnxgrad_cli.ir.node import Node, refill
 from onnxgrad_cli.ir.nodes import CONTROL_FLOW, all_nodes, reads, schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
+from onnxgrad_cli.ir.types import MAX_AXES, dtype_of
 
 NEVER = 1 << 30
 OF_ONNXRUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEVER, "ThresholdedRelu": 10}
@@ -75,9 +77,8 @@ def repair(model: ModelProto) -> list[Caution]:
 def drop_absent_ends(model: ModelProto) -> None:
     """Remove, in place, omitted inputs (empty names) at the end of the inputs of standard nodes.
 
-    This does not change the meaning of the nodes, but onnxruntime crashes if the axis of DFT or the bias of
-    LayerNormalization is an empty name. Operators with a variable number of inputs are skipped, because `fatal_node`
-    reports their omitted inputs.
+    This does not change their meaning, but onnxruntime crashes if the axis of DFT or the bias of LayerNormalization is
+    an empty name. Operators with a variable number of inputs are skipped: see `_absent_of_many`.
     """
     for node in all_nodes(model):
         names = node.input
@@ -196,6 +197,8 @@ def checker_error(bare: ModelProto, full: bool = False) -> str:
     if found := _unlike_any_dialect(bare):
         return found
     _in_domains(bare)
+    for node in all_nodes(bare):  # the checker names a node by its name alone
+        node.name = node.name or next(iter(node.output), "")
     try:
         if full:
             infer_shapes(bare, check_type=True, strict_mode=True)
@@ -239,28 +242,53 @@ def _give_shapes(model: ModelProto) -> None:
             tensor.shape.SetInParent()
 
 
-def fatal_node(nodes: Iterable[Node], opset: int) -> str:
-    """Describe the first node that onnx's checker accepts although it makes libraries crash or hang.
-
-    Args:
-        nodes: the nodes, which are searched with their bodies; the standard's domain has its short name.
-        opset: the version of the standard's operators.
-
-    Returns:
-        A sentence, or "" if there is no such node.
-    """
-    for node in with_bodies(nodes):
-        fault = _absent_of_many(node, opset) or _odd_equation(node) or _short_body(node)
-        if fault:
-            return f"node '{node.name or next(iter(node.output), node.op_type)}' ({node.op_type}) {fault}"
-    return ""
-
-
 def _fatal(model: ModelProto) -> str:
-    """Describe a node of a model or its functions that makes libraries crash or hang; "" if there is none."""
-    parts = ((part.node, _opset(owner)) for part, owner in ((model.graph, model), *((f, f) for f in model.functions)))
-    precisions = (_unset_precision(model, function) for function in model.functions)
-    return next(filter(None, itertools.chain(itertools.starmap(fatal_node, parts), precisions)), "")
+    """Describe the first node of a model or its functions that is invalid although onnx's checker accepts it.
+
+    Such nodes make libraries crash or hang, or mean something else in each library. The standard's domain has its short
+    name. See also `_unset_precision`, for nodes in functions. Return "" if there is no such node.
+    """
+    functions = {key_of(function): function for function in model.functions}
+    for owner, nodes in ((model, model.graph.node), *((each, each.node) for each in model.functions)):
+        opset = _opset(owner)
+        for node in with_bodies(nodes):
+            fault = (
+                _odd_attribute(node) or _odd_equation(node) or _absent_of_many(node, opset) or _unfit_body(node, opset)
+            )
+            fault = fault or _unfit_call(node, functions.get(called_by(node)))
+            if fault:
+                return f"{_label(node)} {fault}"
+    return next(filter(None, (_unset_precision(model, function) for function in model.functions)), "")
+
+
+def _label(node: Node) -> str:
+    return f"node '{node.name or next(iter(node.output), node.op_type)}' ({node.op_type})"
+
+
+def _unfit_call(node: Node, function: FunctionProto | None) -> str:
+    """Describe a call of a function with more inputs or outputs than the function has."""
+    if function is None or (len(node.input) <= len(function.input) and len(node.output) <= len(function.output)):
+        return ""
+    called, has = (f"{len(each.input)} inputs and {len(each.output)} outputs" for each in (node, function))
+    return f"has {called}, but its function has {has}"
+
+
+def _odd_attribute(node: Node) -> str:
+    """Describe an axis that no tensor has, a Cast to no type, or a Constant without a value or with several.
+
+    onnx and onnxruntime cut an axis to 32 bits, so that 2^32 would be axis 0.
+    """
+    if node.domain:
+        return ""
+    if node.op_type == "Constant" and len(node.attribute) != 1:
+        return f"has {len(node.attribute)} values instead of one"
+    for attribute in node.attribute:
+        far = [axis for axis in (attribute.i, *attribute.ints) if abs(axis) > MAX_AXES]
+        if far and attribute.name in ("axis", "axes"):
+            return f"has the axis {far[0]}, but tensors have at most {MAX_AXES} axes"
+        if node.op_type == "Cast" and attribute.name == "to" and not (attribute.i or attribute.ref_attr_name):
+            return "converts to the element type 0, which does not exist"
+    return ""
 
 
 def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
@@ -273,8 +301,7 @@ def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
             continue
         given = next((a for a in node.attribute if a.name == "stash_type"), None)
         if given is None or (given.ref_attr_name and not _always_given(model, function, given.ref_attr_name)):
-            label = f"node '{node.name or next(iter(node.output), '')}' ({node.op_type}) in function '{function.name}'"
-            return f"{label} has no stash_type, without which onnxruntime can't read it there"
+            return f"{_label(node)} in function '{function.name}' has no stash_type, which onnxruntime requires there"
     return ""
 
 
@@ -318,16 +345,25 @@ def _odd_equation(node: Node) -> str:
     return next((f"has the equation '{text}', which is not valid" for text in given if not is_equation(text)), "")
 
 
-def _short_body(node: Node) -> str:
-    """Describe a body of If, Loop or Scan that has too few outputs; "" if there is none.
+def _unfit_body(node: Node, opset: int) -> str:
+    """Describe a body of If, Loop or Scan with another number of inputs or outputs than the node requires.
 
-    onnx's shape inference does not report a body without any outputs.
+    Also describe branches of an If that declare different element types. The checker accepts both.
     """
     if node.domain or node.op_type not in CONTROL_FLOW:
         return ""
-    wanted = len(node.output) + (node.op_type == "Loop")  # the condition of a Loop
-    found = (len(body.output) for body in subgraphs(node))
-    return next((f"has a body with {count} outputs, but needs {wanted}" for count in found if count < wanted), "")
+    passed = {"If": 0, "Loop": max(len(node.input), 2), "Scan": len(node.input) - (opset < 9)}[node.op_type]
+    needed = len(node.output) + (node.op_type == "Loop")  # the condition of a Loop
+    for body in subgraphs(node):
+        stored = {tensor.name for tensor in body.initializer}
+        required = sum(value.name not in stored for value in body.input)
+        if len(body.output) != needed:
+            return f"has a body with {len(body.output)} outputs, but needs {needed}"
+        if not required <= passed <= len(body.input):
+            return f"has a body with {required} inputs, but passes it {passed}"
+    branches = [[dtype_of(value.type) for value in body.output] for body in subgraphs(node)]
+    pairs = enumerate(zip(*branches, strict=True)) if node.op_type == "If" else ()
+    return next((f"has branches with different types of output {i}" for i, pair in pairs if len({*pair} - {0}) > 1), "")
 
 
 def _unbound_attribute(model: ModelProto) -> str:
@@ -338,8 +374,7 @@ def _unbound_attribute(model: ModelProto) -> str:
     for node in with_bodies(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
-                label = node.name or next(iter(node.output), node.op_type)
-                what = f"attribute '{attribute.name}' of node '{label}' ({node.op_type})"
+                what = f"attribute '{attribute.name}' of {_label(node)}"
                 return f"{what} refers to '{attribute.ref_attr_name}' of a function, but is not in a function"
     return ""
 

@@ -44,13 +44,13 @@ def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> N
     """Check that inlining the functions of a model would not create too many nodes.
 
     Raises:
-        OnnxgradError: there would be too many nodes, a function calls itself, or calls are nested too deep.
+        OnnxgradError: there would be too many nodes, or calls are nested too deep.
     """
     known = {key_of(function): function for function in functions}
     nodes = list(with_bodies(nodes))
     stored = len(nodes) + sum(len(function.node) for function in known.values())
     sizes: dict[Key, int] = {}
-    found = _written_out(nodes, known, (), sizes)
+    found = _written_out(nodes, known, 0, sizes)
     most = max(MOST_NODES, GROWTH * stored)
     if found > most:
         key = max(sizes, key=lambda each: sizes[each])
@@ -61,30 +61,18 @@ def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> N
         )
 
 
-def _written_out(
-    nodes: Iterable[Node], known: dict[Key, FunctionProto], callers: tuple[Key, ...], sizes: dict[Key, int]
-) -> int:
-    """Return the number of nodes after inlining all functions, and store the number for each function in `sizes`.
-
-    Args:
-        nodes: the nodes of the model or of a function.
-        known: the functions of the model.
-        callers: the functions around the nodes, outermost first.
-        sizes: function -> the number of nodes that one call of it becomes.
-
-    Raises:
-        OnnxgradError: a function calls itself, or calls are nested too deep.
-    """
+def _written_out(nodes: Iterable[Node], known: dict[Key, FunctionProto], depth: int, sizes: dict[Key, int]) -> int:
+    """Return the number of nodes after inlining all functions, and store the number for each function in `sizes`."""
     total = 0
     for node in with_bodies(nodes):
         key = called_by(node)
         if key not in known:
             total += 1
             continue
-        if key in callers or len(callers) > DEEPEST:
-            what = "calls itself" if key in callers else f"is nested in {DEEPEST} calls of functions"
-            raise OnnxgradError(f"function '{name_of(key)}' {what}", "correct the model: it is not a valid ONNX model")
+        if depth > DEEPEST:
+            what = f"function '{name_of(key)}' is nested in {DEEPEST} calls of functions"
+            raise OnnxgradError(what, "correct the model: it is not a valid ONNX model")
         if key not in sizes:
-            sizes[key] = _written_out(known[key].node, known, (*callers, key), sizes)
+            sizes[key] = _written_out(known[key].node, known, depth + 1, sizes)
         total += sizes[key]
     return total

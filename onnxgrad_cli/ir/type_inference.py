@@ -7,6 +7,7 @@ from the start at each inference. They are renamed here, so that two different s
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any
 from onnxgrad_cli.ir.node import Node, as_message, refill
 from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import OutOfProportion, infer_shapes
+from onnxgrad_cli.ir.operand_sizes import first_misfit
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type, without_shape
 
@@ -48,7 +50,7 @@ class _Operand(NamedTuple):
 
 
 class Contradiction(OnnxgradError):
-    """The shapes in a graph contradict each other: a node's inputs don't fit its operator."""
+    """The types in a graph contradict each other: a node's inputs don't fit its operator."""
 
 
 def infer_types(graph: Graph) -> None:
@@ -74,19 +76,32 @@ def infer_types(graph: Graph) -> None:
         symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
         inferred, error = _inferred(bare, graph)
         _adopt_types(graph, inferred.graph, symbols)
-        more = _beyond_onnx(graph, stated)  # with more types, a contradiction that onnx reports may disappear
-        if not more and error and graph.assumed:
-            graph.hints.clear()
-            return infer_types(graph)
-        if not more and error:
-            raise Contradiction(f"the model's shapes contradict each other: {str(error).strip()}") from error
+        more = _beyond_onnx(graph, stated)  # onnx reports a contradiction after a value without a type
         if not more:
+            fault = _first_fault(error) if error else first_misfit(graph)
+            if fault and graph.assumed:
+                graph.hints.clear()
+                return infer_types(graph)
+            if fault:
+                what = f"the model's shapes or types contradict each other: {fault}"
+                raise Contradiction(what, "export it again") from error
             break
         stated.update(more)
         for value in bare.graph.output:
             if value.name in more:
                 value.type.CopyFrom(more.pop(value.name))
         bare.graph.value_info.extend(itertools.starmap(onnx.helper.make_value_info, more.items()))
+
+
+_KIND = r"(?:\[\w+\] )?"
+_NODE_FAULT = re.compile(rf"{_KIND}(?:Inference error\(s\): )?\(op_type:(\w+), node name: (.*?)\): {_KIND}(.*)")
+
+
+def _first_fault(error: Exception) -> str:
+    """Return the first fault in an error of onnx's shape inference, which also lists the faults that follow from it."""
+    text = " ".join(str(error).replace("\\n", "\n").split("\n")[0].split())
+    found = _NODE_FAULT.match(text)
+    return f"node '{found[2]}' ({found[1]}): {found[3]}" if found else text
 
 
 def _in_known_terms(bare: ModelProto) -> ModelProto:
@@ -148,25 +163,45 @@ def declare(graph: Graph) -> None:
         refill(values, [*kept, *itertools.starmap(onnx.helper.make_value_info, types.items())])
 
 
-def _inferred(bare: ModelProto, graph: Graph) -> tuple[ModelProto, Exception | None]:
-    """Return the model with the types that onnx infers, and the contradiction that onnx reports, or None."""
+def _inferred(bare: ModelProto, graph: Graph, check_type: bool = True) -> tuple[ModelProto, Exception | None]:
+    """Return the model with the inferred types. Also return the contradiction that onnx reports, or None."""
     try:
-        found = follow_shapes(graph, bare, strict=True)
+        found = follow_shapes(graph, bare, strict=True, check_type=check_type)
     except onnx.shape_inference.InferenceError:
         found = None  # data propagation treats some float vectors as shapes and then refuses valid models
     if found is not None:
         return found, None
     try:
-        return infer_shapes(bare, strict_mode=True), None
+        return infer_shapes(bare, check_type=check_type, strict_mode=True), None
     except onnx.shape_inference.InferenceError as error:
         contradiction = error
+    if check_type and _is_tolerated(graph, str(contradiction)):
+        return _inferred(bare, graph, check_type=False)
     try:
         return infer_shapes(bare), contradiction
     except onnx.shape_inference.InferenceError:  # onnx can't read the model at all
         return bare, contradiction
 
 
-def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> ModelProto | None:
+_LACKED = re.compile(r".*\(op_type:(\w+), .*typestr: (\w+), has unsupported type: tensor\((double|b?float16)\)")
+
+
+def _is_tolerated(graph: Graph, error: str) -> bool:
+    """Return True if an error about element types does not make the model invalid.
+
+    It may be in the function by which onnx defines an operator: some functions, as of MeanVarianceNormalization, mix
+    doubles and floats. Or an operator accepts float32, but not the other floats of its operand. No runtime has a kernel
+    for that, but a definition may replace the operator, such as a RotaryEmbedding of doubles.
+    """
+    found = _LACKED.match(error)
+    schema = schema_of(found[1], graph.opset() or 1) if found else None
+    if schema is None or found is None:
+        return error.count("(op_type:") > 1
+    kinds = {kind.type_param_str: kind.allowed_type_strs for kind in schema.type_constraints}
+    return "tensor(float)" in kinds.get(found[2], ())
+
+
+def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False, check_type: bool = False) -> ModelProto | None:
     """Infer the types of a model with onnx's data propagation, which tracks the integers that shapes are computed from.
 
     Args:
@@ -174,6 +209,7 @@ def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> Model
             memory.
         bare: the model without weights.
         strict: True if contradictions are errors.
+        check_type: True if element types that an operator does not accept are errors.
 
     Returns:
         The model with types, or None if data propagation needs too much memory: a vector that Concat doubles forty
@@ -185,7 +221,7 @@ def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> Model
     if not graph.follows_shapes:
         return None
     try:
-        return infer_shapes(bare, strict_mode=strict, data_prop=True)
+        return infer_shapes(bare, check_type=check_type, strict_mode=strict, data_prop=True)
     except OutOfProportion:
         graph.follows_shapes = False
         return None
@@ -525,7 +561,7 @@ def _scores(graph: Graph, node: Node) -> Types:
     """Operators in `SCORES`: one row of numbers for each sample."""
     (name,) = node.output
     samples = shape_of(graph.types.get(node.input[0]))
-    if dtype_of(graph.types.get(name)):  # found in an earlier pass; it must be stated again
+    if shape_of(graph.types.get(name)) is not None:  # found in an earlier pass; it must be stated again
         return {name: graph.types[name]}
     if samples is None:
         return {}

@@ -26,6 +26,9 @@ NARROW = frozenset(
 """Integer types in which weights are stored. Wider integers are assumed to be indices, sizes or sums."""
 
 
+MAX_AXES = 64
+"""Maximum number of axes of a numpy array. Tensors with more axes can't be fed or computed."""
+
 MAX_SHAPE_BYTES = 1024
 """Largest size in bytes of a tensor whose values shape inference reads, because it may be a shape or an axis.
 

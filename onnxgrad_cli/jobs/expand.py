@@ -15,11 +15,10 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
-from onnxgrad_cli.errors import OnnxgradError, Refusal, UnsupportedError, UsageError
+from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.observation import fed_types
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_target, own_model, save_model, stage_model
-from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
@@ -92,8 +91,6 @@ def run_expand(
         CheckFailed: onnxruntime opens the original model but not a model to be written.
     """
     proto, path = own_model(model)
-    if fault := not_text(proto):
-        raise OnnxgradError(f"the model is not a valid ONNX model: {fault}", "export it again")
     target = target_of(model, out, "expanded")
     check_training_info(proto, path)
     if target is None and proto.training_info:

@@ -12,7 +12,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.escape import decoded
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import as_cli_flags, job
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.observation import fed_types
 from onnxgrad_cli.files import ModelSource
@@ -23,7 +23,7 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.provenance import provenance
 from onnxgrad_cli.ir.types import UNNAMED, in_words, shape_of
-from onnxgrad_cli.jobs.build import plan_build, transform
+from onnxgrad_cli.jobs.build import REFUSALS, plan_build, transform
 from onnxgrad_cli.jobs.output_plan import OutputPlan
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.sharing import twins
@@ -48,17 +48,16 @@ def inspect(model: ModelSource, options: Options | None = None, *, command: str 
         tell: receives progress messages.
 
     Returns:
-        The report, with a diagnosis. Its status is 'differentiable', or one of 'refused', 'check_failed', 'usage' and
-        'failed'.
+        The report, with a diagnosis. Its status is 'differentiable', 'refused', 'check_failed' or 'usage'.
 
     Raises:
         UsageError: the options contradict each other, or the model is a training model already.
-        OnnxgradError: the model can't be read.
+        OnnxgradError: the model can't be read, or is not valid.
     """
     options = options or Options()
     plan = plan_build(model, OutputPlan(None), options, command=command, tell=tell)
     origin, modes, folded = _origin(plan.model), list(_modes(plan.model)), plan.folded
-    build = transform(plan, kept=(OnnxgradError,))
+    build = transform(plan, kept=(*REFUSALS, UsageError))
     built, error = build.built, build.error
     report = make_report(built=built, error=error, command=command, options=options, model=model, sizes=options.dims)
     weights = [weight.name for weight in report.weights]

@@ -75,16 +75,8 @@ class Window(NamedTuple):
 
 
 def kernel_of(kernel_shape: Sequence[int] | None, w: Val) -> tuple[int | str, ...]:
-    """Return the kernel's size: `kernel_shape` or, if that is None, the sizes of the weight's spatial axes.
-
-    Raises:
-        Unknown: the two contradict each other.
-    """
-    stated, own = tuple(kernel_shape or w.shape[2:]), w.shape[2:]
-    fits = len(stated) == len(own) and all(a == b or not isinstance(b, int) for a, b in zip(stated, own, strict=True))
-    if not fits:
-        raise Unknown(f"its kernel_shape is {list(stated)}, but its weight has the kernel shape {list(own)}")
-    return stated
+    """Return the kernel's size: `kernel_shape`, or if that is None the sizes of the weight's spatial axes."""
+    return tuple(kernel_shape or w.shape[2:])
 
 
 def kernel_sizes(op: Op, win: Window, w: Val) -> Val:

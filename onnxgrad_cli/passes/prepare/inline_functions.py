@@ -14,10 +14,10 @@ from onnx import AttributeProto, FunctionProto, GraphProto, TensorProto
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.domains import plain_domain
-from onnxgrad_cli.ir.functions import Key, called_by, check_growth, key_of, name_of
+from onnxgrad_cli.ir.functions import Key, called_by, key_of, name_of
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node, metadata, refill, set_metadata, write
-from onnxgrad_cli.ir.nodes import schema_of, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
@@ -35,12 +35,9 @@ def inline(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None
         constant: returns the tensor of a Constant node, or None for another node.
 
     Raises:
-        OnnxgradError: a function calls itself, or the result has too many nodes (`check_growth`).
-        UnsupportedError: a function has the name of a standard operator; or it was written for another opset, in which
-            one of its operators has another schema.
+        UnsupportedError: a function has the name of a standard operator.
     """
     if graph.proto.functions:
-        check_growth(graph.proto.functions, graph.nodes)
         inliner = _Inliner(graph, constant)
         graph.set_nodes(inliner.nodes(graph.nodes))
         refill(graph.proto.functions, inliner.called(graph.nodes))
@@ -166,26 +163,8 @@ class _Inliner:
                 ),
             )
         for entry in function.opset_import:
-            version = self.graph.opset(entry.domain)
-            if version is None:
+            if self.graph.opset(entry.domain) is None:
                 self.graph.proto.opset_import.append(entry)
-            elif version != entry.version:
-                for node in with_bodies(function.node):
-                    if plain_domain(node.domain) == plain_domain(entry.domain):
-                        self.check_operator(node, key, entry.version, version)
-
-    def check_operator(self, node: Node, key: Key, own: int, version: int) -> None:
-        """Refuse an operator whose schema at version `own` (of the function) differs from that at `version`."""
-        domain = plain_domain(node.domain)
-        if called_by(node) in self.functions:
-            return
-        schemas = [schema_of(node.op_type, each, domain) for each in (own, version)]
-        if len({None if schema is None else schema.since_version for schema in schemas}) != 1 or None in schemas:
-            raise UnsupportedError(
-                f"function '{name_of(key)}' is written for opset {own} of '{domain or 'ai.onnx'}', but the "
-                f"model uses opset {version}, where {node.op_type} has another definition or does not exist",
-                hint="export the model with one opset for the function and the model",
-            )
 
 
 def _fill(node: Node, given: Mapping[str, AttributeProto]) -> None:

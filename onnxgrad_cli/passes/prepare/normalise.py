@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.ir.dialects import fatal_node
+from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -22,16 +21,16 @@ def normalise(graph: Graph) -> None:
     """Inline functions, turn constants into initializers, and name every node.
 
     Raises:
-        OnnxgradError: a node lacks an input or has an invalid equation, which may result from inlining a function.
+        OnnxgradError: inlining a function gives a node that is not valid: the call lacks an input that the node needs,
+            or sets an attribute to an invalid value.
     """
     to_standard(graph.proto, graph.nodes)
     if graph.proto.functions:
         inline_functions(graph)
+        check_structure(graph.commit())
     bodies = any(map(subgraphs, graph.nodes))
     if bodies:
         check_depth(graph.nodes)
-    if fault := fatal_node(graph.nodes, graph.opset() or 0):
-        raise OnnxgradError(f"the model is not a valid ONNX model: {fault}", "export it again")
     forget_placeholders(graph)
     if bodies:
         hoist(graph, _constant_tensor)

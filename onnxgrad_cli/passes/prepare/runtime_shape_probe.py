@@ -24,7 +24,7 @@ from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try, summed
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import read_by, reads
 from onnxgrad_cli.ir.types import Arrays, Dim, dtype_of, element_name, in_words, shape_of, tensor_type
 
 MAX_PROBED_SIZE = 64
@@ -128,12 +128,14 @@ def _elsewhere(graph: Graph, found: Arrays, runs: Sequence[_Run]) -> Iterator[Ca
 def keep_ranks(graph: Graph) -> None:
     """Insert nodes that make a run fail if a value has another rank than was observed or taken from a hint.
 
-    The gradients are valid for these ranks only. Values computed from a guarded value need no guard. Values of an
-    element type that Shape does not accept need no guard either, because no runtime can run a model with them.
+    The gradients are valid for these ranks only. Values computed from a guarded value need no guard, nor do values that
+    nothing reads. Values of an element type that Shape does not accept need none either, because no runtime can run a
+    model with them.
     """
     taken = {*graph.observed, *(name for name, known in graph.assumed.items() if shape_of(known) is not None)}
     if not taken:
         return
+    taken &= {*read_by(graph.nodes), *graph.output_names}
     shaped = Op(graph).schema("Shape").inputs[0].types
     first = [
         name

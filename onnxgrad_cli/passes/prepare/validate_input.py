@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import AttributeProto
 
-from onnxgrad_cli.errors import Caution, OnnxgradError, Refusal, UnsupportedError
-from onnxgrad_cli.ir.dialects import repair, unknown_operators
+from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
+from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
@@ -42,14 +42,10 @@ def validate_input(graph: Graph, options: ShapeOptions) -> list[Caution]:
     Raises:
         UnsupportedError: the model has an unknown opset, was optimized for one kind of processor, has control flow of
             another domain, or has a flag that is neither 0 nor 1.
-        OnnxgradError: the model has operators of domains that it does not import, or operators that its opset lacks.
     """
     cautions = repair(graph.commit())
     graph.read_again()
     _refuse_unknown_opset(graph)
-    unknown = unknown_operators(graph.proto)  # files have been checked before
-    if unknown:
-        raise OnnxgradError(f"the model is not a valid ONNX model: {unknown}", "export it again")
     _refuse_blocked(graph)
     _refuse_foreign_control_flow(graph)
     _refuse_odd_flags(graph)
@@ -66,12 +62,9 @@ def validate_input(graph: Graph, options: ShapeOptions) -> list[Caution]:
 
 
 def _refuse_unknown_opset(graph: Graph) -> None:
-    opset = graph.opset()
-    if opset is None and any(is_standard(node.domain) for node in graph.nodes):
-        raise OnnxgradError(
-            "the model imports no opset of the default domain", "export it again: it is not a valid ONNX model"
-        )
-    if (opset or 0) > onnx.defs.onnx_opset_version():
+    owners = (graph.proto, *graph.proto.functions)
+    opset = max((e.version for owner in owners for e in owner.opset_import if is_standard(e.domain)), default=0)
+    if opset > onnx.defs.onnx_opset_version():
         raise UnsupportedError(
             f"the model has opset {opset}; the newest supported opset is {onnx.defs.onnx_opset_version()}",
             hint="export the model at an older opset",

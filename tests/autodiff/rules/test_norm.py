@@ -136,7 +136,9 @@ def test_batch_normalization_in_training_mode_is_refused(opset, attributes):
     names = ["x", "scale", "b", "mean", "var"]
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4, 3] if n == "x" else [3]) for n in names]
     outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("y", "next_mean", "next_var")]
-    node = helper.make_node("BatchNormalization", names, [o.name for o in outputs], name="bn", **attributes)
+    saved = [] if attributes else ["saved_mean", "saved_var"]
+    results = [*(o.name for o in outputs), *saved]
+    node = helper.make_node("BatchNormalization", names, results, name="bn", **attributes)
     graph = helper.make_graph([node], "bn", infos, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     with pytest.raises(UnsupportedError, match="training mode"):

@@ -1,12 +1,10 @@
 """Functions that a model defines itself, written out: values and slopes are those of stock onnxruntime."""
 
-import re
-
 import numpy as np
 import onnx
 import pytest
 
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
@@ -123,31 +121,11 @@ def test_metadata_of_a_call_and_names():
     assert [node.name for node in graph.nodes] == ["block/square/Mul", "block/Sin", "block/square_1/Mul"]
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "why"),
-    [
-        ('g (double[3] x) => (double[3] y) { y = Sigmoid(x) } '
-         '<domain: "", opset_import: ["": 18]> Sigmoid (a) => (b) { b = Neg(a) }',
-         UnsupportedError, "'Sigmoid', but the standard has an operator with the same name"),
-        ('g (double[3] x) => (double[3] y) { y = f.m(x) } '
-         '<domain: "f", opset_import: ["": 13]> m (a) => (b) { b = ReduceMean<axes = [0]>(a) }',
-         UnsupportedError, "'f::m' is written for opset 13.*but the model uses opset 18, where ReduceMean has another"),
-        ('g (double[3] x) => (double[3] y) { y = f.m(x) } '
-         '<domain: "f", opset_import: ["": 20]> m (a) => (b) { b = Gelu(a) }',
-         UnsupportedError, "Gelu has another definition or does not exist"),
-        ('g (double[3] x) => (double[3] y) { y = f.m(x) } '
-         '<domain: "f", opset_import: ["": 18, "f": 1]> m (a) => (b) { b = f.m(a) }',
-         OnnxgradError, "'f::m' calls itself"),
-        ('g (double[3] x) => (double[3] y) { y = f.m(x) } '
-         '<domain: "f", opset_import: ["": 18, "f": 1]> m (a) => (b) { b = f.n(a) }'
-         '<domain: "f", opset_import: ["": 18, "f": 1]> n (a) => (b) { b = f.m(a) }',
-         OnnxgradError, "'f::m' calls itself"),
-    ],
-)  # fmt: skip
-def test_refusals(text, kind, why):
-    with pytest.raises(kind) as error:
+def test_a_function_with_the_name_of_an_operator_is_refused():
+    text = """g (double[3] x) => (double[3] y) { y = Sigmoid(x) }
+        <domain: "", opset_import: ["": 18]> Sigmoid (a) => (b) { b = Neg(a) }"""
+    with pytest.raises(UnsupportedError, match="'Sigmoid', but the standard has an operator with the same name"):
         prepare.normalise(Graph(model_of(text)))
-    assert re.search(why, str(error.value))
 
 
 def test_a_function_that_is_not_called_is_not_judged():

@@ -27,7 +27,7 @@ def batch_norm(shape, *, training=None, opset=17, dtype=TensorProto.FLOAT, momen
     attributes = {"momentum": momentum, "epsilon": 1e-3}
     if training is not None:
         attributes["training_mode"] = training
-    extra = ["next_mean", "next_var"][: outputs - 1]
+    extra = ["next_mean", "next_var", "saved_mean", "saved_var"][: outputs - 1]
     nodes = [helper.make_node("BatchNormalization", ["x", *arrays], ["y", *extra], name="bn", **attributes)]
     if shared:
         nodes = [
@@ -134,7 +134,7 @@ def test_shared_running_statistics_are_updated_once_a_use():
 @pytest.mark.parametrize(("opset", "training"), [(14, 1), (15, 1), (17, 1), (13, None)])
 def test_keep_takes_a_node_in_training_mode_apart(opset, training):
     """Before opset 14 it is the number of outputs that says so."""
-    model, arrays = batch_norm((8, 3), training=training, opset=opset, outputs=3)
+    model, arrays = batch_norm((8, 3), training=training, opset=opset, outputs=3 if training else 5)
     rng = np.random.default_rng(1)
     x, label = (rng.standard_normal((8, 3)).astype(np.float32) for _ in range(2))
     built = trained(model, "keep")
