@@ -34,8 +34,8 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.gradients.gradcheck import directional
+from tests.autodiff.definitions.test_attention import one_node
 from tests.autodiff.rows import ROWS, by_operator, few, others
-from tests.autodiff.rules.test_attention import one_node
 from tests.cli_harness import MLP, Shell, save
 from tests.conftest import Each
 from tests.harness import Case, Const, fed, forward_model, sample, wanted_inputs

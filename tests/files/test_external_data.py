@@ -16,7 +16,7 @@ from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.files import check_external_data, load_external_data, load_model, own_model, save_model
 from onnxgrad_cli.files.external_data import refer, references
 from tests.cli_harness import Shell
-from tests.files.test_files import W, model_of
+from tests.files.test_writing import W, model_of
 
 
 def referring(*entries: tuple[str, object]) -> ModelProto:

@@ -100,7 +100,7 @@ def test_the_report_has_the_curves_of_metrics_and_rate_and_the_confusion_of_the_
     shell: Shell,
 ) -> None:
     from onnxgrad_cli import LossSpec, Options, run_evaluate
-    from tests.jobs.test_train import ON_DIGITS, ROOT
+    from tests.jobs.train.test_train import ON_DIGITS, ROOT
 
     model = ROOT / "sample_models" / "digits_mlp.onnx"
     more = (

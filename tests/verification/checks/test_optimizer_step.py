@@ -25,7 +25,7 @@ from onnxgrad_cli.verification.checks.reference_optimizers import REFERENCES, cl
 from onnxgrad_cli.verification.proof import prove
 from onnxgrad_cli.verification.verdict import NOT_PROVED, PROVED, Proof
 from tests.cli_harness import Shell
-from tests.optimizers.test_optimizers import IDS, SETTINGS
+from tests.optimizers.test_registry import IDS, SETTINGS
 from tests.steps import exported, network, options
 
 CHECK = "the optimizer's step against a reference"

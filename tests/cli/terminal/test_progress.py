@@ -19,7 +19,7 @@ from onnxgrad_cli.cli.terminal.console import Console
 from onnxgrad_cli.report.words import figure
 from onnxgrad_cli.training.run.watch import Judged, Stepped
 from tests.cli_harness import MLP, PROGRAM, Shell, save
-from tests.jobs.test_train import shell as shell
+from tests.jobs.train.test_train import shell as shell
 from tests.terminal import record
 
 EPOCH = Judged(

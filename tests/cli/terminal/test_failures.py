@@ -22,7 +22,7 @@ from onnxgrad_cli.cli.terminal.failures import failure
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from tests.cli_harness import MLP, Shell, save
 
-HOME = Path(__file__).parents[2]
+HOME = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Ranks that follow from an operator alone, whatever sizes and axes are computed when the model runs."""
+"""Ranks and types that follow from an operator alone, where onnx infers none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import parser
 
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.type_inference import infer_types
+from onnxgrad_cli.ir.types import shape_of
 from tests.cli_harness import Shell
 
 RNG = np.random.default_rng(3)
@@ -101,3 +105,17 @@ def test_a_rank_follows_from_the_operator(case: str, shell: Shell) -> None:
     change = forward.run(None, {**here, "x": here["x"] + direction})[0] - y
     np.testing.assert_allclose(np.sum(x_grad * direction), np.sum(g * change), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(b_grad, [g.sum()], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11])
+@pytest.mark.parametrize(("axis", "shape"), [("<axis = 0>", ("?", 4)), ("<axis = -1>", (3, "?")), ("", ("?",))])
+def test_compress_keeps_an_unknown_number(opset: int, axis: str, shape: tuple[int | str, ...]) -> None:
+    graph = Graph(
+        parser.parse_model(f"""
+        <ir_version: 5, opset_import: ["": {opset}]>
+        net (float[3, 4] x, bool[2] c) => (float[] y) {{ z = Compress{axis}(x, c) y = Relu(z) }}""")
+    )
+    infer_types(graph)
+    found = shape_of(graph.types["z"])
+    assert found is not None
+    assert tuple(size if isinstance(size, int) else "?" for size in found) == shape

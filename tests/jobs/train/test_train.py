@@ -28,7 +28,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DIGITS = str(ROOT / "sample_models" / "digits.npz")
 ON_DIGITS = (
     "--loss", "cross-entropy", "--data", DIGITS, "--prefix", "train_", "--label", "y",

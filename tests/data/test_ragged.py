@@ -205,7 +205,7 @@ def loss_of_points(net: torch.nn.Linear, samples: list[dict[str, Any]]) -> torch
 @pytest.mark.slow
 def test_two_processes_take_the_steps_of_pytorch(shell: Shell, molecules: list[dict[str, Any]]) -> None:
     """Each process pads its own part, so the label has another number of elements in each."""
-    from tests.training.distributed.test_torchrun import run, torchrun
+    from tests.training.distributed.test_gloo import run, torchrun
 
     net = points_net()
     done = run(
@@ -229,7 +229,7 @@ def test_two_processes_take_the_steps_of_pytorch(shell: Shell, molecules: list[d
 def test_lbfgs_takes_the_mean_over_samples(shell: Shell, molecules: list[dict[str, Any]], size: int) -> None:
     """Padding changes the number of elements of the label in a batch."""
     pytest.importorskip("scipy.optimize", reason="the solver is scipy's")
-    from tests.jobs.test_train_lbfgs import solved
+    from tests.jobs.train.test_lbfgs import solved
 
     net = points_net()
     more = ("--optimizer", "lbfgs", "--batch-size", size, "--epochs", 4, "--threads", "1", "-o", "t.onnx")

@@ -23,7 +23,7 @@ from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.view import BoxKind, Drawing, draw
 from onnxgrad_cli.view.html import FOLDER, html
 from onnxgrad_cli.view.tree import WIDEST, Branch, tree
-from tests.view.test_view import WEIRD
+from tests.view.test_drawing import WEIRD
 from tests.web import javascript
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"

@@ -12,7 +12,7 @@ from onnxgrad_cli.cli.terminal.console import fitting
 from tests.cli_harness import PROGRAM
 from tests.terminal import Recording, record
 
-SAMPLES = Path(__file__).parents[2] / "sample_models"
+SAMPLES = Path(__file__).parents[3] / "sample_models"
 DATA = ("--data", "digits.npz", "--label", "y")
 LOSS = ("--loss", "cross-entropy")
 COMMANDS = {
