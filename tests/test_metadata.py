@@ -1,4 +1,4 @@
-"""What a model says of itself may be a stranger's: it is told that it can't be right, and nothing believes it."""
+"""The description in a model: it describes what was built, and a stranger's that can't be right is refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.cli import run
-from onnxgrad_cli.metadata import DERIVED, LOSS, ROLES
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import DERIVED, LOSS, ROLES, VERSION, Role, describe
+from onnxgrad_cli.options import Options
 from tests.cli_harness import MLP, Shell, save
+from tests.report.test_make import mlp
 
 Lie = Callable[[Any], object]
 
@@ -331,3 +337,51 @@ def test_derivatives_that_lie(shell: Shell, kind: str, lie: Lie, said: str) -> N
         assert done.code in (1, 4), done.out
         assert "internal" not in done.err
         assert said in done.out + done.err
+
+
+def test_a_training_model_describes_itself() -> None:
+    built = build(mlp(), Options(grad_of_input=("x",), label="t", keep_outputs=True))
+    stored = onnx.load_model_from_string(built.model.SerializeToString())
+    roles = describe(stored)
+    assert roles.loss == "loss"
+    assert roles.fed == ["x", "t"]
+    assert roles.gradients == {name: f"{name}_grad" for name in ("w1", "w2", "b", "x")}
+    assert roles.outputs["y"] == Role("kept output")
+    assert [(term.name, term.output, term.label) for term in roles.losses] == [("mse", "y", "t")]
+    assert roles.reduction == "mean"
+
+
+def test_a_second_build_describes_the_second_model() -> None:
+    again = build(build(mlp()).model, Options(losses=(LossSpec("mse", "w1_grad", "t2"),), train=("w2",)))
+    keys = [entry.key for entry in again.model.metadata_props]
+    assert len(keys) == len(set(keys))
+    assert describe(again.model).losses[0].output == "w1_grad"
+    assert describe(again.model).loss == again.training.loss
+
+
+def test_other_metadata_stay() -> None:
+    proto = mlp()
+    helper.set_model_props(proto, {"author": "somebody", VERSION: "0.0.0"})
+    props = {entry.key: entry.value for entry in build(proto).model.metadata_props}
+    assert props["author"] == "somebody"
+    assert props[VERSION] != "0.0.0"
+
+
+def test_a_model_without_a_description_is_refused() -> None:
+    with pytest.raises(UsageError, match="not a training model"):
+        describe(mlp())
+
+
+@pytest.mark.parametrize("value", ["", "{", "[]", '{"inputs": {}}', '{"inputs": {}, "outputs": {"loss": "loss"}}'])
+def test_a_broken_description_is_an_error(value: str) -> None:
+    proto = build(mlp()).model
+    helper.set_model_props(proto, {ROLES: value, LOSS: '{"terms": [], "reduction": "mean"}'})
+    with pytest.raises(OnnxgradError, match="can't be read"):
+        describe(proto)
+
+
+def test_a_description_that_no_longer_fits_is_an_error() -> None:
+    proto = build(mlp()).model
+    del proto.graph.output[1]
+    with pytest.raises(OnnxgradError, match="'w1_grad', which it does not have"):
+        describe(proto)

@@ -1,4 +1,4 @@
-"""Adapters that the stock onnxruntime puts into a model while it runs, by its own API."""
+"""Adapters for onnxruntime: their names and shapes, and models into which onnxruntime puts them while it runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import LoraSpec, Options
+from tests.adapters.test_formats import ADAPTERS, factors, network
 from tests.passes import test_adapters as floats, test_quantized_adapters as integers
 
 RNG = np.random.default_rng(0)
@@ -126,3 +127,14 @@ def test_modules_that_share_a_matrix(tmp_path: Path) -> None:
         written.export_adapter(str(file))
         with pytest.raises(OnnxgradError, match="'one' and 'two' share the matrix 'w' in this model"):
             read_adapters(file, model)
+
+
+def test_an_onnx_adapter_has_the_names_and_shapes_of_others(tmp_path: Path) -> None:
+    file, values = tmp_path / "a.onnx_adapter", factors()
+    AdapterTarget(file).save(network(), ADAPTERS, values)
+    parameters = ort.AdapterFormat.read_adapter(str(file)).get_parameters()
+    assert {name: tuple(value.shape()) for name, value in parameters.items()} == {
+        "net.0.lora_A.weight": (6, 2), "net.0.lora_B.weight": (2, 8),
+        "head.last.lora_A.weight": (8, 2), "head.last.lora_B.weight": (2, 5),
+    }  # fmt: skip
+    np.testing.assert_allclose(parameters["head.last.lora_B.weight"].numpy(), values["b2"].T * 3 / 2**0.5, rtol=1e-6)

@@ -1,10 +1,7 @@
 """The loss in float64, also where onnxruntime has no float64 kernel: compared with PyTorch's."""
 
 import itertools
-import math
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,8 +14,7 @@ from onnxgrad_cli import run_build
 from onnxgrad_cli.execution import double
 from onnxgrad_cli.execution.double import Deferred, DoubleExecutor
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.limits import at_once, run_limited
-from onnxgrad_cli.execution.reference import erf
+from onnxgrad_cli.execution.limits import at_once
 
 SHAPES = [
     ((2, 4, 9), (6, 4, 3), 1),
@@ -187,29 +183,6 @@ def test_two_runs_at_the_same_time_are_those_one_after_the_other() -> None:
     assert "onnx.reference" in beside.name and "onnxruntime" in beside.name
 
 
-def test_the_reference_runs_one_point_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its evaluators keep what they run in themselves."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
-        g (float[n, 4] x) => (float[n, 4] y) { y = HardSigmoid(x) }""")
-    run = DoubleExecutor(model, beside=True)
-    x = np.zeros((1, 4))
-    run({"x": x})
-    assert run.name == "onnx.reference"
-    inside, most = 0, 0
-
-    def slowly(*arguments: Any) -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        time.sleep(0.02)
-        inside -= 1
-        return run_limited(*arguments)
-
-    monkeypatch.setattr("onnxgrad_cli.execution.double.run_limited", slowly)
-    at_once(run, [{"x": x}] * 3)
-    assert most == 1
-
-
 def chain(count: int, rng: np.random.Generator) -> onnx.ModelProto:
     """A chain of products, of which one weight is read twice."""
     names = [f"w{i}" for i in range(count)]
@@ -251,9 +224,3 @@ def test_all_pieces_run_where_a_kernel_turns_out_to_be_missing(monkeypatch: pyte
     monkeypatch.setattr(double, "PIECE", 1)
     monkeypatch.setattr(double, "SHARED", 1)
     np.testing.assert_allclose(DoubleExecutor(model)({"h0": x})["y"], h @ weights[0], rtol=1e-12)
-
-
-def test_erf_is_that_of_the_standard_library() -> None:
-    x = np.concatenate([np.random.default_rng(0).normal(0, 2, 20_000), [0.0, -0.0, 5.9999, 6, -7, 1e-300, 1e300]])
-    np.testing.assert_allclose(erf(x), [math.erf(each) for each in x], rtol=1e-13, atol=3e-16)
-    np.testing.assert_array_equal(erf(np.array([[np.inf, -np.inf, np.nan]])), [[1, -1, np.nan]])

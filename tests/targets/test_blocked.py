@@ -18,13 +18,12 @@ from onnx.reference.op_run import OpRun
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.jobs.tune import run_tune
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.targets import blocked
 from onnxgrad_cli.targets.blocked import BLOCK, DENSE, DEPTHWISE
-from onnxgrad_cli.targets.standard import DOMAIN, to_standard
+from onnxgrad_cli.targets.standard import DOMAIN
 from tests.cli_harness import Shell
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
@@ -334,15 +333,6 @@ def test_it_can_be_differentiated_again() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_it_is_written_back_in_standard_operators() -> None:
-    built, plain = made(model(*CASES["3x3"])).model, made(model(*CASES["3x3"]), "standard").model
-    to_standard(built)
-    assert not built.functions and [node.SerializeToString() for node in built.graph.node] == [
-        node.SerializeToString() for node in plain.graph.node
-    ]
-    assert built.opset_import == plain.opset_import
-
-
 def test_halves_of_a_step_keep_the_functions_that_they_call() -> None:
     halves = split(made(CNN, losses=(LossSpec("cross-entropy"),), mode="train", optimizer="sgd").model)
     assert calls(halves.gradient) and not calls(halves.optimizer)
@@ -384,17 +374,6 @@ def test_a_target_for_cuda_asks_for_other_forms_of_standard_operators() -> None:
     made_of = [node.op_type for node in built.model.graph.node]
     assert made_of.count("ConvTranspose") == 1
     assert "ConvTranspose" not in [n.op_type for n in made(model(*CASES["depthwise"]), "standard").model.graph.node]
-
-
-@pytest.mark.parametrize("more", [{"training_info": True, "optimizer": "sgd"}, {"as_gradient_op": True}])
-def test_what_only_standard_operators_are_for_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="`target='ort-cpu'` can't be combined with"):
-        made(model(*CASES["3x3"]), **more)
-
-
-def test_tuning_is_for_the_standard() -> None:
-    with pytest.raises(UsageError, match="`target='ort-cpu'` uses forms of its own"):
-        run_tune("conv.onnx", options=Options(target="ort-cpu"))
 
 
 def test_an_unknown_target() -> None:

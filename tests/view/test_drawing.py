@@ -1,12 +1,10 @@
-"""Pictures of models: DOT and HTML are read again by parsers, the Add example by the graphs of onnxruntime-training."""
+"""Drawings of models: parts, values, bodies and colours; the Add example is that of onnxruntime-training."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,19 +14,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings, strategies as st
 from onnx import ModelProto, helper, parser
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.compat.derivative_options import DerivativeOptions, onnx_derivative
-from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.view import Box, BoxKind, Cluster, Drawing, Edge, dot, draw, fold, html
+from onnxgrad_cli.view import Box, BoxKind, Cluster, Drawing, dot, draw, html
 from onnxgrad_cli.view.drawing import LOOKS, boxes
 from tests import pictures
-from tests.cli_harness import MLP, UNKNOWN_OPS, Shell, save, save_external
+from tests.cli_harness import MLP, UNKNOWN_OPS, save_external
 from tests.pictures import dot_text, read_dot
 
 ROOT = Path(__file__).parents[2]
@@ -56,15 +51,6 @@ bodies (float[n] x, bool c, float[n] w) => (float[n] y, float[n] z)
 """
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
-        monkeypatch.delenv(name)
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
-
-
 def model(text: str) -> ModelProto:
     return parser.parse_model(text)
 
@@ -72,15 +58,6 @@ def model(text: str) -> ModelProto:
 def trained(name: str, **options: object) -> ModelProto:
     loss = "mse" if name == "linear_regression" else "cross-entropy"
     return build(onnx.load(ROOT / "sample_models" / f"{name}.onnx"), Options(losses=(LossSpec(loss),), **options)).model
-
-
-@pytest.fixture(scope="module")
-def models() -> dict[str, ModelProto]:
-    """Every sample, training models of some, a model with bodies, one with operators that nobody knows."""
-    found = {path.stem: onnx.load(path) for path in SAMPLES}
-    for name in ("linear_regression", "digits_cnn", "tiny_transformer"):
-        found[f"{name} training"] = trained(name)
-    return {**found, "bodies": model(BODIES), "unknown": model(UNKNOWN_OPS), "mlp": model(MLP)}
 
 
 def tags(proto: ModelProto, key: str) -> dict[str, str]:
@@ -242,92 +219,6 @@ def test_weights_are_not_read(tmp_path: Path) -> None:
 # -- folding --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [150, 60, 25, 8])
-@pytest.mark.parametrize("name", ["tiny_transformer", "tiny_transformer training", "symbolic", "digits_cnn training"])
-@pytest.mark.thinned(4)
-def test_folding(name: str, limit: int, models: dict[str, ModelProto]) -> None:
-    whole = draw(models[name])
-    drawing = fold(whole, limit)
-    folded = [box for box in drawing.boxes.values() if box.nodes > 1]
-    assert sum(box.nodes > 0 for box in drawing.boxes.values()) <= limit
-    assert shown(drawing) == shown(whole) == count_nodes(models[name].graph)
-    assert all(re.match(rf"{box.nodes} nodes$", box.lines[0]) for box in folded)
-    assert bool(folded) == (sum(box.nodes > 0 for box in whole.boxes.values()) > limit)
-    assert ends(drawing) == ends(whole), "what depends on what"
-    for kind in (BoxKind.INPUT, BoxKind.OUTPUT):
-        assert by_title(drawing, kind) == by_title(whole, kind)
-    hidden = sum(int(n) for box in folded for line in box.lines for n in re.findall(r"^(\d+) weights?$", line))
-    assert len(by_title(drawing, BoxKind.WEIGHT)) + hidden == len(by_title(whole, BoxKind.WEIGHT))
-
-
-def ends(drawing: Drawing) -> set[tuple[str, str]]:
-    """Which output depends on which input, among those that are drawn."""
-    after = defaultdict(set)
-    for edge in drawing.edges:
-        after[edge.source].add(edge.target)
-
-    def reach(key: str, seen: set[str]) -> set[str]:
-        for other in after[key] - seen:
-            seen.add(other)
-            reach(other, seen)
-        return seen
-
-    found = {key: box for key, box in drawing.boxes.items()}
-    inputs = [box for box in found.values() if box.kind == BoxKind.INPUT]
-    return {
-        (box.title, found[key].title)
-        for box in inputs
-        for key in reach(box.key, set())
-        if found[key].kind == BoxKind.OUTPUT
-    }
-
-
-def test_modules_are_known_by_weights_names_and_metadata() -> None:
-    def titles(proto: ModelProto, depth: int) -> list[str]:
-        return [box.title for box in fold(draw(proto), depth=depth).boxes.values() if box.nodes > 1]
-
-    transformer = onnx.load(ROOT / "sample_models" / "tiny_transformer.onnx")
-    assert {"layers.0", "layers.1"} < set(titles(transformer, 2))
-    text = """
-    <ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y)
-    { a = Neg(x) b = Abs(a) c = Relu(b) y = Exp(c) }
-    """
-    names = model(text)
-    for node, name in zip(names.graph.node, ("/a/one/Neg", "/a/two/Abs", "/b/Relu", "/b/Exp"), strict=True):
-        node.name = name
-    assert titles(names, 1) == ["a", "b"]
-    assert titles(names, 2) == ["b"]
-    scopes = model(text)
-    for node, where in zip(scopes.graph.node, ("m", "m", "m.n", "m.n"), strict=True):
-        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", "m", where, "call"]))
-    assert titles(scopes, 1) == ["m"] and titles(scopes, 2) == ["m", "m.n"]
-
-
-def test_without_modules_chains_are_folded_then_neighbours() -> None:
-    nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(200)]
-    nodes += [helper.make_node("Neg", [f"v{i}"], [f"n{i}"]) for i in range(0, 201, 20)]
-    outputs = [helper.make_tensor_value_info(f"n{i}", 1, [3]) for i in range(0, 201, 20)]
-    graph = helper.make_graph(nodes, "chain", [helper.make_tensor_value_info("v0", 1, [3])], outputs)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    chains = fold(draw(proto), 30)
-    assert "Relu … Relu" in by_title(chains, BoxKind.FORWARD)
-    assert shown(chains) == 211 and ends(chains) == ends(draw(proto))
-    runs = fold(draw(proto), 4)
-    assert sum(box.nodes > 0 for box in runs.boxes.values()) <= 4 and shown(runs) == 211
-
-
-def test_a_large_body_is_folded_inside() -> None:
-    steps = "\n".join(f"s{i + 1} = Neg (s{i})" for i in range(300))
-    text = f"""
-    <ir_version: 8, opset_import: ["": 17]> g (float[n] x, bool c) => (float[n] y)
-    {{ y = If (c) <then_branch = t () => (float[n] s300) {{ s0 = Relu (x) {steps} }},
-                   else_branch = e () => (float[n] k) {{ k = Identity (x) }}> }}
-    """
-    drawing = fold(draw(model(text)))
-    assert shown(drawing) == 303
-    assert {"If", "Identity"} <= set(by_title(drawing, BoxKind.FORWARD)), "the branch is folded, not the If"
-
-
 # -- the formats ----------------------------------------------------------------------------------------------------
 
 
@@ -383,46 +274,10 @@ def check_formats(drawing: Drawing) -> None:
     assert re.findall(r"https?://[^\s\"<']*", page) == ["http://www.w3.org/2000/svg"]
 
 
-def test_every_model_in_every_format(models: dict[str, ModelProto]) -> None:
-    for proto in models.values():
-        whole = draw(proto)
-        check_formats(whole)
-        check_formats(fold(whole, 20))
-
-
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(NAMES, NAMES, NAMES, NAMES)
-def test_any_text_is_escaped(title: str, line: str, name: str, value: str) -> None:
-    from onnxgrad_cli.view.drawing import short
-
-    box = Box("n1", BoxKind.FORWARD, short(title), (short(line),), line, 1, makes=2)
-    other = Box("v2", BoxKind.OUTPUT, short(value))
-    group = Cluster("g3", short(name), BoxKind.BACKWARD, (box,))
-    drawing = Drawing(name, Cluster("model", "", None, (group, other), container=True), (Edge("n1", "v2", (value,)),))
-    nodes, _ = read_dot(dot(drawing))
-    assert dot_text(nodes["n1"]["label"]) == says(box)
-    assert Page(html(drawing)).seen.count("title") >= 1
-
-
 WEIRD = [
     'quo"te', "back\\slash\\N", "a/b:c", "[x]", "<b>&amp;</b>", "{h}|`i`", "#quot;", "_x_ *y* ~z~", "1. list", "- item",
     "漢字 é", "line\nbreak\t", "</title><script>alert(1)</script>", "end", "-->", "%%", "]]>", '"]; n0 -> n1; x["',
 ]  # fmt: skip
-
-
-def test_weird_names() -> None:
-    nodes, last = [], "in"
-    for i, name in enumerate(WEIRD):
-        nodes.append(helper.make_node("Relu", [last], [name], name=f"{name}/{i}"))
-        last = name
-    values = [helper.make_tensor_value_info(name, 1, ['n"<']) for name in ("in", last)]
-    graph = helper.make_graph(nodes, 'gr"aph\n<b>\\', values[:1], values[1:])
-    drawing = draw(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
-    check_formats(drawing)
 
 
 # -- how it looks ---------------------------------------------------------------------------------------------------
@@ -471,83 +326,6 @@ def test_text_can_be_read() -> None:
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
-
-
-def test_stdout_is_dot(shell: Shell) -> None:
-    result = shell("view", "mlp.onnx")
-    assert result.code == 0, result.err
-    nodes, _ = read_dot(result.out)
-    assert {"legend_input", "legend_weight", "legend_forward", "legend_output"} < nodes.keys()
-    assert result.err.startswith("mlp: 4 nodes\n")
-    assert shell("view", "mlp.onnx", "-o", "-", "--format", "html").out.startswith("<!DOCTYPE html>")
-    assert set(shell.files()) == {"mlp.onnx"}
-
-
-@pytest.mark.parametrize(
-    ("name", "head"),
-    [("p.dot", "// drawn"), ("p.gv", "// drawn"), ("p.html", "<!DOCTYPE html>"), ("p.HTM", "<!DOCTYPE html>")],
-)
-def test_the_suffix_says_the_format(name: str, head: str, shell: Shell) -> None:
-    assert shell("view", "mlp.onnx", "-o", name).code == 0
-    assert Path(name).read_text().startswith(head)
-    assert shell("view", "mlp.onnx", "-o", name).code == 0, "its own pictures are replaced without asking"
-    assert shell("view", "mlp.onnx", "-o", "p.txt", "--format", "html").code == 0
-    assert Path("p.txt").read_text().startswith("<!DOCTYPE html>")
-
-
-@pytest.mark.parametrize(("name", "kind"), [("net.svg", "svg"), ("a b/net.PNG", "png"), ("net.pdf", "pdf")])
-def test_pictures_of_graphviz_say_how_to_make_them(name: str, kind: str, shell: Shell) -> None:
-    """The options and the command of the hint work as they are printed."""
-    Path("a b").mkdir()
-    result = shell("view", "mlp.onnx", "-o", name)
-    assert result.code == 2 and f"can't draw '{name}'" in result.err
-    (hint,) = [line for line in result.err.splitlines() if line.startswith("hint: use ")]
-    options, command = hint.removeprefix("hint: use ").split(", then run Graphviz: ")
-    assert shell("view", "mlp.onnx", *shlex.split(options)).code == 0
-    words = shlex.split(command)
-    assert words[:2] == ["dot", f"-T{kind}"] and words[3:] == ["-o", name] and Path(words[2]).is_file()
-    if shutil.which("dot"):
-        subprocess.run(words, check=True)
-        assert Path(name).stat().st_size > 500
-
-
-def test_refused_targets(shell: Shell) -> None:
-    before = shell.files()
-    result = shell("view", "mlp.onnx", "-o", "mlp.onnx", "--format", "dot")
-    assert result.code == 2 and "is an input" in result.err
-    result = shell("view", "mlp.onnx", "-o", "picture.bmp")
-    assert result.code == 2 and ".html or .dot" in result.err and "--format" in result.err
-    assert shell("view", "mlp.onnx", "--format", "png").code == 2
-    assert shell("view", "mlp.onnx", "-o", "nowhere/p.dot").code == 1
-    assert shell("view", "absent.onnx").code == 1
-    assert shell.files() == before, "nothing is written"
-    Path("mine.html").write_text("<p>mine</p>")
-    assert shell("view", "mlp.onnx", "-o", "mine.html").code == 2
-    assert Path("mine.html").read_text() == "<p>mine</p>"
-    assert shell("view", "mlp.onnx", "-o", "mine.html", "--force").code == 0
-
-
-def test_an_unknown_format_is_refused(shell: Shell) -> None:
-    with pytest.raises(UsageError, match="no format 'png'"):
-        run_view("mlp.onnx", "p.dot", "png")
-    assert set(shell.files()) == {"mlp.onnx"}
-
-
-def test_limit_and_depth(shell: Shell) -> None:
-    sample = ROOT / "sample_models" / "tiny_transformer.onnx"
-    assert " in " not in shell("view", sample).err.splitlines()[0], "fewer than 150"
-    assert re.search(r"109 nodes in \d+ boxes", shell("view", sample, "--limit", "40").err)
-    data = shell("view", sample, "--depth", "2", "--json").json
-    titles = [part["title"] for part in data["root"]["parts"]]
-    assert {"layers.0", "layers.1"} < set(titles)
-
-
-def test_json(shell: Shell) -> None:
-    data = shell("view", "mlp.onnx", "--json").json
-    assert [part["kind"] for part in data["root"]["parts"]] == [
-        "input", "weight", "weight", "weight", "forward", "forward", "forward", "forward", "output",
-    ]  # fmt: skip
-    assert data["edges"][0] == {"source": "v0", "target": "n4", "tensors": ["x: float[batch, 4]"]}
 
 
 def test_the_same_again_in_another_process(tmp_path: Path) -> None:

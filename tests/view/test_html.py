@@ -22,7 +22,7 @@ from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.view import BoxKind, Drawing, draw
 from onnxgrad_cli.view.html import FOLDER, html
-from onnxgrad_cli.view.tree import WIDEST, Branch, tree
+from onnxgrad_cli.view.tree import Branch, tree
 from tests.view.test_drawing import WEIRD
 from tests.web import javascript
 
@@ -65,14 +65,6 @@ def drawings() -> list[Drawing]:
     """The samples, a training model, and chains with and without modules."""
     models = [onnx.load(path) for path in sorted(SAMPLES.glob("*.onnx"))]
     return list(map(draw, [*models, training("digits_cnn"), chain(700), chain(700, scoped=True)]))
-
-
-def test_every_box_stands_in_the_tree_once(drawings: list[Drawing]) -> None:
-    for drawing in drawings:
-        branches = walk(tree(drawing))
-        assert sorted(b.box.key for b in branches if b.box) == sorted(drawing.boxes)
-        assert max(len(branch.children) for branch in branches) <= WIDEST
-        assert all(branch.children for branch in branches if not branch.box)
 
 
 def test_values_stand_with_all_that_they_touch(drawings: list[Drawing]) -> None:

@@ -1,4 +1,4 @@
-"""Attention and its kin against PyTorch's autograd in float64, and those of com.microsoft against their own kernels."""
+"""Attention against PyTorch's autograd in float64."""
 
 import itertools
 
@@ -150,110 +150,7 @@ def test_a_row_without_keys_lets_nothing_through(shapes, mask, attributes, row, 
 # -- RotaryEmbedding ------------------------------------------------------------------------------------------------
 
 
-def torch_rotary(x, positions, cos, sin, *, interleaved=0, num_heads=0, rotary_embedding_dim=0, **_):
-    """Tokens by head are [batch, heads, tokens, size]."""
-    shape = x.shape
-    size = 2 * cos.shape[-1]
-    if x.ndim == 3:
-        x = x.unflatten(2, (num_heads, -1) if rotary_embedding_dim else (-1, size)).transpose(1, 2)
-    if positions is not None:
-        if positions.ndim == 1:
-            positions = positions + torch.arange(x.shape[2])[None]
-        cos, sin = cos[positions], sin[positions]
-    turned, rest = x[..., :size], x[..., size:]
-    pairs = turned.unflatten(-1, (-1, 2)) if interleaved else turned.unflatten(-1, (2, -1)).transpose(-1, -2)
-    y = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None])
-    y = torch.cat([(y if interleaved else y.transpose(-1, -2)).flatten(-2), rest], -1)
-    return (y if len(shape) == 4 else y.transpose(1, 2).flatten(2),)
-
-
-ROTATIONS = [
-    (shape, interleaved, dim, positions)
-    for shape in ((2, 3, 16), (2, 2, 3, 8))
-    for interleaved in (0, 1)
-    for dim in (0, 4)
-    for positions in (None, np.array([2]), np.array([[0, 5, 5], [6, 1, 0]]))
-]
-
-
-@pytest.mark.parametrize(("shape", "interleaved", "dim", "positions"), ROTATIONS)
-@pytest.mark.thinned(3)
-def test_rotary_embedding(shape, interleaved, dim, positions):
-    half = (dim or 8) // 2
-    attributes = {"interleaved": interleaved, "num_heads": 2, "rotary_embedding_dim": dim}
-    x, cache = normal(*shape).astype(np.float32), (7, half) if positions is not None else (2, 3, half)
-    cos, sin = (normal(*cache, seed=s).astype(np.float32) for s in (1, 2))
-    if positions is None or positions.ndim == 2:
-        compare(
-            lambda x, cos, sin, positions: torch_rotary(x, positions, cos, sin, **attributes), "RotaryEmbedding",
-            {"x": x, "cos": cos, "sin": sin, "positions": positions}, ("y",), attributes, tolerance=1e-5,
-        )  # fmt: skip
-    if positions is not None:
-        feeds = {"x": x, "positions": positions, "cos": cos, "sin": sin}
-        compare(lambda **t: torch_rotary(**t, **attributes), "RotaryEmbedding", feeds, ("y",), attributes,
-                tolerance=1e-5, symbolic=(False,), domain="com.microsoft", opset=16)  # fmt: skip
-        matches_its_kernel("RotaryEmbedding", feeds, ("y",), attributes)
-
-
 # -- operators newer than onnxruntime -------------------------------------------------------------------------------
-
-
-def torch_linear_attention(query, key, value, past, decay, beta, *, q_num_heads, kv_num_heads, update_rule, scale=0.0):
-    q, k, v = (x.unflatten(2, (n, -1)) for x, n in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads)))
-    state = past if past is not None else torch.zeros(q.shape[0], kv_num_heads, k.shape[3], v.shape[3]).double()
-    outputs = []
-    for t in range(q.shape[1]):
-        if "gated" in update_rule:
-            state = state * decay[:, t].unflatten(1, (kv_num_heads, -1)).exp()[..., None]
-        new = v[:, t]
-        if "delta" in update_rule:
-            new = beta[:, t][..., None] * (new - torch.einsum("bhkv,bhk->bhv", state, k[:, t]))
-        state = state + k[:, t][..., None] * new[..., None, :]
-        read = torch.einsum("bhkv,bhk->bhv", state.repeat_interleave(q_num_heads // kv_num_heads, 1), q[:, t])
-        outputs.append(read.flatten(1) * (scale or q.shape[3] ** -0.5))
-    return torch.stack(outputs, 1), state
-
-
-@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-@pytest.mark.parametrize("past", [False, True])
-@pytest.mark.thinned(4)
-def test_linear_attention(rule, past):
-    feeds = {
-        "query": normal(2, 5, 12), "key": normal(2, 5, 6, seed=1) / 2, "value": normal(2, 5, 8, seed=2),
-        "past": normal(2, 2, 3, 4) if past else None,
-        "decay": -np.abs(normal(2, 5, 6 if past else 2)) if "gated" in rule else None,
-        "beta": 1 / (1 + np.exp(normal(2, 5, 1 if past else 2))) if "delta" in rule else None,
-    }  # fmt: skip
-    attributes = {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": rule, **({"scale": 0.75} if past else {})}
-    compare(lambda **t: torch_linear_attention(**t, **attributes), "LinearAttention", feeds, ("y", "state"),
-            attributes, opset=27)  # fmt: skip
-
-
-@pytest.mark.parametrize(("length", "size", "past"), [(6, 3, False), (6, 3, True), (2, 4, False), (5, 1, True)])
-@pytest.mark.parametrize("activation", ["none", "silu", "swish"])
-def test_causal_convolution(length, size, past, activation):
-    def reference(x, weight, bias, past):
-        padded = functional.pad(x, (size - 1, 0)) if past is None else torch.cat([past, x], 2)
-        y = functional.conv1d(padded, weight, bias, groups=3)
-        return functional.silu(y) if activation != "none" else y, padded[:, :, length:]
-
-    feeds = {
-        "x": normal(2, 3, length), "weight": normal(3, 1, size, seed=1), "bias": normal(3) if past else None,
-        "past": normal(2, 3, size - 1, seed=2) if past else None,
-    }  # fmt: skip
-    compare(reference, "CausalConvWithState", feeds, ("y", "state"), {"activation": activation}, opset=27,
-            symbolic=(False,))  # fmt: skip
-
-
-@pytest.mark.parametrize("alpha", [1.0, 1.75])
-def test_swiglu(alpha):
-    compare(lambda a, b: (a * torch.sigmoid(alpha * a) * b,), "SwiGLU", {"a": normal(3, 4), "b": normal(3, 4, seed=1)},
-            ("y",), {"alpha": alpha}, opset=28, tolerance=1e-6, symbolic=(False,))  # fmt: skip
-
-
-def test_remainder_of_floats():
-    compare(lambda a, b: (a - torch.floor(a / b) * b,), "Mod", {"a": normal(5, 4) * 3, "b": normal(4, seed=1)},
-            ("y",), {"fmod": 0}, opset=28, symbolic=(False,))  # fmt: skip
 
 
 def modifier(text):
@@ -310,67 +207,6 @@ def matches_its_kernel(op, feeds, outputs, attributes, tolerance=1e-5):
         return float(sum(np.sum(y * seeds[name]) for name, y in forward(point).items()))
 
     assert directional(function, given, found, np.random.default_rng(1), 1e-6, 1e-3).error < 1e-5
-
-
-BATCH, TOKENS, KEYS, SIZE = 2, 4, 5, 4
-MASKS = {
-    "none": lambda total: None,
-    "keys": lambda total: np.arange(2 * total).reshape(2, total) % 3 > 0,
-    "pairs": lambda total: np.arange(2 * TOKENS * total).reshape(2, TOKENS, total) % 3 > 0,
-    "end": lambda total: np.array([total - 1, 2]),
-    "end and start": lambda total: np.array([total, total - 1, 1, 0]),
-    "lengths": lambda total: np.array([total - 1, 2, 0, 4, 8, 0, total, 2 * total]),
-    "one": lambda total: np.zeros((2, 1)),
-}
-
-
-@pytest.mark.parametrize("causal", [0, 1])
-@pytest.mark.parametrize("past", [0, 3])
-@pytest.mark.parametrize("mask", ["none", "keys", "pairs", "end", "end and start", "one"])
-@pytest.mark.thinned(3)
-def test_contrib_attention(mask, past, causal):
-    """onnxruntime takes no bias of the scores beside a cache, and no cache for heads of two sizes."""
-    flagged, size = MASKS[mask](TOKENS + past), SIZE if past or causal else 6
-    feeds = {
-        "x": normal(BATCH, TOKENS, 10), "weights": normal(10, 16 + 2 * size) / 2, "bias": normal(16 + 2 * size),
-        "mask": None if flagged is None else flagged.astype(np.int32),
-        "past": normal(2, BATCH, 2, past, SIZE) if past else None,
-        "added": None if past else normal(1 if causal else BATCH, 1, TOKENS, TOKENS),
-    }  # fmt: skip
-    attributes = {"num_heads": 2, "unidirectional": causal}
-    attributes |= {"mask_filter_value": -50.0, "scale": 0.3} if causal else {}
-    attributes |= {"qkv_hidden_sizes": [8, 8, 2 * size]} if size != SIZE else {}
-    matches_its_kernel("Attention", feeds, ("y", "present") if past or causal else ("y",), attributes)
-
-
-@pytest.mark.parametrize("causal", [0, 1])
-@pytest.mark.parametrize("form", ["tokens", "cache", "heads", "one query"])
-@pytest.mark.parametrize("mask", ["none", "keys", "pairs", "end", "lengths"])
-@pytest.mark.thinned(8, 4)
-def test_contrib_multi_head_attention(mask, form, causal):
-    past, tokens, size = (3 if form == "cache" else 0), (1 if form == "one query" else TOKENS), 4 if causal else 6
-    size = SIZE if form in ("cache", "heads") else size
-    flagged = MASKS[mask](KEYS + past)
-    if mask == "pairs":
-        flagged = flagged[:, :tokens]
-    by_head = form == "heads"
-    feeds = {
-        "q": normal(BATCH, tokens, 8),
-        "k": normal(BATCH, 2, KEYS, SIZE) if by_head else normal(BATCH, KEYS, 8, seed=1),
-        "v": normal(BATCH, 2, KEYS, size, seed=2) if by_head else normal(BATCH, KEYS, 2 * size, seed=2),
-        "bias": normal(16 + 2 * size),
-        "mask": None if flagged is None else flagged.astype(np.int32),
-        "added": normal(BATCH, 2, tokens, KEYS + past) if causal else None,
-        "past_key": normal(BATCH, 2, past, SIZE) if past else None,
-        "past_value": normal(BATCH, 2, past, SIZE, seed=1) if past else None,
-    }  # fmt: skip
-    attributes = {
-        "num_heads": 2,
-        "unidirectional": causal,
-        "mask_filter_value": -40.0,
-        **({"scale": 0.3} if past else {}),
-    }
-    matches_its_kernel("MultiHeadAttention", feeds, CACHES if past else ("y",), attributes)
 
 
 @pytest.mark.parametrize(

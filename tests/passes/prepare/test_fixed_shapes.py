@@ -11,6 +11,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from tests.cli_harness import Shell
+from tests.passes.test_pipeline import LINEAR, parse
 
 DECODER = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -114,3 +115,15 @@ def test_a_past_whose_length_is_computed_may_be_empty() -> None:
     }"""
     model = build(onnx.parser.parse_model(text), Options(dims={"s34": 0})).model
     assert dims(model)["cache"] == ["batch", 0, 3]
+
+
+def test_dims_and_shapes() -> None:
+    graph = build(parse(LINEAR), Options(dims={"N": 4})).graph
+    assert graph.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
+    graph = build(parse(LINEAR), Options(shapes={"x": (5, 3)})).graph
+    assert graph.proto.graph.output[0].name == "loss"
+    assert graph.proto.graph.input[1].type.tensor_type.shape.dim[0].dim_value == 5
+    with pytest.raises(UsageError, match="no input has a dimension 'batch'"):
+        build(parse(LINEAR), Options(dims={"batch": 4}))
+    with pytest.raises(UsageError, match="size 3 in the model, but 4 is given"):
+        build(parse(LINEAR), Options(shapes={"x": (5, 4)}))

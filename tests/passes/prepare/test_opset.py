@@ -22,6 +22,7 @@ from onnxgrad_cli.record import Training
 from tests.autodiff.rows import ROWS
 from tests.autodiff.test_types import type_errors
 from tests.harness import forward_model
+from tests.passes.test_pipeline import LINEAR, parse
 
 NEWEST = onnx.defs.onnx_opset_version()
 
@@ -255,3 +256,30 @@ def test_an_older_file_format_is_written():
     prepare.normalise(graph)
     prepare.infer_and_lower(graph, Training())
     onnxruntime.InferenceSession(graph.commit().SerializeToString())
+
+
+def test_the_opset_is_raised_only_where_needed() -> None:
+    old = '<ir_version: 7, opset_import: ["" : 13]>'
+    assert build(parse(LINEAR, old)).graph.opset() == 13
+    gather = """
+    g (int64[N] i) => (float[N, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = Gather(w, i) }
+    """
+    built = build(parse(gather, old))
+    assert built.graph.opset() == 16
+    assert any("opset raised from 13 to 16" in str(caution) for caution in built.training.cautions)
+
+
+def test_an_older_opset_is_converted() -> None:
+    text = """
+    g (float[N, 3] x) => (float[N, 1, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}>
+    { h = MatMul(x, w) y = Unsqueeze<axes = [1]>(h) }
+    """
+    built = build(parse(text, '<ir_version: 7, opset_import: ["" : 11]>'))
+    assert built.graph.opset() == 13
+
+
+def test_an_opset_that_is_too_new_is_refused() -> None:
+    model = parse(LINEAR)
+    model.opset_import[0].version = onnx.defs.onnx_opset_version() + 1
+    with pytest.raises(UnsupportedError, match="the newest supported opset"):
+        build(model)
