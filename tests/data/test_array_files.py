@@ -1,11 +1,9 @@
-"""Data files that are malformed or lie: each is told as what is wrong with the file, and nothing is believed before."""
+"""Files of arrays: what is malformed or lies is refused by what is wrong with it, and nothing is believed before."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import time
 import zipfile
 from collections.abc import Callable
 from datetime import datetime
@@ -13,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.kernel_variants import load_tuned
 from onnxgrad_cli.data import array_files, open_data
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
+from tests.data.test_dataset import PORTS as TABLE, X as ROWS, Y as CLASSES, to_folder, to_npz
 
 PORTS = {"x": tensor_type(TensorProto.FLOAT, ["n", 3])}
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -155,19 +154,6 @@ def test_a_lack_of_memory_is_told_as_one(tmp_path: Path, monkeypatch: pytest.Mon
 # -- the other formats ------------------------------------------------------------------------------------------------
 
 
-def test_a_table_that_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.data.csv_file.MAX_LINE_LENGTH", 1000)
-    (tmp_path / "d.csv").write_bytes(bytes(5000))
-    refused(tmp_path / "d.csv", "a line has more than 1,000 characters")
-
-
-@pytest.mark.parametrize("content", [b"\0\0\n", b'x_0,x_1,x_2\n"1,2,3', b"\xff\xfe\n", b"x_0,x_1,x_2\n1,2,\0\n"])
-def test_text_that_is_no_table(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "d.csv").write_bytes(content)
-    with pytest.raises(OnnxgradError, match=r"d.csv'"):
-        open_data(tmp_path / "d.csv", PORTS)
-
-
 def test_columns_of_parquet_that_hold_no_numbers(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     write = pytest.importorskip("pyarrow.parquet").write_table
@@ -209,34 +195,54 @@ def test_a_safetensors_file_that_lies(tmp_path: Path, entry: object) -> None:
     refused(tmp_path / "d.safetensors", "'x'|can't be read as a safetensors file")
 
 
-def test_tensors_of_onnx_that_lie(tmp_path: Path) -> None:
-    file = tmp_path / "test_data_set_0" / "input_0.pb"
-    file.parent.mkdir()
-
-    def told(tensor: TensorProto, words: str) -> None:
-        file.write_bytes(tensor.SerializeToString())
-        with pytest.raises(OnnxgradError, match=words):
-            open_data(file.parent, PORTS)
-
-    tensor = numpy_helper.from_array(X, "x")
-    tensor.dims[0] = 2**40
-    told(tensor, "can't be read as a tensor")
-    tensor.dims[0], tensor.data_type = 4, 99
-    told(tensor, "can't be read as a tensor")
-    outside = TensorProto(name="x", dims=[4, 3], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
-    outside.external_data.add(key="location", value="/etc/hostname")
-    told(outside, "its values are in another file")
-    stream = io.BytesIO(b"\xff" * 40)
-    file.write_bytes(stream.getvalue())
-    with pytest.raises(OnnxgradError, match="can't be read as a tensor"):
-        open_data(file.parent, PORTS)
+random = np.random.default_rng(0)
 
 
-def test_a_table_of_very_many_columns_is_read_in_time(tmp_path: Path) -> None:
-    """Names are not looked for one by one: with a hundred thousand that takes minutes."""
-    count = 100_000
-    names, cells = ",".join(f"c{i}" for i in range(count)), ",".join(["1"] * count)
-    (tmp_path / "d.csv").write_text(f"{names}\n{cells}\n")
-    start = time.process_time()
-    data = open_data(tmp_path / "d.csv", {"x": tensor_type(TensorProto.FLOAT, ["n", count])})
-    assert data.arrays["x"].shape == (1, count) and time.process_time() - start < 5
+N = 20
+
+
+def test_safetensors_of_half_floats(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    library.save_file({"x": ROWS.astype(np.float16), "y": CLASSES.astype(np.int8)}, tmp_path / "a.safetensors")
+    batch = open_data(tmp_path / "a.safetensors", TABLE).batch(np.arange(N))
+    np.testing.assert_array_equal(batch["x"], ROWS.astype(np.float16).astype(np.float32))
+    (tmp_path / "b.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    with pytest.raises(OnnxgradError, match="can't be read as a safetensors file"):
+        open_data(tmp_path / "b.safetensors", TABLE)
+
+
+def test_broken_and_pickled_arrays(tmp_path: Path) -> None:
+    path = to_npz(tmp_path, {"x": ROWS, "y": CLASSES})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes(len(whole[100:140])) + whole[140:])
+    with pytest.raises(OnnxgradError, match=r"can't be read as an .npz file"):
+        open_data(path, TABLE)
+    np.savez(path, x=ROWS, y=np.array([{}] * N, object))
+    with pytest.raises(OnnxgradError, match="with an array 'y': Object arrays cannot be loaded") as told:
+        open_data(path, TABLE)
+    assert "array.astype(float)" in (told.value.hint or "")
+    with pytest.raises(OnnxgradError, match=r"y.npy' can't be read.*Python objects") as told:
+        open_data(to_folder(tmp_path, {"x": ROWS, "y": CLASSES.astype(object)}), TABLE)
+    assert "array.astype(float)" in (told.value.hint or "")
+    with path.open("wb") as file:
+        np.save(file, ROWS)
+    with pytest.raises(OnnxgradError, match="a single array without a name"):
+        open_data(path, TABLE)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_compressed_as_numpy_compresses_none(tmp_path: Path, compression: int) -> None:
+    """A kilobyte of such an archive may stand for gigabytes."""
+    path = to_npz(tmp_path, {"x": ROWS, "y": CLASSES})
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(tmp_path / "other.npz", "w", compression) as other:
+        for name in whole.namelist():
+            other.writestr(name, whole.read(name))
+    with pytest.raises(OnnxgradError, match="compressed in a way that numpy does not write"):
+        open_data(tmp_path / "other.npz", TABLE)
+
+
+def test_an_array_that_is_larger_than_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = to_npz(tmp_path, {"x": ROWS, "y": CLASSES})
+    monkeypatch.setattr(array_files, "free_memory", lambda: 100)
+    with pytest.raises(OnnxgradError, match="not enough memory to read"):
+        open_data(path, TABLE)

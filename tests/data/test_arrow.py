@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxgrad_cli.data import Data, Preprocessing, SampleOptions, open_data
+from onnxgrad_cli.data import (
+    Data,
+    Preprocessing,
+    SampleOptions,
+    open_data,
+)
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Term
+from tests.data.test_dataset import PORTS as TABLE, X as ROWS, Y as CLASSES
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -134,3 +140,58 @@ def test_a_link_to_elsewhere_and_splits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has several splits: train, test") as failure:
         opened(tmp_path)
     assert failure.value.hint == f"choose one: '{tmp_path / 'train'}'"
+
+
+random = np.random.default_rng(0)
+
+
+def test_the_index_of_pandas_in_parquet_is_no_feature(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = arrow.table({"a": ROWS[:, 0], "b": ROWS[:, 1], "y": CLASSES, "__index_level_0__": CLASSES})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    inputs = {**TABLE, "x": tensor_type(FLOAT, ["batch", "features"])}
+    assert open_data(tmp_path / "a.parquet", inputs).sizes == {"features": 2}
+
+
+def test_parquet_without_values_and_with_uneven_lists(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def opened(**columns: Any) -> Data:
+        parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+        return open_data(tmp_path / "a.parquet", TABLE)
+
+    rows = [[1.0, 2.0, 3.0]] * 3
+    with pytest.raises(UsageError, match="column 'y' has no value in row 1"):
+        opened(x=rows, y=[1, None, 2])
+    with pytest.raises(UsageError, match="column 'x' has no value in row 2"):
+        opened(x=[*rows[:2], None], y=[1, 1, 2])
+    with pytest.raises(UsageError, match=r"'x' has size 2 along axis 0 in sample 2 .* but the model takes float"):
+        opened(x=[*rows[:2], [1.0, 2.0]], y=[1, 1, 2])
+    with pytest.raises(UsageError, match="'y' holds text"):
+        opened(x=rows, y=["a", "b", "c"])
+    fixed = arrow.array(rows, arrow.list_(arrow.float32(), 3))
+    assert opened(x=fixed, y=arrow.array([1, 2, 3], arrow.uint8())).batch(np.arange(3))["y"].dtype == np.int64
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(OnnxgradError, match="can't be read as a Parquet file"):
+        open_data(tmp_path / "b.parquet", TABLE)
+
+
+@pytest.mark.parametrize("order", [None, [0, 1, 2], [1, 2, 0]])
+def test_tensors_of_one_shape_in_parquet(tmp_path: Path, order: list[int] | None) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    kind = arrow.fixed_shape_tensor(arrow.float32(), (2, 3, 4), permutation=order)
+    numbers: list[Any] = np.arange(120, dtype=np.float32).reshape(5, 24).tolist()
+
+    def read(rows: list[Any]) -> np.ndarray:
+        column = arrow.ExtensionArray.from_storage(kind, arrow.array(rows, kind.storage_type))
+        parquet.write_table(arrow.table({"x": column, "y": CLASSES[:5]}), tmp_path / "a.parquet")
+        return open_data(tmp_path / "a.parquet", inputs).batch(np.arange(1, 5))["x"]
+
+    wanted = np.arange(120).reshape(5, 2, 3, 4).transpose(0, *(1 + axis for axis in order or [0, 1, 2]))
+    inputs = {"x": tensor_type(FLOAT, ["batch", *wanted.shape[1:]]), "y": TABLE["y"]}
+    np.testing.assert_array_equal(read(numbers), wanted[1:])
+    for missing in ([*numbers[:4], None], [*numbers[:4], [None, *numbers[4][1:]]]):
+        with pytest.raises(UsageError, match="column 'x' has no value in row"):
+            read(missing)

@@ -12,10 +12,13 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxgrad_cli.data import open_data
 from onnxgrad_cli.data.preprocessing import FILE, Preprocessing
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.run.folder import CHECKPOINT
 from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
+from tests.data.test_pictures import opened, ports, save, term
 
 __all__ = ["shell"]  # the fixture
 
@@ -98,3 +101,48 @@ def test_a_run_on_pictures_goes_on_bit_for_bit(shell: Shell) -> None:
     assert refused.code == 2 and "other training data" in refused.err
     exported = shell("export", "b.onnx.run", "--model", "shapes.onnx", "-o", "c.onnx")
     assert exported.code == 0 and Path("c.onnx").read_bytes() == Path("b.onnx").read_bytes()
+
+
+random = np.random.default_rng(0)
+
+
+def test_classes_are_folders_sorted_and_numbers_are_numbers(tmp_path: Path) -> None:
+    save(tmp_path / "named", "dog/2.png", "dog/deep/1.jpg", "Cat/1.JPEG", "emu/1.png")
+    (tmp_path / "named" / "dog" / "notes.txt").write_text("x")
+    (tmp_path / "named" / ".hidden").mkdir()
+    told: list[str] = []
+    data = open_data(tmp_path / "named", ports(3, 8, 8), terms=[term()], tell=lambda text, level: told.append(text))
+    assert data.batch(np.arange(4))["y"].tolist() == [0, 1, 1, 2]
+    assert data.preprocessing([term()]).classes == {"logits": ("Cat", "dog", "emu")}
+    assert told[0].startswith("ignoring 1 files in ")
+    assert told[0].endswith("that are not PNG or JPEG") and told[1] == "classes of 'y': Cat, dog, emu"
+    save(tmp_path / "numbers", "10/1.png", "9/1.png", "0/1.png")
+    data = opened(tmp_path / "numbers", ports(3, 8, 8))
+    assert data.batch(np.arange(3))["y"].tolist() == [0, 10, 9] and not data.names
+    save(tmp_path / "large", "9/1.png", f"{10**20}/1.png")
+    data = open_data(tmp_path / "large", ports(3, 8, 8), terms=[term()])
+    assert data.preprocessing([term()]).classes == {"logits": (f"{10**20}", "9")}
+
+
+def test_other_data_are_numbered_as_the_training_data(tmp_path: Path) -> None:
+    save(tmp_path / "train", "cat/1.png", "dog/1.png", "emu/1.png")
+    save(tmp_path / "val", "dog/1.png", "emu/1.png")
+    known = opened(tmp_path / "train", ports(3, 8, 8)).preprocessing([term()])
+    data = open_data(tmp_path / "val", ports(3, 8, 8), terms=[term()], known=known)
+    assert data.batch(np.arange(2))["y"].tolist() == [1, 2]
+    save(tmp_path / "val", "gnu/1.png")
+    with pytest.raises(UsageError, match=r"sample 2 .* 'y' is 'gnu', which is not one of the 3 classes"):
+        open_data(tmp_path / "val", ports(3, 8, 8), terms=[term()], known=known)
+
+
+def test_pictures_without_labels_are_read_for_a_model_alone(tmp_path: Path) -> None:
+    save(tmp_path, "1.png", "2.png")
+    inputs = {"x": ports(3, 8, 8)["x"]}
+    assert open_data(tmp_path, inputs).batch(np.arange(2))["x"].shape == (2, 3, 8, 8)
+
+
+def test_a_class_without_pictures_is_told(tmp_path: Path) -> None:
+    save(tmp_path, "a/1.png")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(UsageError, match="b' has no pictures"):
+        opened(tmp_path, ports(3, 8, 8))

@@ -1,17 +1,29 @@
-"""Samples held out for validation: chosen by the seed, none in both parts, none lost, nothing copied."""
+"""Samples of an epoch, of each process and of the validation: each once, none in two parts, none lost."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto
 
-from onnxgrad_cli.data import Batches, Data, fraction_of, held_out, open_data
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.data import (
+    Batches,
+    Data,
+    balance,
+    fraction_of,
+    held_out,
+    open_data,
+)
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.training.evaluate import EvalResult, Evaluator
+from tests.data.test_dataset import X, Y, samples, to_npz
+from tests.data.test_preprocessing import PORTS, opened
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -123,3 +135,155 @@ def test_the_loss_of_whole_batches_is_a_mean(tmp_path: Path) -> None:
     data = folder(tmp_path, 20, batch=8)
     evaluator = Evaluator(Session(), data, Batches(data, 8, shuffle=False), [])  # type: ignore[arg-type]
     assert evaluator({}) == {"loss": np.arange(16).mean()}
+
+
+random = np.random.default_rng(0)
+
+
+N = 20
+
+
+def test_an_epoch_has_every_sample_once_and_no_two_are_alike() -> None:
+    batches = Batches(samples(100), 8, seed=1)
+    assert len(batches) == 13
+    epochs = [[part for part in batches] for _ in range(3)]
+    orders = [np.concatenate([part.indices for part in epoch]) for epoch in epochs]
+    assert [len(part.indices) for part in epochs[0]] == [8] * 12 + [4]
+    assert all(part.whole == len(part.indices) for part in epochs[0])
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert (batches.epoch, batches.position) == (3, 0)
+    again = Batches(samples(100), 8, seed=1)
+    np.testing.assert_array_equal(np.concatenate([part.indices for part in again]), orders[0])
+    other = Batches(samples(100), 8, seed=2)
+    assert not np.array_equal(np.concatenate([part.indices for part in other]), orders[0])
+
+
+def test_without_shuffling_and_without_the_last() -> None:
+    parts = [part.indices.tolist() for part in Batches(samples(10), 4, shuffle=False, drop_last=True)]
+    assert parts == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 6, 7, 8, 13, 14, 17])
+def test_goes_on_from_any_place(taken: int) -> None:
+    def endless(batches: Batches) -> Any:
+        while True:
+            yield from batches
+
+    whole = endless(Batches(samples(50), 8, seed=3))
+    wanted = [next(whole).indices.tolist() for _ in range(30)]
+    batches = Batches(samples(50), 8, seed=3)
+    run = endless(batches)
+    for _ in range(taken):
+        next(run)
+    resumed = Batches(samples(50), 8, seed=3)
+    resumed.restore(json.loads(json.dumps(batches.state())))
+    run = endless(resumed)
+    assert [next(run).indices.tolist() for _ in range(30 - taken)] == wanted[taken:]
+
+
+def test_another_order_is_refused() -> None:
+    state = Batches(samples(50), 8, seed=3).state()
+    for count, size, seed, said in (
+        (51, 8, 3, "samples=50, not with samples=51"),
+        (50, 9, 3, "size=8, not with size=9"),
+        (50, 8, 4, "seed=3, not with seed=4"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Batches(samples(count), size, seed).restore(state)
+    with pytest.raises(OnnxgradError, match="batch 7, which does not exist"):
+        Batches(samples(50), 8, 3).restore({**state, "position": 7})
+    with pytest.raises(UsageError):
+        Batches(samples(50), 8, 3).restore({})
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_the_parts_of_ranks_make_the_whole(world: int) -> None:
+    whole = list(Batches(samples(53), 10, seed=5))
+    parts = [list(Batches(samples(53), 10, seed=5, rank=rank, world=world)) for rank in range(world)]
+    for batch, *shares in zip(whole, *parts, strict=True):
+        np.testing.assert_array_equal(np.concatenate([share.indices for share in shares]), batch.indices)
+        assert {share.whole for share in shares} == {len(batch.indices)}
+        lengths = [len(share.indices) for share in shares]
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_place_holds_for_any_number_of_ranks() -> None:
+    one = Batches(samples(50), 8)
+    next(iter(one))
+    two = Batches(samples(50), 8, rank=1, world=2)
+    two.restore(one.state())
+    np.testing.assert_array_equal(next(iter(two)).indices, next(iter(one)).indices[4:])
+
+
+def test_a_model_with_a_fixed_batch(tmp_path: Path) -> None:
+    inputs = {"x": tensor_type(FLOAT, [8, 3]), "y": tensor_type(INT64, ["batch"])}
+    data = open_data(to_npz(tmp_path, {"x": X, "y": Y}), inputs)
+    assert data.batch_size == 8
+    told: list[str] = []
+    batches = Batches(data, 8, tell=lambda text, level: told.append(text))
+    assert [len(part.indices) for part in batches] == [8, 8]
+    assert "the last 4 samples" in told[0]
+    with pytest.raises(UsageError, match="batches of 8 samples, not of 16"):
+        Batches(data, 16)
+    assert len(Batches(data, 16, rank=1, world=2)) == 1
+    with pytest.raises(UsageError, match="20 samples, fewer than a batch of 32"):
+        Batches(samples(20, 32), 32)
+
+
+@pytest.mark.parametrize("size, rank, world", [(0, 0, 1), (-1, 0, 1), (2, 0, 3), (8, 2, 2)])
+def test_batches_that_can_not_be(size: int, rank: int, world: int) -> None:
+    with pytest.raises(UsageError):
+        Batches(samples(50), size, rank=rank, world=world)
+
+
+def test_classes_are_drawn_alike_often_as_by_pytorchs_sampler(tmp_path: Path) -> None:
+    labels = np.repeat([0, 1, 2], [900, 90, 10])
+    np.savez(tmp_path / "a.npz", x=np.zeros((1000, 3)), y=labels)
+    data = opened(tmp_path / "a.npz")
+    weights = balance(data, "y", None, lambda text, level: None)
+    batches = Batches(data, 100, 5, weights=weights)
+    drawn = [labels[part.indices] for _ in range(3) for part in batches]
+    counts = np.bincount(np.concatenate(drawn))
+    torch.manual_seed(0)
+    sampler = torch.utils.data.WeightedRandomSampler((1 / np.bincount(labels))[labels].tolist(), 3000)
+    wanted = np.bincount(labels[list(sampler)])
+    assert np.abs(counts - 1000).max() < 100 and np.abs(wanted - 1000).max() < 100
+    again = Batches(data, 100, 5, weights=weights)
+    assert all((labels[part.indices] == row).all() for part, row in zip(again, drawn, strict=False))
+    with pytest.raises(UsageError, match="'x' does not hold one class per sample"):
+        balance(data, "x", None, lambda text, level: None)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+def test_yes_and_no_are_classes_to_balance(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """As the losses of yes and no take them: floats, in the output's shape."""
+    inputs = {"x": PORTS["x"], "y": tensor_type(TensorProto.FLOAT, ["N", *shape[1:]])}
+    for labels, fit in (([0, 1, 0, 0, 0, 1], True), ([0, 1, 0, 0.5, 0, 1], False)):
+        np.savez(tmp_path / "a.npz", x=np.zeros((6, 3)), y=np.array(labels).reshape(shape))
+        data = open_data(tmp_path / "a.npz", inputs)
+        if fit:
+            weights = balance(data, "y", None, lambda text, level: None)
+            np.testing.assert_allclose(weights, [1 / 8, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 4])
+        else:
+            with pytest.raises(UsageError, match="'y' does not hold one class per sample"):
+                balance(data, "y", None, lambda text, level: None)
+
+
+def test_balance_never_draws_samples_whose_label_does_not_count(tmp_path: Path) -> None:
+    inputs = {"x": PORTS["x"], "y": tensor_type(TensorProto.INT64, ["N"])}
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 3)), y=np.array([0, 0, -100, 1, 0, -100]))
+    lines: list[str] = []
+    weights = balance(open_data(tmp_path / "a.npz", inputs), "y", -100, lambda text, level: lines.append(text))
+    np.testing.assert_allclose(weights, [1 / 6, 1 / 6, 0, 1 / 2, 1 / 6, 0])
+    assert lines == [
+        "2 classes of 1 to 3 samples are drawn equally often",
+        "2 samples have the label -100, which does not count in the loss: they are not drawn",
+    ]
+
+
+def test_one_class_is_not_balanced_unsaid(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 3)), y=np.zeros(6, np.int64))
+    told: list[str] = []
+    balance(opened(tmp_path / "a.npz"), "y", None, lambda text, level: told.append(text))
+    assert told == ["caution: all samples have the same class: there is nothing to balance"]

@@ -256,42 +256,6 @@ def test_packing_needs_tokens_alone(tmp_path: Path) -> None:
         opened(path, CLASS, CLASSES, pack=True, max_length=8)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "line 2 is not JSON"),
-        ("[1]", "line 2 is not an object"),
-        ('{"x": null, "y": 1}', "line 2 has no value for 'x'"),
-        ('{"y": 1}', "line 2 has no value for 'x'"),
-        ('{"x": [1, "a", 3], "y": 1}', "line 2: 'x' is neither a number nor a list of numbers"),
-        ('{"x": 3, "y": 1}', "line 2: 'x' is a number, but was a list on the lines before"),
-        ('{"x": [1, 2, [3]], "y": 1}', "line 2: 'x' is neither a number"),
-        ('{"x": [[1], [2], [3]], "y": 1}', "'x' has lists of different depths"),
-        ('{"x": [1, 2, 1e999], "y": 1}', r"'x' is inf in sample 1 \(the first is 0\) at index \[2\]"),
-        ('{"x": [1, 2, 3], "y": 1.5}', "'y' holds float64"),
-        ('{"x": [1, 2, 3], "y": 99999999999999999999}', "line 2: 'y' is neither a number"),
-        ("[" * 100_000, "line 2 is not JSON"),
-        ('{"x": "\xff"}', "line 2 is not JSON"),
-    ],
-)
-def test_lines_that_are_wrong(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"x": [1, 2, 3], "y": 0}\n' + line.encode("latin-1") + b"\n")
-    inputs = {"x": tensor_type(FLOAT, ["n", 3]), "y": tensor_type(INT64, ["n"])}
-    with pytest.raises(UsageError, match=said):
-        open_data(path, inputs)
-
-
-def test_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.data.json_lines.MAX_LINE_BYTES", 1000)
-    (tmp_path / "a.jsonl").write_text('{"x": [' + "1, " * 1000)
-    with pytest.raises(UsageError, match="line 1 has more than 1,000 bytes"):
-        open_data(tmp_path / "a.jsonl", {"x": tensor_type(FLOAT, ["n", 3])})
-    (tmp_path / "b.jsonl").write_text("\n\n")
-    with pytest.raises(UsageError, match="has no 'x'"):
-        open_data(tmp_path / "b.jsonl", {"x": tensor_type(FLOAT, ["n", 3])})
-
-
 def test_whole_numbers_of_different_lengths_are_tokens_whatever_they_are_called(tmp_path: Path) -> None:
     """Of two tables, and of none that is known to be indexed."""
     inputs = {"words": PLACES, "tags": PLACES, "label": tensor_type(INT64, ["batch"])}

@@ -1,33 +1,42 @@
-"""Files of models: what is written is read again by onnx, whole or not at all, and nothing of a user's is replaced.
-
-What the command line says of bad files stands in tests/cli/test_bad_input.py.
-"""
+"""Files of models: what is written is read again by onnx, and whole or not at all, on a full disk too."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import stat
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli import files
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import (
     check_external_data,
-    check_structure,
-    check_target,
     load_external_data,
     load_model,
     save_bytes,
     save_model,
     writing,
 )
-from onnxgrad_cli.files.external_data import references, tensors
+from onnxgrad_cli.files.external_data import references
 from onnxgrad_cli.files.outputs import is_ours
+from tests.cli.test_bad_input import BUILD, _environment, refused
+from tests.cli_harness import (
+    MLP,
+    PROGRAM,
+    WEIGHT,
+    Shell,
+    save,
+    save_external,
+)
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -93,29 +102,6 @@ def test_weights_too_large_for_protobuf_lie_beside_it(tmp_path: Path, monkeypatc
     np.testing.assert_array_equal(numpy_helper.to_array(onnx.load(out).graph.initializer[0]), weight)
 
 
-def test_a_users_files_are_never_replaced(tmp_path: Path) -> None:
-    source = saved_outside(tmp_path / "a")
-    model, path = load_model(source)
-    foreign = tmp_path / "notes.txt"
-    foreign.write_text("mine")
-    with pytest.raises(UsageError, match="is an input"):
-        check_target(source, model, path, force=True)
-    with pytest.raises(UsageError, match="is an input"):
-        check_target(tmp_path / "a" / "weights.bin", model, path, force=True)
-    with pytest.raises(UsageError, match="did not write it"):
-        save_model(model_of(), foreign)
-    assert foreign.read_text() == "mine" and not is_ours(foreign)
-    check_target(foreign, force=True)
-    with pytest.raises(OnnxgradError, match="is a directory"):
-        check_target(tmp_path)
-    with pytest.raises(OnnxgradError, match="there is no folder"):
-        check_target(tmp_path / "no" / "m.onnx")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "weights.bin").write_bytes(b"others")
-    save_model(model, tmp_path / "b" / "m.onnx", path, force=True)
-    assert (tmp_path / "b" / "weights.bin").read_bytes() == b"others"
-
-
 def test_what_breaks_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = saved_outside(tmp_path / "a")
     model, path = load_model(source)
@@ -134,44 +120,102 @@ def test_what_breaks_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
     assert {file: file.read_bytes() for file in out.parent.iterdir()} == before
 
 
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    save(MLP, tmp_path / "mlp.onnx")
+    return Shell(tmp_path, capsys)
+
+
+def test_disk_full_at_save(shell: Shell) -> None:
+    """The limit on a file's size is met in the middle of a write, as the end of a disk is."""
+    import resource
+
+    before = shell.files()
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    unwritten = {"PYTHONDONTWRITEBYTECODE": "1"}  # else Python keeps a module that was cut off, for all who follow
+    done = subprocess.run(
+        [*PROGRAM, "build", "mlp.onnx", *BUILD, "--no-report"],
+        capture_output=True, text=True, preexec_fn=limit, env=_environment() | unwritten, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "'out/train.onnx' can't be written: no space is left" in done.stderr
+    assert shell.files() == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows knows no disk's copy of a folder")
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has the bytes, then the file its name, then the disk has the name; another file waits for nothing."""
+    out, seen = tmp_path / "out", []
+    out.write_bytes(b"old")
+
+    def sync(place: int) -> None:
+        of = os.fstat(place)
+        seen.append((stat.S_ISDIR(of.st_mode), of.st_size if stat.S_ISREG(of.st_mode) else of.st_ino, out.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    files.save_bytes(b"newer", out)
+    assert (seen, out.read_bytes()) == ([], b"newer")
+    files.save_bytes(b"the newest", out, durable=True)
+    assert seen == [(False, 10, b"newer"), (True, tmp_path.stat().st_ino, b"the newest")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows knows no disk's copy of a folder")
 @pytest.mark.parametrize(
-    ("location", "words"),
-    [("../outside.bin", "outside"), ("missing.bin", "missing"), ("short.bin", "cut short")],
+    ("code", "folder", "words"),
+    [
+        (errno.ENOSPC, False, "no space is left"),  # a file system may find its place at this moment only
+        (errno.EIO, False, "Input/output error"),
+        (errno.EIO, True, "Input/output error"),
+        (errno.EINVAL, True, ""),  # it can't be asked for that
+    ],
 )
-def test_external_data_that_are_not_there(tmp_path: Path, location: str, words: str) -> None:
-    source = saved_outside(tmp_path / "a")
-    (tmp_path / "outside.bin").write_bytes(W.tobytes())
-    (tmp_path / "a" / "short.bin").write_bytes(W.tobytes()[:-1])
-    model = onnx.load(source, load_external_data=False)
-    for entry in model.graph.initializer[0].external_data:
-        if entry.key == "location":
-            entry.value = location
-    with pytest.raises(OnnxgradError, match=words):
-        check_external_data(model, source)
+def test_a_disk_that_does_not_take_what_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, folder: bool, words: str
+) -> None:
+    def sync(place: int) -> None:
+        if stat.S_ISDIR(os.fstat(place).st_mode) == folder:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    out = tmp_path / "out"
+    for before in (None, b"old"):
+        if before:
+            out.write_bytes(before)
+        if words:
+            with pytest.raises(OnnxgradError, match=words):
+                files.save_bytes(b"new", out, durable=True)
+        else:
+            files.save_bytes(b"new", out, durable=True)
+        expected = b"new" if not words or folder else before
+        assert [file.read_bytes() for file in tmp_path.iterdir()] == ([expected] if expected else [])
+        out.unlink(missing_ok=True)
 
 
-def test_every_tensor_is_found(tmp_path: Path) -> None:
-    """Those of nodes, of bodies and of functions too."""
-    value = numpy_helper.from_array(np.zeros(2, np.float32), "t")
-    inner = helper.make_node("Constant", [], ["c"], value=value)
-    body = helper.make_graph([inner], "body", [], [helper.make_tensor_value_info("c", 1, [2])], [value])
-    node = helper.make_node("If", ["cond"], ["y"], then_branch=body, else_branch=body)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("cond", 9, [])],
-        [helper.make_tensor_value_info("y", 1, [2])],
-        [value],
-    )
-    function = helper.make_function("my.ops", "F", [], ["c"], [inner], [helper.make_opsetid("", 17)])
-    model = helper.make_model(graph, functions=[function], opset_imports=[helper.make_opsetid("", 17)])
-    assert len(list(tensors(model))) == 1 + 2 * 2 + 1
+@pytest.mark.parametrize("where", ["data", "model"])
+def test_failure_at_save_brings_back_what_was(shell: Shell, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """External data are copied first: neither they nor the model stay when either can't be written."""
+    save_external(Path("external.onnx"), "sub/weights.bin")
+    Path("sub").mkdir()
+    Path("sub/weights.bin").write_bytes(WEIGHT.tobytes())
+    replace = Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if target.suffix == {"data": ".data", "model": ".onnx"}[where]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    refused(shell, 1, "no space is left", command=("build", "external.onnx", *BUILD))
 
 
-def test_structure_is_checked_without_weights(tmp_path: Path) -> None:
-    model = onnx.load(saved_outside(tmp_path), load_external_data=False)
-    (tmp_path / "weights.bin").unlink()
-    check_structure(model)
-    model.graph.node[0].op_type = "NoSuchOperator"
-    with pytest.raises(OnnxgradError, match="NoSuchOperator"):
-        check_structure(model, "'m.onnx'")
+def test_interrupted_at_save(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    refused(shell, 130, "interrupted", command=("build", "mlp.onnx", *BUILD))

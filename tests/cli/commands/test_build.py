@@ -1,0 +1,180 @@
+"""`onnxgrad build`: results, reports, options and proofs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from tests.cli.test_cli import outputs
+from tests.cli_harness import MLP, Shell, save
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
+        monkeypatch.delenv(name)
+    save(MLP, tmp_path / "mlp.onnx")
+    return Shell(tmp_path, capsys)
+
+
+def test_build(shell: Shell) -> None:
+    result = shell("build", "mlp.onnx", "--label", "t")
+    assert result.code == 0, result.err
+    assert set(shell.files()) == {"mlp.onnx", "mlp.train.onnx", "mlp.train.onnx.report.md"}
+    assert outputs("mlp.train.onnx") == ["loss", "w1_grad", "b1_grad", "w2_grad"]
+    assert "every check passed" in result.out
+    assert re.fullmatch(r"built \| \d+\.\d\d s\n", result.err), "the command line is not repeated"
+    session = onnxruntime.InferenceSession("mlp.train.onnx")
+    x, t = np.ones((3, 4), np.float32), np.zeros((3, 2), np.float32)
+    y = onnxruntime.InferenceSession("mlp.onnx").run(None, {"x": x})[0]
+    np.testing.assert_allclose(session.run(["loss"], {"x": x, "t": t})[0], np.mean(y**2), rtol=1e-6)
+
+
+def test_reports(shell: Shell) -> None:
+    reports = ("--report", "r.md", "--report", "r.html", "--report", "r.json")
+    assert shell("build", "mlp.onnx", *reports).code == 0
+    assert {"r.md", "r.html", "r.json"} == set(shell.files()) - {"mlp.onnx", "mlp.train.onnx"}
+    data = json.loads(Path("r.json").read_text())
+    assert data["status"] == "built" and data["proof"]["status"] == "passed"
+    assert shell("build", "mlp.onnx", *reports).code == 0, "its own reports are replaced without asking"
+    assert shell("build", "mlp.onnx", "-o", "other.onnx", "--no-report").code == 0
+    assert "other.onnx.report.md" not in shell.files()
+
+
+def test_dump_passes_and_stop_after(shell: Shell) -> None:
+    result = shell("build", "mlp.onnx", "--dump-passes", "dump", "--stop-after", "backward")
+    assert result.code == 0, result.err
+    names = ["1-prepare.onnx", "2-loss.onnx", "3-yield.onnx", "4-backward.onnx"]
+    assert sorted(path.name for path in Path("dump").iterdir()) == names
+    kinds = [{node.op_type for node in onnx.load(Path("dump") / name).graph.node} for name in names]
+    assert ["YieldOp" in kind for kind in kinds] == [False, False, True, True]
+    assert "YieldOp" in {node.op_type for node in onnx.load("mlp.backward.onnx").graph.node}
+    assert "mlp.train.onnx" not in shell.files()
+    assert result.err.startswith("stopped | ")
+    assert shell("build", "mlp.onnx", "--dump-passes", "dump").code == 0, "its own dumps are replaced"
+    last = {node.op_type for node in onnx.load("dump/8-cleanup.onnx").graph.node}
+    assert "YieldOp" not in last and "ConstantOfShape" in last
+
+
+def test_losses_and_names(shell: Shell) -> None:
+    result = shell("build", "mlp.onnx", "--loss", "mse:y:t", "--loss", "mae:y:u:0.5", "--freeze", "b*",
+                   "--grad-of-input", "x", "--keep-outputs", "-o", "t.onnx")  # fmt: skip
+    assert result.code == 0, result.err
+    assert outputs("t.onnx") == ["loss", "w1_grad", "w2_grad", "x_grad", "y"]
+    assert {"t", "u"} < {value.name for value in onnx.load("t.onnx").graph.input}
+
+
+def test_loss_options(shell: Shell) -> None:
+    command = ("build", "mlp.onnx", "--loss", "huber", "-o", "t.onnx", "--json")
+    assert shell(*command, "--loss-option", "delta=0.5").json["asked"]["options"]["loss options"] == "delta=0.5"
+    assert shell(*command, "--loss-option", "delta=wide").code == 2
+    assert shell(*command, "--loss-option", "deltas=1").code == 2
+
+
+def test_shapes(shell: Shell) -> None:
+    assert shell("build", "mlp.onnx", "--dim", "batch=8").code == 0
+    dims = onnx.load("mlp.train.onnx").graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in dims] == [8, 4]
+    assert shell("build", "mlp.onnx", "--shape", "x:5,4").code == 0
+    dims = onnx.load("mlp.train.onnx").graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in dims] == [5, 4]
+
+
+def test_proof_on_given_data(shell: Shell) -> None:
+    np.savez("d.npz", x=np.ones((7, 4), np.float32), more=np.zeros(1))
+    result = shell("build", "mlp.onnx", "--test-data", "d.npz", "--json")
+    assert result.code == 0, result.err
+    assert "x [7, 4]" in json.dumps(result.json["proof"])
+    assert "arrays that are not inputs are ignored: more" in result.err and "drawn at random: label" in result.err
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "npy"])
+def test_proof_on_the_first_samples_of_data_to_train_on(shell: Shell, form: str) -> None:
+    x = np.arange(28, dtype=np.float32).reshape(7, 4) / 10
+    if form == "csv":
+        rows = "\n".join(",".join(map(str, row)) for row in x)
+        Path("d.csv").write_text(f"x_0,x_1,x_2,x_3\n{rows}\n")
+    elif form == "jsonl":
+        Path("d.jsonl").write_text("".join(json.dumps({"x": row.tolist()}) + "\n" for row in x))
+    else:
+        Path("d.npy").mkdir()
+        np.save("d.npy/x.npy", x)
+    result = shell("build", "mlp.onnx", "--test-data", f"d.{form}", "--verify", "--json")
+    assert result.code == 0, result.err
+    assert "x [4, 4]" in json.dumps(result.json["proof"])
+    assert "the first 4 of 7 samples are used" in result.err and "drawn at random: label" in result.err
+    assert shell("check", "mlp.train.onnx", "--data", f"d.{form}").code == 0
+    derived = shell("derive", "mlp.onnx", "--test-data", f"d.{form}", "--verify", "-o", "v.onnx")
+    assert derived.code == 0 and "the first 4 of 7" in derived.err
+
+
+TOKENS = """
+<ir_version: 8, opset_import: ["": 17]>
+words (int64[batch, T] ids, int64[batch, T] attention_mask) => (float[batch, 2] y)
+<float[5, 2] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1}, int64[1] along = {1}, int64[1] last = {2}>
+{
+  rows = Gather(table, ids)
+  seen = Cast<to = 1>(attention_mask)
+  wide = Unsqueeze(seen, last)
+  kept = Mul(rows, wide)
+  y = ReduceSum<keepdims = 0>(kept, along)
+}
+"""
+
+
+def test_proof_on_text(shell: Shell) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, "good": 1, "bad": 2, "film": 3, "very": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save("tokenizer.json")
+    save(TOKENS, Path("words.onnx"))
+    Path("d.jsonl").write_text('{"text": "good film", "label": 1}\n{"text": "very very bad film", "label": 0}\n')
+    on = ("--test-data", "d.jsonl", "--tokenizer", "tokenizer.json", "--verify")
+    built = shell("build", "words.onnx", "--loss", "cross-entropy", *on, "--json")
+    assert built.code == 0, built.err
+    assert "ids [2, 4], attention_mask [2, 4], label [2]" in json.dumps(built.json["proof"])
+    assert "drawn at random" not in built.err, "a mask follows from the tokens"
+    checked = shell("check", "words.train.onnx", "--data", "d.jsonl", "--tokenizer", "tokenizer.json", "--json")
+    assert checked.code == 0 and "ids [2, 4]" in json.dumps(checked.json), checked.err
+    derived = shell("derive", "words.onnx", *on, "--kind", "jacobian", "--wrt", "table", "-o", "v.onnx")
+    assert derived.code == 0 and "drawn at random" not in derived.err, derived.err
+    alone = shell("check", "words.train.onnx", "--tokenizer", "tokenizer.json")
+    assert alone.code == 2 and "--tokenizer converts text in data, but no data are given" in alone.err
+
+
+def test_data_are_fitted_or_refused(shell: Shell) -> None:
+    def code(**arrays: np.ndarray) -> int:
+        np.savez("d.npz", **arrays)
+        return shell("build", "mlp.onnx", "--test-data", "d.npz").code
+
+    assert code(x=np.ones((7, 4))) == 0, "float64 is cast to the model's float32"
+    assert code(x=np.ones((7, 5), np.float32)) == 2
+    assert code(x=np.ones(4, np.float32)) == 2
+    assert code(x=np.ones((7, 4), np.complex64)) == 2
+    assert code(x=np.ones((7, 4), np.float32), label=np.ones((6, 2), np.float32)) == 2, "two sizes of one symbol"
+
+
+def test_failed_proof_writes_no_model(shell: Shell) -> None:
+    """A wrong rule for Sigmoid: code 4, the report says so, and there is no model to train with."""
+    Path("rules.py").write_text(
+        "from onnxgrad_cli import rule\n@rule('Sigmoid', override=True)\ndef sigmoid(op, g, y, x):\n    return g * y\n"
+    )
+    from onnxgrad_cli.autodiff import registry
+
+    with registry.scoped():
+        result = shell("build", "mlp.onnx", "--rules", "rules.py")
+        assert result.code == 4
+        assert "does not pass its checks" in result.err and "failed | " in result.err
+        assert set(shell.files()) == {"mlp.onnx", "rules.py", "mlp.train.onnx.report.md"}
+        assert "check failed" in Path("mlp.train.onnx.report.md").read_text().lower()
+        assert shell("build", "mlp.onnx", "--rules", "rules.py", "--no-verify").code == 0
+    assert shell("check", "mlp.train.onnx").code == 4
