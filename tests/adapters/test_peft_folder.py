@@ -20,6 +20,7 @@ from onnxgrad_cli.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.adapters.merge import merge
 from onnxgrad_cli.errors import OnnxgradError
 from tests.adapters.test_formats import ADAPTERS, factors, network, run
+from tests.facts import raises
 
 RNG = np.random.default_rng(0)
 
@@ -70,7 +71,7 @@ def test_a_folder_that_can_not_be_written_is_told_before_the_work(
     with pytest.raises(OnnxgradError, match=r"`adapter`: 'shut.*' can't be (created|written to): permission denied"):
         AdapterTarget(out).check(network(), None, False)
     Path("file").touch()
-    with pytest.raises(OnnxgradError, match=r"'file/peft' is not a folder: '.*file' is a file"):
+    with raises(OnnxgradError, "unwritable_file", "adapter", "peft", "file"):
         AdapterTarget("file/peft").check(network(), None, False)
 
 

@@ -17,6 +17,7 @@ from onnxgrad_cli.data.augmentation import augmentations
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from tests.data.test_preprocessing import INT64, PICTURES, PORTS, opened, pixels, ready, to_csv
+from tests.facts import raises
 
 random = np.random.default_rng(0)
 
@@ -50,9 +51,9 @@ def _is_moved(found: np.ndarray, picture: np.ndarray) -> bool:
 
 def test_changes_that_labels_would_have_to_follow_are_refused(tmp_path: Path) -> None:
     masks = {"y": tensor_type(INT64, ["n", 16, 8])}
-    with pytest.raises(UsageError, match="can't change the label 'y'"):
+    with raises(UsageError, "usage", "augment", "y", "int64", "16", "8"):
         augmentations(("flip",), {"x": PICTURES["x"]}, masks, 0)
-    with pytest.raises(UsageError, match="no input takes pictures"):
+    with raises(UsageError, "usage", "augment", "x", "3"):
         augmentations(("flip",), {"x": PORTS["x"]}, {}, 0)
 
 

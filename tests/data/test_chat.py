@@ -16,6 +16,7 @@ from onnxgrad_cli.data.chat import CHATML, ROUNDS, ChatTemplate
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from tests.cli_harness import Shell
 from tests.data.test_text import CHAT, MARKS, WORDS, lines
+from tests.facts import raises
 from tests.genai_form import decoder
 
 
@@ -125,7 +126,7 @@ FORMATTED = "{{ ('{0.__globals__[sys].modules[os].environ[ONNXGRAD_SECRET]}'|att
 def test_a_template_reads_no_attributes_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXGRAD_SECRET", "hidden")
     template = ChatTemplate(Path("tokenizer.json"), FORMATTED, {})
-    with pytest.raises(UsageError, match="refuses the conversation") as refused:
+    with raises(UsageError, "usage", "1", "tokenizer.json", "__globals__", "function") as refused:
         template.render("line 1", CHAT)
     assert "hidden" not in str(refused.value)
 

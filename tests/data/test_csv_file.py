@@ -15,6 +15,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from tests.data.test_array_files import PORTS as ONE_INPUT, refused
 from tests.data.test_dataset import FLOAT, PORTS
+from tests.facts import raises
 
 
 def test_text_as_spreadsheets_write_it(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_bad_cells_and_rows(tmp_path: Path, lines: list[str], said: str) -> None
 def test_a_bad_cell_far_down(tmp_path: Path) -> None:
     file = tmp_path / "long.csv"
     file.write_text("x_0,x_1,x_2,y\n" + "1,2,3,4\n" * 10_000 + "1,2,3,-\n" + "1,2,3,4\n" * 10_000)
-    with pytest.raises(UsageError, match="line 10002, column 'y'"):
+    with raises(UsageError, "usage", "long.csv", "10002", "y", "y", "-"):
         open_data(file, PORTS)
     file.write_text("x_0,x_1,x_2,y\n" + "".join(f"{i},2,3,{i % 7}\n" for i in range(20_000)))
     batch = open_data(file, PORTS).batch(np.arange(20_000))
@@ -69,10 +70,10 @@ def test_a_bad_cell_far_down(tmp_path: Path) -> None:
 
 def test_headers_that_can_not_be_right(tmp_path: Path) -> None:
     (tmp_path / "twice.csv").write_text("y,a,a,b\n1,2,3,4\n")
-    with pytest.raises(UsageError, match="two columns 'a'"):
+    with raises(UsageError, "usage", "twice.csv", "a"):
         open_data(tmp_path / "twice.csv", PORTS)
     (tmp_path / "none.csv").write_text("")
-    with pytest.raises(UsageError, match="has no 'x'"):
+    with raises(UsageError, "usage", "none.csv", "x", "3", "y", "int64"):
         open_data(tmp_path / "none.csv", PORTS)
     (tmp_path / "latin.csv").write_bytes("x_0,x_1,x_2,y,größe\n".encode("latin-1"))
     with pytest.raises(OnnxgradError, match=r"utf-8.*can.t decode"):

@@ -10,6 +10,7 @@ from onnxgrad_cli.data import open_data
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from tests.data.test_sequences import FLOAT, INT64
+from tests.facts import raises, raises_as
 
 
 @pytest.mark.parametrize(
@@ -22,26 +23,26 @@ from tests.data.test_sequences import FLOAT, INT64
         ('{"x": [1, "a", 3], "y": 1}', "line 2: 'x' is neither a number nor a list of numbers"),
         ('{"x": 3, "y": 1}', "line 2: 'x' is a number, but was a list on the lines before"),
         ('{"x": [1, 2, [3]], "y": 1}', "line 2: 'x' is neither a number"),
-        ('{"x": [[1], [2], [3]], "y": 1}', "'x' has lists of different depths"),
-        ('{"x": [1, 2, 1e999], "y": 1}', r"'x' is inf in sample 1 \(the first is 0\) at index \[2\]"),
-        ('{"x": [1, 2, 3], "y": 1.5}', "'y' holds float64"),
+        ('{"x": [[1], [2], [3]], "y": 1}', ("usage", "a.jsonl", "x")),
+        ('{"x": [1, 2, 1e999], "y": 1}', ("usage", "a.jsonl", "x", "1", "0", "2", "float32")),
+        ('{"x": [1, 2, 3], "y": 1.5}', ("usage", "a.jsonl", "y", "float64", "int64")),
         ('{"x": [1, 2, 3], "y": 99999999999999999999}', "line 2: 'y' is neither a number"),
         ("[" * 100_000, "line 2 is not JSON"),
         ('{"x": "\xff"}', "line 2 is not JSON"),
     ],
 )
-def test_lines_that_are_wrong(tmp_path: Path, line: str, said: str) -> None:
+def test_lines_that_are_wrong(tmp_path: Path, line: str, said: str | tuple[str, ...]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"x": [1, 2, 3], "y": 0}\n' + line.encode("latin-1") + b"\n")
     inputs = {"x": tensor_type(FLOAT, ["n", 3]), "y": tensor_type(INT64, ["n"])}
-    with pytest.raises(UsageError, match=said):
+    with raises_as(UsageError, said):
         open_data(path, inputs)
 
 
 def test_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxgrad_cli.data.json_lines.MAX_LINE_BYTES", 1000)
     (tmp_path / "a.jsonl").write_text('{"x": [' + "1, " * 1000)
-    with pytest.raises(UsageError, match="line 1 has more than 1,000 bytes"):
+    with raises(UsageError, "usage", "a.jsonl", "1", "1,000"):
         open_data(tmp_path / "a.jsonl", {"x": tensor_type(FLOAT, ["n", 3])})
     (tmp_path / "b.jsonl").write_text("\n\n")
     with pytest.raises(UsageError, match="has no 'x'"):

@@ -22,6 +22,7 @@ from onnxgrad_cli.data.preprocessing import CLASSES, INPUTS, Preprocessing
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Role, Roles, Term
+from tests.facts import raises
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 random = np.random.default_rng(0)
@@ -93,7 +94,7 @@ def test_a_column_may_be_called_otherwise(tmp_path: Path, form: str) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             opened(data.source, columns=columns)
-    with pytest.raises(UsageError, match="two columns are mapped to 'y'"):
+    with raises(UsageError, "usage", "columns", "y", "a"):
         SampleOptions(columns={"a": "y", "b": "y"})
 
 

@@ -15,6 +15,7 @@ from onnxgrad_cli.data import Range, open_data
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from tests.data.test_dataset import FLOAT, INT64, PORTS, X, Y, to_folder, to_npz
+from tests.facts import raises, raises_as
 
 random = np.random.default_rng(0)
 
@@ -104,7 +105,7 @@ def test_symbols_are_one_size_everywhere(tmp_path: Path) -> None:
     ids = np.zeros((6, 8), int)
     data = open_data(to_npz(tmp_path, {"ids": ids, "mask": np.ones((6, 8))}), inputs)
     assert data.sizes == {"seq": 8}
-    with pytest.raises(UsageError, match=r"'mask' has shape \[6, 9\], .*'seq' is 8 in 'ids'"):
+    with raises(UsageError, "usage", "data.npz", "mask", "6", "9", "seq", "8", "ids"):
         open_data(to_npz(tmp_path, {"ids": ids, "mask": np.ones((6, 9))}), inputs)
 
 
@@ -113,15 +114,17 @@ def test_symbols_are_one_size_everywhere(tmp_path: Path) -> None:
     [
         (
             {"x": tensor_type(FLOAT, ["time", "batch", 3]), "y": tensor_type(FLOAT, ["batch", "time"])},
-            "'batch' is not its first axis",
+            ("usage", "x", "3", "batch"),
         ),
-        ({"x": tensor_type(FLOAT, [8, 3]), "h": tensor_type(FLOAT, [1, 3])}, "8 in 'x' and 1 in 'h'"),
+        ({"x": tensor_type(FLOAT, [8, 3]), "h": tensor_type(FLOAT, [1, 3])}, ("usage", "8", "x", "1", "h")),
         ({"x": tensor_type(TensorProto.STRING, ["batch"])}, "'x' is string"),
-        ({"x": onnx.helper.make_sequence_type_proto(PORTS["x"])}, "sequence of float"),
+        ({"x": onnx.helper.make_sequence_type_proto(PORTS["x"])}, ("usage", "x", "3")),
     ],
 )
-def test_inputs_that_can_not_be_cut_into_samples(tmp_path: Path, inputs: dict[str, TypeProto], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_inputs_that_can_not_be_cut_into_samples(
+    tmp_path: Path, inputs: dict[str, TypeProto], said: str | tuple[str, ...]
+) -> None:
+    with raises_as(UsageError, said):
         open_data(to_npz(tmp_path, dict.fromkeys(inputs, X)), inputs)
 
 
@@ -157,14 +160,16 @@ def test_types_that_fit(tmp_path: Path, held: Any, wanted: int, fits: bool) -> N
 @pytest.mark.parametrize(
     "array, wanted, said",
     [
-        ([1, 70000], TensorProto.FLOAT16, "'x' is 70000 in sample 1 .*finite float16"),
+        ([1, 70000], TensorProto.FLOAT16, ("usage", "data.npz", "x", "70000", "1", "0", "float16")),
         ([1, 2**31], TensorProto.INT32, "'x' is 2147483648 in sample 1 .*-2147483648 to 2147483647"),
         ([1, 2], TensorProto.BOOL, "'x' is 2 in sample 1 .*0 to 1: it is true or false"),
         ([0, -1], TensorProto.UINT64, "'x' is -1 in sample 1"),
     ],
 )
-def test_numbers_that_the_type_can_not_hold(tmp_path: Path, array: list[int], wanted: int, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_numbers_that_the_type_can_not_hold(
+    tmp_path: Path, array: list[int], wanted: int, said: str | tuple[str, ...]
+) -> None:
+    with raises_as(UsageError, said):
         open_data(to_npz(tmp_path, {"x": np.array(array)}), {"x": tensor_type(wanted, ["n"])})
 
 

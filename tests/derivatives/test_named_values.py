@@ -17,6 +17,7 @@ from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.derived import prove_derived
 from tests.derivatives.test_kinds import Arrays, Convolutional, _export, compare, run
+from tests.facts import raises
 
 NET = """<ir_version: 10, opset_import: ["" : 18]>
 net (double[N, 3] x) => (double[N, 2] y, int64[N] best)
@@ -163,16 +164,16 @@ def test_around_bodies_and_functions(flag: bool) -> None:
         (
             NET,
             {"wrt": ["hh"]},
-            "`wrt`: 'hh' matches none of the float inputs and initializers, and no value inside the model",
+            ("usage", "wrt", "hh"),
         ),
-        (NET, {"of": ["best"]}, "'best' matches none of the float outputs, because 'best' is int64"),
-        (NET, {"wrt": ["best"]}, "'best' matches none of the float inputs and initializers, because 'best' is int64"),
-        (BODY, {"wrt": ["t1"]}, "'t1' is computed inside 'choice' \\(If\\)"),
-        (BODY, {"of": ["s"]}, "'s' is computed inside the function 'twice'"),
+        (NET, {"of": ["best"]}, ("usage", "of", "best", "best", "int64")),
+        (NET, {"wrt": ["best"]}, ("usage", "wrt", "best", "best", "int64")),
+        (BODY, {"wrt": ["t1"]}, ("usage", "wrt", "t1", "choice")),
+        (BODY, {"of": ["s"]}, ("usage", "of", "s", "twice")),
     ],
 )
-def test_what_can_not_be_meant_is_refused(text: str, arguments: dict[str, list[str]], message: str) -> None:
-    with pytest.raises(UsageError, match=message) as raised:
+def test_what_can_not_be_meant_is_refused(text: str, arguments: dict[str, list[str]], message: tuple[str, ...]) -> None:
+    with raises(UsageError, *message) as raised:
         derive(parser.parse_model(text), **arguments)  # type: ignore[arg-type]
     assert raised.value.hint
 

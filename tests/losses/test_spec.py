@@ -11,6 +11,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses.spec import LossSpec, parse_loss
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
+from tests.facts import raises
 from tests.losses.test_registry import functions
 from tests.losses.test_values import built
 
@@ -29,7 +30,7 @@ def test_what_is_asked_for_may_be_a_name_a_function_or_several() -> None:
 
 def test_options_of_nobody_are_refused() -> None:
     focal = functions()["focal"]
-    with pytest.raises(UsageError, match="no loss uses an output, a label or a data set 'q'"):
+    with raises(UsageError, "usage", "loss_options", "q"):
         built((2, 3), Options(losses=focal, loss_options={"q:gamma": 1.0}, grad_of_input=("x",)))
     with pytest.raises(UsageError, match="focal has no option 'gama'"):
         built((2, 3), Options(losses=focal, loss_options={"p:gama": 1.0}, grad_of_input=("x",)))

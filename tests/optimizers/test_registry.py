@@ -32,6 +32,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.groups import parse_group
 from onnxgrad_cli.report.glance import glance
 from onnxgrad_cli.verification.proof import prove
+from tests.facts import raises_as
 from tests.steps import (
     KINDS,
     RATE,
@@ -379,17 +380,17 @@ def test_the_list_of_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
-        ("adan", {}, "there is no optimizer 'adan'"),
+        ("adan", {}, ("unknown_name", "adan")),
         ("", {"momentum": 0.9}, "requires an optimizer"),
         ("sgd", {"momentum": 0.9}, "sgd has no option 'momentum'"),
-        ("adam", {"beta1": 1.0}, "beta1 must be at least 0 and below 1"),
+        ("adam", {"beta1": 1.0}, ("usage", "beta1", "0", "1")),
         ("adam", {"amsgrad": 0.5}, "option amsgrad takes true or false"),
         ("momentum", {"momentum": -1.0}, "must not be negative"),
         ("adamw", {"weight_decay": math.nan}, "option `weight_decay` takes a number"),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, given: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_what_does_not_fit_is_refused(name: str, given: dict[str, Any], words: str | tuple[str, ...]) -> None:
+    with raises_as(UsageError, words):
         build(exported(network(torch.float32)), options(name, given))
 
 

@@ -26,6 +26,7 @@ from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.passes.adapters import parse_lora
 from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import WEIGHT, Shell, save_external
+from tests.facts import raises, raises_as
 
 ROOT = Path(__file__).parents[2]
 TRANSFORMER = ROOT / "sample_models" / "tiny_transformer.onnx"
@@ -464,7 +465,7 @@ def test_an_adapter_in_a_file(tmp_path: Path) -> None:
         assert '"rank": 2' in file.metadata()["onnxgrad.adapters"]
         assert set(file.keys()) == {"c", "w_lora_A", "w_lora_B"}
 
-    with pytest.raises(OnnxgradError, match="incomplete: 'w_lora_B' is missing"):
+    with raises(OnnxgradError, "failed", "w", "w_lora_B"):
         (tmp_path / "other.safetensors").write_bytes(adapter_bytes(adapters, {"w_lora_A": values["w_lora_A"]}))
     assert not (tmp_path / "other.safetensors").exists()
 
@@ -486,11 +487,9 @@ def test_what_can_not_be_merged() -> None:
     adapter = Adapter("w", "a", "b", 2, 2.0)
     good = {"a": np.zeros((6, 2)), "b": np.zeros((2, 5))}
     assert merged(model, [adapter], good).keys() == {"w"}
-    with pytest.raises(OnnxgradError, match="'b' is missing"):
+    with raises(OnnxgradError, "failed", "w", "b"):
         merge(model, [adapter], {"a": good["a"]})
-    with pytest.raises(
-        OnnxgradError, match=r"does not fit: the weight is .6, 5., but its factors are .6, 2. and .2, 4."
-    ):
+    with raises(OnnxgradError, "failed", "w", "6", "5", "6", "2", "2", "4"):
         merge(model, [adapter], {"a": good["a"], "b": np.zeros((2, 4))})
     with pytest.raises(OnnxgradError, match="no weight 'v' to merge"):
         merge(model, [replace(adapter, weight="v")], good)
@@ -523,8 +522,8 @@ def varied() -> ModelProto:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lora_target": ("sqare",)}, "'sqare' matches no matrix weight"),
-        ({"lora_target": ("vector",)}, "'vector' matches no matrix weight"),
+        ({"lora_target": ("sqare",)}, ("unknown_name", "lora_target", "sqare")),
+        ({"lora_target": ("vector",)}, ("unknown_name", "lora_target", "vector")),
         ({"lora_target": ("table",)}, r"table: '\S+' \(Gather\) does not use it as a matrix in a product"),
         ({"lora_target": ("low",)}, "low: the rank must be less than the smaller side of the matrix, 2"),
         ({"lora_target": ("out",)}, "out: it is an output of the model"),
@@ -533,14 +532,14 @@ def varied() -> ModelProto:
             {"lora_target": ("square",), "lora": LoraSpec(6)},
             "square: the rank must be less than the smaller side of the matrix, 6",
         ),
-        ({"lora_target": ("square",), "freeze": ("square",)}, "no weight is left that can have an adapter"),
+        ({"lora_target": ("square",), "freeze": ("square",)}, ("usage", "lora_target", "2")),
         ({"lora": LoraSpec(40)}, "`lora`: these weights can't have an adapter of rank 40"),
         ({"lora": None, "lora_target": ("square",)}, "requires adapters"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str | tuple[str, ...]) -> None:
     asked = Options(**{"output": "y", "lora": LoraSpec(2), **options})
-    with pytest.raises(UsageError, match=words):
+    with raises_as(UsageError, words):
         build(varied(), asked)
 
 
@@ -702,9 +701,9 @@ def test_presets_that_name_nothing() -> None:
     model = model_of(FORMS["matmul"])[0]
     with pytest.raises(UsageError, match="`preset='norm'` selects no weight"):
         build(copied(model), Options(preset=("norm",)))
-    with pytest.raises(UsageError, match="`preset='norms'` is none of"):
+    with raises(UsageError, "wrong_value", "preset='norms'", "bias", "norm", "head"):
         build(copied(model), Options(preset=("norms",)))
-    with pytest.raises(UsageError, match="`train_last=2` is out of range: the model has 1 layer"):
+    with raises(UsageError, "usage", "train_last=2", "1"):
         build(copied(model), Options(train_last=2))
     with pytest.raises(UnsupportedError, match="no weight is left to train"):
         build(copied(model), Options(lora=LoraSpec(2), freeze=("*",)))

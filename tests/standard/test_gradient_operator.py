@@ -26,6 +26,7 @@ from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import Shell
+from tests.facts import raises
 
 Arrays = dict[str, Any]
 SAMPLES = Path(__file__).parents[2] / "sample_models"
@@ -551,7 +552,7 @@ def test_a_missing_attribute_is_told() -> None:
 
 def test_names_in_a_function_are_those_of_the_function() -> None:
     broken = WITH_GRADIENT.replace('y = "y"', 'y = "x"')
-    with pytest.raises(UsageError, match="refers to 'x', but function 'both' has no such tensor"):
+    with raises(UsageError, "unknown_name", "da", "x", "both"):
         expand_gradients(model(f"main (float x) => (float s) {{ s, a, b = own.both(x, x) }}{FUNCTION}{broken}"))
 
 
@@ -563,7 +564,7 @@ def test_a_body_is_refused() -> None:
       [pick] d = If(c) <then_branch = g1 () => (float a) {{ [inner] a = {GRADIENT}<xs = ["x"], y = "y">(x) }},
                         else_branch = g2 () => (float b) {{ b = Neg(x) }}>
     }}"""
-    with pytest.raises(UnsupportedError, match="'inner' is inside the body of 'pick'"):
+    with raises(UnsupportedError, "refused", "inner", "pick"):
         expand_gradients(model(text))
 
 
@@ -710,7 +711,7 @@ def test_bfloat16_is_refused_for_the_standard_leaves_it_out() -> None:
     text = "g (bfloat16[2] x) => (bfloat16[2] y) { y = Mul(x, w) }"
     halves = model(text)
     halves.graph.initializer.append(helper.make_tensor("w", TensorProto.BFLOAT16, [2], [1.0, 2.0]))
-    with pytest.raises(UsageError, match="doesn't support bfloat16, which is the type of 'w'"):
+    with raises(UsageError, "usage", "as_gradient_op", "bfloat16", "w"):
         build(halves, Options(as_gradient_op=True))
 
 

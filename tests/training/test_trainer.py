@@ -22,6 +22,7 @@ from onnxgrad_cli.files import save_model
 from onnxgrad_cli.training.evaluate import EvalSession, make_eval_model
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
+from tests.facts import raises, raises_as
 
 RANDOM = np.random.default_rng(0)
 
@@ -212,17 +213,17 @@ def test_a_batch_of_other_inputs_is_refused(feeds: dict[str, np.ndarray], words:
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (np.ones((4, 6), ">f4"), "order of another machine"),
-        (np.ones((1, 6), np.float32), r"different numbers of samples: x \[1, 6\], label \[4, 6\]"),
+        (np.ones((4, 6), ">f4"), ("usage", "x", "f4")),
+        (np.ones((1, 6), np.float32), ("usage", "1", "6", "4", "6")),
         ([[1.0] * 6] * 4, "'x' must be an array, but is of type list"),
     ],
 )
-def test_what_would_be_read_as_other_numbers_is_refused(x: Any, words: str) -> None:
+def test_what_would_be_read_as_other_numbers_is_refused(x: Any, words: str | tuple[str, ...]) -> None:
     """onnxruntime reads bytes as they lie, and one sample beside four labels as four."""
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         g (float[n, 6] x) => (float[n, 6] y) <float[6] w = {1, 1, 1, 1, 1, 1}> { y = Mul(x, w) }""")
     trainer = Trainer(build(model, Options(losses=(LossSpec("mse"),), optimizer="sgd")), threads=1)
-    with pytest.raises(UsageError, match=words):
+    with raises_as(UsageError, words):
         trainer.step({"x": x, "label": np.zeros((4, 6), np.float32)})
 
 
@@ -270,15 +271,15 @@ def test_what_does_not_fit_is_refused() -> None:
         trainer.step({"x": np.zeros((2, 5), np.float32), "label": np.zeros(2, np.int64)}, 0.1)
     with pytest.raises(UsageError, match=r"no weight or state '4\.wait'"):
         trainer.load({"4.wait": np.zeros(3)})
-    with pytest.raises(UsageError, match=r"'4.bias' is float64\[3\], but the model has float32\[3\]"):
+    with raises(UsageError, "usage", "4.bias", "float64", "3", "float32", "3"):
         trainer.load({"4.bias": np.zeros(3)})
     with pytest.raises(UsageError, match="no optimizer"):
         Trainer(build(exported(network()), Options(losses=(LossSpec("cross-entropy"),))))
     with pytest.raises(OnnxgradError, match="no weight 'other'"):
         with_weights(model, {"other": np.zeros(1, np.float32)}, {})
-    with pytest.raises(OnnxgradError, match="in the model"):
+    with raises(OnnxgradError, "failed", "4.bias", "float32", "3", "float32", "4"):
         with_weights(model, {"4.bias": np.zeros(4, np.float32)}, {})
-    with pytest.raises(UsageError, match="no provider 'quantum'"):
+    with raises(UsageError, "usage", "provider", "quantum"):
         find_provider("quantum")
     assert find_provider("cpu") == "CPUExecutionProvider"
 

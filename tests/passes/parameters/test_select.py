@@ -9,6 +9,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.record import Training
+from tests.facts import raises
 
 
 def training(text: str, header: str = '<ir_version: 10, opset_import: ["" : 18]>', **options: object) -> Training:
@@ -169,7 +170,7 @@ def test_patterns() -> None:
     assert training(LINEAR, freeze=("b",)).not_trained == {"b": "frozen by `freeze`"}
     assert training(LINEAR, train=("*",), freeze=("w",)).trained == ["b"]
     assert training(LINEAR, grad_of_input=("x",)).grad_of_input == ["x"]
-    with pytest.raises(UsageError, match="`freeze`: 'bias' matches no float weight"):
+    with raises(UsageError, "unknown_name", "freeze", "bias"):
         training(LINEAR, freeze=("bias",))
     with pytest.raises(UnsupportedError, match="no weight is left to train"):
         training(LINEAR, freeze=("*",))
@@ -399,9 +400,9 @@ def test_what_is_said_where_nothing_is_left() -> None:
         training("g (float[N] x) => (float[N] y) { y = Relu(x) }")
     assert refused.value.message == "the model has no float initializer, so there is nothing to train"
     assert refused.value.hint == "request gradients of its float inputs with `grad_of_input='*'`"
-    with pytest.raises(UsageError, match="`grad_of_input`: 'i' matches no float input"):
+    with raises(UsageError, "unknown_name", "grad_of_input", "i"):
         training(LINEAR.replace("(float[N, 3] x)", "(float[N, 3] x, int64 i)"), grad_of_input=("i",))
-    with pytest.raises(UsageError, match="`train`: 'bias' matches no float weight"):
+    with raises(UsageError, "unknown_name", "train", "bias"):
         training(LINEAR, train=("bias",))
 
 
