@@ -15,7 +15,6 @@ from onnxgrad_cli.adapters.merge import merge
 from onnxgrad_cli.adapters.own_file import adapter_bytes
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.ir.modules import module_path
 from onnxgrad_cli.metadata import Adapter
 from tests.cli_harness import Shell
 
@@ -62,18 +61,6 @@ def test_what_is_written_is_read_and_written_over(out: str, tmp_path: Path, monk
     found = run(merge(model, *read_adapters(target.path, model)), x)
     np.testing.assert_allclose(found, run(merge(model, ADAPTERS, values), x), rtol=1e-5, atol=1e-5)
     assert not [file for file in tmp_path.rglob("*") if file.suffix in (".tmp", ".lock")]
-
-
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("/layers.0/q_proj/MatMul", "layers.0.q_proj"), ("/layers.0/mlp/mlp.0/MatMul", "layers.0.mlp.0"),
-        ("/net/net.0/net.0.1/Gemm", "net.0.1"), ("/layer1/layer1.0/conv1/Conv", "layer1.0.conv1"), ("MatMul_3", ""),
-    ],
-)  # fmt: skip
-def test_modules_that_the_older_exporter_names(name: str, path: str) -> None:
-    """As PyTorch writes them: a Sequential stands before its children, whose names begin with its own."""
-    assert module_path(onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name=name)) == path
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

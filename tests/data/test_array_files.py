@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.kernel_variants import load_tuned
 from onnxgrad_cli.data import array_files, open_data
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.types import tensor_type
 from tests.data.test_dataset import PORTS as TABLE, X as ROWS, Y as CLASSES, to_folder, to_npz
 
@@ -141,14 +141,6 @@ def test_a_device_in_a_folder(tmp_path: Path) -> None:
 def test_names_that_no_file_has(name: str) -> None:
     with pytest.raises(OnnxgradError, match=r"can't be read|no such file"):
         open_data(name, PORTS)
-
-
-def test_a_lack_of_memory_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez(tmp_path / "d.npz", x=X)
-    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", lambda *_: (_ for _ in ()).throw(MemoryError()))
-    with pytest.raises(OnnxgradError, match="not enough memory to read") as told:
-        open_data(tmp_path / "d.npz", PORTS)
-    assert not isinstance(told.value, UsageError)
 
 
 # -- the other formats ------------------------------------------------------------------------------------------------

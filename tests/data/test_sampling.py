@@ -21,7 +21,6 @@ from onnxgrad_cli.data import (
 )
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
-from onnxgrad_cli.training.evaluate import EvalResult, Evaluator
 from tests.data.test_dataset import X, Y, samples, to_npz
 from tests.data.test_preprocessing import PORTS, opened
 from tests.facts import raises
@@ -122,20 +121,6 @@ def test_a_number_that_is_no_share(text: str) -> None:
     with pytest.raises(UsageError, match=f"{text} of the data") as told:
         fraction_of(text)
     assert "between 0 and 1" in (told.value.hint or "")
-
-
-def test_the_loss_of_whole_batches_is_a_mean(tmp_path: Path) -> None:
-    """A model that takes batches of 8 is evaluated on 16 samples of 20; the mean is over those."""
-
-    class Session:
-        sums, weights = False, (1.0,)
-
-        def __call__(self, feeds: dict[str, np.ndarray], weights: object) -> EvalResult:
-            return EvalResult({}, [float(feeds["x"][:, 0].mean())], [None], 0.0)
-
-    data = folder(tmp_path, 20, batch=8)
-    evaluator = Evaluator(Session(), data, Batches(data, 8, shuffle=False), [])  # type: ignore[arg-type]
-    assert evaluator({}) == {"loss": np.arange(16).mean()}
 
 
 random = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper, parser
+from onnx import parser
 
 from onnxgrad_cli.common.choices import Explanation
 from onnxgrad_cli.errors import OnnxgradError
@@ -80,14 +80,6 @@ def test_integrated_gradients_are_those_of_pytorch_and_complete(files: tuple[Pat
     change = scores[range(5), LABELS] - scores[5, LABELS]
     np.testing.assert_allclose(fine.values.sum((1, 2, 3)), change, rtol=2e-3, atol=2e-4)
     assert fine.gaps is not None and fine.gaps.max() < 5e-3
-
-
-def test_the_class_stays_that_of_the_sample_on_the_way_from_the_baseline(files: tuple[Path, Path]) -> None:
-    scores = nets.Twin()(torch.tensor(np.stack([*X, np.zeros_like(X[0])]))).detach().numpy()
-    best = scores[:5].argmax(1)
-    assert (best != scores[5].argmax()).any()
-    found = explained(files, "integrated-gradients", "argmax", steps=200)
-    np.testing.assert_allclose(found.values.sum((1, 2, 3)), scores[range(5), best] - scores[5, best], atol=2e-3)
 
 
 def test_what_does_not_add_up_is_told(files: tuple[Path, Path]) -> None:
@@ -182,31 +174,3 @@ def test_files_that_hold_no_baseline(files: tuple[Path, Path], tmp_path: Path) -
         with pytest.raises(OnnxgradError, match=says) as caught:
             run_explain(*files, method=Method(name="integrated-gradients", baseline=tmp_path / name), verify=False)
         assert "pickle" not in caught.value.message
-
-
-def test_a_single_number_is_no_class(shell: Shell, tmp_path: Path) -> None:
-    weights = np.float32([[0.5], [-2.0], [3.0]])
-    text = '<ir_version: 10, opset_import: ["" : 21]> price (float[n,3] x) => (float[n,1] y) {y = MatMul(x, w)}'
-    model = parser.parse_model(text)
-    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
-    onnx.save(model, tmp_path / "price.onnx")
-    np.savez(tmp_path / "d.npz", x=np.float32([[1, 2, 3], [4, 5, 6]]))
-    said = shell("explain", "price.onnx", "--data", "d.npz", "-o", "a.npy").out
-    assert "of 'y' with respect to 'x'" in said
-    assert "class" not in said
-    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), np.abs(weights.T).repeat(2, 0), **CLOSE)
-
-
-def test_samples_that_the_model_fails_on_are_told(shell: Shell, tmp_path: Path) -> None:
-    """As a row that a table does not have, computed from what is explained: no bound of an input tells of it."""
-    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[n,2] x) => (float[n,2] y)
-        <float[3, 2] table = {1, 2, 3, 4, 5, 6}> {
-            f = ReduceSum<keepdims = 0>(x, one) i = Cast<to = 7>(f) row = Gather(table, i) y = Mul(row, x)
-        }"""
-    model = parser.parse_model(text)
-    model.graph.initializer.append(numpy_helper.from_array(np.int64([1]), "one"))
-    onnx.save(model, tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", x=np.float32([[0, 1], [40, 50]]))
-    for command in ("explain", "attack"):
-        result = shell(command, "m.onnx", "--data", "d.npz", "--no-verify")
-        assert result.code == 1 and "the model fails on the samples" in result.err and "internal" not in result.err

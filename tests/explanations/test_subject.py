@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx import ModelProto, numpy_helper, parser
+from onnx import numpy_helper, parser
 
-from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.subject import the_layer, typed
 from onnxgrad_cli.jobs.explain import run_explain
@@ -23,39 +23,6 @@ X = nets.samples()
 def data(tmp_path: Path) -> Path:
     np.savez(tmp_path / "data.npz", x=X)
     return tmp_path / "data.npz"
-
-
-def fixed(model: ModelProto, size: int) -> ModelProto:
-    for value in (model.graph.input[0], model.graph.output[0]):
-        value.type.tensor_type.shape.dim[0].dim_value = size
-    return model
-
-
-def mixing() -> ModelProto:
-    """The scores are those beyond the batch's mean."""
-    text = nets.TEXT.replace("logits = Gemm", "raw = Gemm").replace(
-        "(flat, w3, b3)", "(flat, w3, b3)\n  zero = Constant<value_ints = [0]>()\n  mean = ReduceMean(raw, zero)\n"
-        "  half = Constant<value_float = 0.5>()\n  part = Mul(mean, half)\n  logits = Sub(raw, part)"
-    )  # fmt: skip
-    model = parser.parse_model(text)
-    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in nets.weights().items())
-    return model
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_fixed_batch_changes_nothing(data: Path, size: int) -> None:
-    found = run_explain(fixed(nets.model(), size), data, verify=False)
-    np.testing.assert_allclose(found.values, run_explain(nets.model(), data, verify=False).values, atol=1e-6)
-
-
-def test_samples_that_mix_are_run_one_by_one_or_refused(data: Path) -> None:
-    told: list[str] = []
-    found = run_explain(mixing(), data, class_=1, verify=False, tell=lambda text, level: told.append(text))
-    alone = np.abs(nets.gradients(X, np.ones(5, int))) / 2
-    np.testing.assert_allclose(found.values, alone, rtol=1e-5, atol=1e-6)
-    assert any("one by one" in text for text in told)
-    with pytest.raises(UnsupportedError, match="3 samples at once"):
-        run_explain(fixed(mixing(), 3), data, verify=False)
 
 
 def test_what_is_explained_is_in_the_mode_that_is_differentiated(data: Path) -> None:

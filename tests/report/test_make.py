@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +18,7 @@ from onnx import helper, numpy_helper
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common.wording import as_cli_flags
 from onnxgrad_cli.cost.training_cost import Cost, cost
-from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError, UsageError
+from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.losses.spec import LossSpec
@@ -316,24 +315,6 @@ def full(proto: onnx.ModelProto) -> Report:
         built=build(proto), proof=proof, files=[File(f"{HOSTILE}.onnx", "training model", 1_234_567, "ab" * 32)],
         command=["onnxgrad", "build", HOSTILE], model=f"dir/{HOSTILE}.onnx", sizes={"batch": 8},
     )  # fmt: skip
-
-
-def test_json_is_the_whole_tree() -> None:
-    report = full(hostile())
-    tree = json.loads(render(report, "json"))
-    assert tree == json.loads(json.dumps(dataclasses.asdict(report)))
-    assert set(tree) == {field.name for field in dataclasses.fields(Report)}
-    assert tree["weights"][0]["name"] == HOSTILE
-    assert tree["format"] == 1
-    built, error = refused()
-    refusals = json.loads(render(make_report(built=built, error=error), "json"))["refusals"]
-    assert [Refusal(**refusal) for refusal in refusals] == told(error.refusals)
-
-
-def test_an_unknown_format_is_an_error_of_usage() -> None:
-    with pytest.raises(UsageError) as caught:
-        render(full(mlp()), "htm")
-    assert "html" in str(caught.value.hint)
 
 
 # -- the model describes itself ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import LoraSpec
 from onnxgrad_cli.training.new_head import with_classes
-from tests.facts import raises, raises_as
+from tests.facts import raises_as
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
@@ -102,22 +102,6 @@ def test_a_training_with_other_classes(tmp_path: Path, options: dict[str, Any]) 
         np.testing.assert_array_equal(answers(written, ROWS), answers(trained, ROWS))
     with pytest.raises(OnnxgradError, match="another model"):
         run_export(tmp_path / "t.onnx.run", exported("softmax"), tmp_path / "e.onnx", force=True)
-
-
-def test_weights_that_begin_anew(tmp_path: Path) -> None:
-    model = exported("gemm")
-    np.savez(tmp_path / "data.npz", x=ROWS, label=np.zeros(40, int))
-    course = Course(epochs=1, learning_rate=1e-6, batch_size=40, reset=("2.*",), seed=1)
-    run_train(model, tmp_path / "data.npz", tmp_path / "t.onnx", Options(losses=LOSSES, optimizer="sgd"), course)
-    read = [
-        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, onnx.load(tmp_path / "t.onnx"))
-    ]
-    old, new = read
-    assert all(np.abs(old[name] - new[name]).max() < 1e-5 for name in ("0.weight", "0.bias"))
-    assert np.abs(old["2.weight"] - new["2.weight"]).max() > 0.1 and np.abs(new["2.bias"]).max() < 1e-5
-    with raises(UsageError, "unknown_name", "reset", "9"):
-        wrong = Course(epochs=1, reset=("9",))
-        run_train(model, tmp_path / "data.npz", tmp_path / "u.onnx", Options(losses=LOSSES), wrong)
 
 
 @pytest.mark.parametrize(

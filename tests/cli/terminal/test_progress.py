@@ -16,7 +16,6 @@ from rich.console import Console as Terminal
 
 from onnxgrad_cli.cli.terminal import progress
 from onnxgrad_cli.cli.terminal.console import Console
-from onnxgrad_cli.report.words import figure
 from onnxgrad_cli.training.run.watch import Judged, Stepped
 from tests.cli_harness import MLP, PROGRAM, Shell, save
 from tests.jobs.train.test_train import shell as shell
@@ -44,15 +43,6 @@ ONE_LINE = (
 def test_the_line_of_an_epoch_fits_the_terminal(width: int | None, lines: list[str]) -> None:
     assert progress.fitted(progress.judged_words(EPOCH), width).split("\n") == lines
     assert all(len(line) <= (width or 1000) for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(3e-6, "3.000e-06"), (0.69314, "0.6931"), (1, "1.000"), (999.96, "1,000"), (12345.6, "12,346"), (0, "0.000"),
-     (-2.5, "-2.500"), (float("nan"), "nan"), (3e12, "3.000e+12")],
-)  # fmt: skip
-def test_figures_are_significant(value: float, text: str) -> None:
-    assert figure(value) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (750, "12:30"), (3723, "1:02:03"), (59.6, "1:00")])

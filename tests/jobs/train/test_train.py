@@ -852,27 +852,6 @@ def test_a_disk_without_room_is_refused_before_the_first_step(shell: Shell, monk
     assert "there is too little space" in shell(*arguments, "--val", "0.2").err, "the best checkpoint is kept, too"
 
 
-@pytest.mark.slow
-def test_random_weights_are_drawn_by_the_seed_and_learn(shell: Shell) -> None:
-    """Weights of zero learn nothing in a network of layers, so what is learnt began elsewhere."""
-    model = onnx.load(str(ROOT / "sample_models" / "digits_mlp.onnx"))
-    for tensor in model.graph.initializer:
-        tensor.CopyFrom(onnx.numpy_helper.from_array(0 * onnx.numpy_helper.to_array(tensor), tensor.name))
-    onnx.save(model, "zeros.onnx")
-    arguments = ("train", "zeros.onnx", *ON_DIGITS, "--epochs", "5", "--learning-rate", "0.01")
-    accuracies = {}
-    for name, more in {"he": ("--init", "he"), "again": ("--init", "he"), "keep": ()}.items():
-        result = shell(*arguments, *more, "-o", f"{name}.onnx", "--json")
-        assert result.code == 0, result.err
-        accuracies[name] = result.json["epochs"][-1]["val_accuracy"]
-    assert accuracies["he"] > 0.9 and accuracies["keep"] < 0.2
-    assert Path("he.onnx").read_bytes() == Path("again.onnx").read_bytes()
-    other = shell(*arguments, "--init", "he", "--seed", "1", "-o", "other.onnx")
-    assert other.code == 0 and Path("he.onnx").read_bytes() != Path("other.onnx").read_bytes()
-    refused = shell(*arguments, "--init", "he", "--lora", "2", "-o", "lora.onnx")
-    assert refused.code == 2 and "--lora" in refused.err and not Path("lora.onnx").exists()
-
-
 @pytest.mark.parametrize("other", ["--loss=mae", "--optimizer-option=weight-decay=0.5", "--accumulate=2"])
 def test_a_run_goes_on_with_what_it_was_begun_with(shell: Shell, other: str) -> None:
     arguments = ("train", "mlp.onnx", "--data", "data.npz", "--batch-size", "10", "--threads", "1", "-o", "t.onnx")

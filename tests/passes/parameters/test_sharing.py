@@ -18,7 +18,7 @@ from torch import nn
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses import LossSpec
-from onnxgrad_cli.options import Group, Options
+from onnxgrad_cli.options import Options
 from tests.cli_harness import Shell
 from tests.facts import raises
 
@@ -191,24 +191,3 @@ def test_a_copy_is_called_after_its_module() -> None:
     assert found.training.trained == ["w", "enc.two.w"]
     reads = [node.input[1] for node in found.graph.nodes if node.op_type == "MatMul" and node.output[0] in "abc"]
     assert reads == ["w", "enc.two.w", "w"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "trained"), [("enc.two*", ["enc.two.w"]), ("enc.one", ["w"]), ("enc.*", ["w", "enc.two.w"])]
-)
-def test_globs_name_modules(pattern: str, trained: list[str]) -> None:
-    """Scalars that a module reads are not chosen with it."""
-    model = scoped({"a": "enc.one", "b": "enc.two"})
-    assert build(model, Options(train=(pattern,), untie=("w",))).training.trained == trained
-    left = [name for name in ("w", "enc.two.w") if name not in trained]
-    if left:
-        assert build(model, Options(freeze=(pattern,), untie=("w",))).training.trained == left
-
-
-def test_groups_name_modules() -> None:
-    model = scoped({"a": "enc.one", "b": "enc.two"})
-    group = (Group("enc.two", {"lr": 0.5}),)
-    built = build(model, Options(untie=("w",), optimizer="sgd", group=group))
-    assert "w_next" in {output.name for output in built.model.graph.output}
-    with pytest.raises(UsageError, match=r"enc\.three"):
-        build(model, Options(untie=("w",), optimizer="sgd", group=(Group("enc.three", {"lr": 0.5}),)))

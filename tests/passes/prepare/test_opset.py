@@ -1,9 +1,6 @@
 """Models of recent opsets: they stay where onnxruntime loads and runs them, and are else written at an older one."""
 
 import re
-import subprocess
-import sys
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -11,7 +8,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
@@ -19,20 +15,13 @@ from onnxgrad_cli.execution.kernels import ASSURED, newest_loaded
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare import opset as opsets, prepare
 from onnxgrad_cli.record import Training
-from tests.autodiff.rows import ROWS
 from tests.autodiff.test_types import type_errors
-from tests.harness import forward_model
 from tests.passes.test_pipeline import LINEAR, parse
 
 NEWEST = onnx.defs.onnx_opset_version()
 
 
 LOADED = newest_loaded(NEWEST)
-CHANGED = {
-    schema.name
-    for schema in onnx.defs.get_all_schemas_with_history()
-    if not schema.domain and ASSURED < schema.since_version <= registry.NEWEST_OPSET
-}
 
 
 @pytest.fixture(params=sorted({ASSURED, LOADED}))
@@ -80,26 +69,6 @@ def test_attributes_of_other_domains_stay(monkeypatch):
     assert graph.opset() == 22
     (node,) = (node for node in graph.nodes if node.domain)
     assert [attribute.name for attribute in node.attribute] == ["num_heads"]
-
-
-def test_what_onnxruntime_says_of_an_opset_is_so():
-    for opset in range(ASSURED, NEWEST + 1):
-        graph, _ = settled("g (float[2] x) => (float[2] y) { y = Neg(x) }", opset)
-        assert graph.opset() == min(opset, LOADED) and opens(graph)
-    assert newest_loaded(13) == 13
-    assert newest_loaded(NEWEST) == LOADED
-
-
-@pytest.mark.slow
-def test_up_to_the_opset_that_every_onnxruntime_loads_nothing_is_asked():
-    code = (
-        "import sys, onnx; from onnxgrad_cli.builder import build; "
-        'build(onnx.parser.parse_model(\'<ir_version: 8, opset_import: ["": %d]> g (float[2] x) => (float[2] y) '
-        "<float[2] w = {1, 2}> { y = Mul(x, w) }')); print('onnxruntime' in sys.modules)"
-    )
-    for opset, asked in ((ASSURED, "False"), (ASSURED + 1, "True")):
-        found = subprocess.run([sys.executable, "-c", code % opset], capture_output=True, text=True, check=True)
-        assert found.stdout.strip() == asked
 
 
 def test_a_body_is_lowered_too(loaded):
@@ -206,47 +175,6 @@ def test_the_new_attribute_of_range_goes_where_opset_27_does(loaded):
     graph, _ = settled("g (float a) => (float[N] y) { y = Range<stash_type = 1>(a, a, a) }", 27)
     assert [attribute.name for attribute in graph.nodes[0].attribute] == ["stash_type"] * (loaded >= 27)
     assert opens(graph)
-
-
-LATE = "a = QuantizeLinear(x, s, z) y = DequantizeLinear(a, s, z)"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "opset"),
-    [
-        (LATE, 27),
-        (f"{LATE} k = Constant<value = float {{2.5}}>() r = Mod(y, k)", 27),
-        (f"{LATE} d = Cast<to = 11>(y) r = Celu(d)", 28),
-    ],
-    ids=["quantized", "with what is written out", "with what opset 28 alone takes"],
-)
-def test_operators_that_have_older_kernels_only(nodes, opset, monkeypatch):
-    """onnxruntime 1.32 loads opset 28, without kernels for these: they run at the opset before."""
-    monkeypatch.setattr(opsets, "newest_loaded", lambda limit: limit)
-    graph, training = settled(f"g (float[2, 4] x, float s, int8 z) => (float[2, 4] y) {{ {nodes} }}", 28)
-    assert graph.opset() == opset
-    assert [caution.text for caution in training.cautions] == [
-        "opset lowered from 28 to 27, the newest opset with onnxruntime kernels for DequantizeLinear, QuantizeLinear"
-    ] * (opset < 28)
-    if opset <= LOADED:
-        assert opens(graph) == (opset == 27)
-
-
-@pytest.mark.skipif(LOADED == ASSURED, reason="this onnxruntime loads no newer opset")
-def test_what_does_not_lag_has_kernels_in_its_newest_form():
-    """Where onnxruntime runs a row of the table at opset 26, it runs it at the newest that it loads."""
-    rows = [row for row in ROWS if row.op in CHANGED - opsets.LAGGING and 18 <= row.opset <= ASSURED]
-    assert {row.op for row in rows} >= CHANGED & {"Cast", "Celu", "DepthToSpace", "Einsum", "Mod", "OneHot", "Range"}
-    for row in rows:
-        before, now = (Executor(forward_model(replace(row, opset=n), False)).name for n in (ASSURED, LOADED))
-        assert now == before, row
-
-
-def test_the_lists_are_reviewed():
-    """What changed since is on a list, has a definition, or is refused; what lags has kernels for its older form."""
-    assert opsets.WIDENED <= CHANGED and opsets.LAGGING <= opsets.WIDENED
-    others = {name for name in CHANGED - opsets.WIDENED if registry.lookup_definition(name, "", NEWEST) is None}
-    assert not others
 
 
 def test_an_older_file_format_is_written():
