@@ -40,11 +40,8 @@ from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.losses import LOSSES, loss
 from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
 from onnxgrad_cli.training.metrics import METRICS
-from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 from tests.facts import raises
-
-__all__ = ["shell"]  # the fixture
 
 PACKAGE = Path(onnxgrad_cli.__file__).parent
 

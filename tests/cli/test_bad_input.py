@@ -28,14 +28,6 @@ BUILD = ("--label", "t", "-o", "out/train.onnx")
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
-
-
 def refused(shell: Shell, code: int, *words: str, command: tuple[object, ...]) -> str:
     """The command fails with this code, says these words, and changes no file."""
     before = shell.files()

@@ -17,19 +17,10 @@ from onnx import TensorProto
 from onnxgrad_cli import cli, files
 from onnxgrad_cli.files import writing
 from onnxgrad_cli.files.outputs import is_ours
-from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Shell, save, save_external
+from tests.cli_harness import PROGRAM, UNKNOWN_OPS, WEIGHT, Shell, save, save_external
 
 HOME = Path(__file__).parents[2]
 COMMANDS = {"build", "inspect", "check", "train", "export", "expand", "derive", "list", "view"}
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
-        monkeypatch.delenv(name)
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
 
 
 def outputs(path: str | Path) -> list[str]:

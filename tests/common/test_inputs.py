@@ -20,14 +20,6 @@ from tests.cli_harness import (
 )
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
-
-
 def test_output_is_the_input(shell: Shell) -> None:
     os.link("mlp.onnx", "hard.onnx")
     Path("soft.onnx").symlink_to("mlp.onnx")

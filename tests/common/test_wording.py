@@ -20,11 +20,8 @@ from onnxgrad_cli import (
 from onnxgrad_cli.cli import cli
 from onnxgrad_cli.common.wording import FLAGS, as_cli_flags
 from onnxgrad_cli.options.declare import declared
-from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 from tests.test_api import model
-
-__all__ = ["shell"]  # the fixture
 
 PACKAGE = Path(onnxgrad_cli.__file__).parent
 

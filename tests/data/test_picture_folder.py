@@ -16,12 +16,9 @@ from onnxgrad_cli.data import open_data
 from onnxgrad_cli.data.preprocessing import FILE, Preprocessing
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.run.folder import CHECKPOINT
-from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 from tests.data.test_pictures import opened, ports, save, term
 from tests.facts import raises
-
-__all__ = ["shell"]  # the fixture
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")

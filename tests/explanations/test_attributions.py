@@ -16,11 +16,8 @@ from onnxgrad_cli.common.choices import Explanation
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.jobs.explain import Explained, run_explain
-from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 from tests.explanations import nets
-
-__all__ = ["shell"]  # the fixture
 
 X = nets.samples()
 LABELS = np.array([3, 0, 4, 1, 1])

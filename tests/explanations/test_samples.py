@@ -11,11 +11,8 @@ from onnx import ModelProto, numpy_helper, parser
 
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.jobs.explain import run_explain
-from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 from tests.explanations import nets
-
-__all__ = ["shell"]  # the fixture
 
 X = nets.samples()
 

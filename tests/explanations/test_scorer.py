@@ -10,12 +10,9 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
-from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 from tests.explanations import nets
 from tests.explanations.test_attributions import CLOSE, explained
-
-__all__ = ["shell"]  # the fixture
 
 X = nets.samples()
 

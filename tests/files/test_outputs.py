@@ -21,7 +21,6 @@ from onnxgrad_cli.files import (
 from onnxgrad_cli.files.outputs import is_ours
 from tests.cli.test_bad_input import AS_ROOT, BUILD, BUILT, refused
 from tests.cli_harness import (
-    MLP,
     NO_WEIGHTS,
     WEIGHT,
     Shell,
@@ -30,14 +29,6 @@ from tests.cli_harness import (
 )
 from tests.facts import raises
 from tests.files.test_writing import model_of, saved_outside
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
 
 
 @pytest.fixture

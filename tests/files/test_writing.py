@@ -30,11 +30,9 @@ from onnxgrad_cli.files.external_data import references
 from onnxgrad_cli.files.outputs import is_ours
 from tests.cli.test_bad_input import BUILD, _environment, refused
 from tests.cli_harness import (
-    MLP,
     PROGRAM,
     WEIGHT,
     Shell,
-    save,
     save_external,
 )
 
@@ -118,14 +116,6 @@ def test_what_breaks_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OnnxgradError, match="no space is left"):
         save_model(model, out, path, force=True)
     assert {file: file.read_bytes() for file in out.parent.iterdir()} == before
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
 
 
 def test_disk_full_at_save(shell: Shell) -> None:

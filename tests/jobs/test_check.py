@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from tests.cli_harness import MLP, Result, Shell, save
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
-        monkeypatch.delenv(name)
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
+from tests.cli_harness import Result, Shell
 
 
 @pytest.mark.parametrize(("weights", "why"), [("nan", "the weight 'w1'"), ("-100", "all gradients are zero")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -13,19 +12,10 @@ import pytest
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.view import run_view
-from tests.cli_harness import MLP, Shell, save
+from tests.cli_harness import Shell
 from tests.pictures import read_dot
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
-        monkeypatch.delenv(name)
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
 
 
 def test_stdout_is_dot(shell: Shell) -> None:

@@ -17,12 +17,9 @@ from onnxgrad_cli.data import ranges_of
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
-from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 from tests.facts import raises, raises_as
 from tests.losses.test_values import built, run
-
-__all__ = ["shell"]  # the fixture
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 FOCAL = '''

@@ -27,14 +27,6 @@ twice (float[n, 2] x) => (float[n, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { h = Ma
 """
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
-
-
 def name_twice(model: ModelProto) -> None:
     """Make a model that the standard allows and onnxruntime does not open."""
     for node in model.graph.node[:2]:

@@ -30,7 +30,6 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from tests.cli.test_cli import shell  # noqa: F401  (a fixture)
 from tests.cli_harness import Shell, save
 from tests.facts import raises
 
@@ -398,7 +397,7 @@ def test_refused_operators_have_a_reason() -> None:
 # -- the command line -------------------------------------------------------------------------------------------
 
 
-def test_the_option(shell: Shell) -> None:  # noqa: F811
+def test_the_option(shell: Shell) -> None:
     save(QDQ, Path("qdq.onnx"))
     result = shell("build", "qdq.onnx")
     assert result.code == 3 and "--quantization ste" in result.out + result.err

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 
 from tests.cli.test_cli import outputs
-from tests.cli_harness import MLP, Shell, save
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
-        monkeypatch.delenv(name)
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
+from tests.cli_harness import Shell
 
 
 def test_build(shell: Shell) -> None:

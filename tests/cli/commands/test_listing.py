@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from onnxgrad_cli.cli.commands.listing import KINDS
-from tests.cli_harness import MLP, Shell, save
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
-        monkeypatch.delenv(name)
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
+from tests.cli_harness import Shell
 
 
 @pytest.mark.parametrize("kind", KINDS)

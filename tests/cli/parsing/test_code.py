@@ -9,19 +9,10 @@ import pytest
 from tests.cli.test_bad_input import BUILD, refused
 from tests.cli.test_cli import outputs
 from tests.cli_harness import (
-    MLP,
     UNKNOWN_OPS,
     Shell,
     save,
 )
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,8 @@ import pytest
 from tests.cli.test_bad_input import refused
 from tests.cli.test_cli import outputs
 from tests.cli_harness import (
-    MLP,
     Shell,
-    save,
 )
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "out").mkdir()
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
-
 
 CONFIG = """
 loss = "huber"

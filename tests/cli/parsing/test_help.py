@@ -12,10 +12,8 @@ import pytest
 from onnxgrad_cli.cli import GROUPS, VARIABLE, cli
 from onnxgrad_cli.cli.parsing.help import FIRST, MAX_OPTIONS, SECTIONS, VisibleContext, sections
 from onnxgrad_cli.cli.parsing.option import SectionOption
-from tests.cli.test_cli import HOME, shell
+from tests.cli.test_cli import HOME
 from tests.cli_harness import PROGRAM, Shell
-
-__all__ = ["shell"]  # the fixture
 
 
 @pytest.mark.parametrize("command", list(cli.commands))

@@ -16,18 +16,8 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.build import run_build
 from tests.cli.test_bad_input import refused
 from tests.cli_harness import (
-    MLP,
     Shell,
-    save,
 )
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    save(MLP, tmp_path / "mlp.onnx")
-    return Shell(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,8 @@ from jsonschema.exceptions import ValidationError
 
 from onnxgrad_cli.cli import cli
 from onnxgrad_cli.cli.terminal.document import STATUSES, document
-from tests.cli.test_cli import shell
 from tests.cli_harness import MLP, UNKNOWN_OPS, Shell, save
 from tools.schema import FILE
-
-__all__ = ["shell"]  # the fixture
 
 SCHEMA = json.loads(FILE.read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)

@@ -17,10 +17,8 @@ from markdown_it import MarkdownIt
 from onnx import parser
 
 from onnxgrad_cli.cli.terminal.github import annotation, harmless
-from tests.cli.test_cli import HOME, shell
+from tests.cli.test_cli import HOME
 from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, Shell, save
-
-__all__ = ["shell"]  # the fixture
 
 ACTION = HOME / ".github" / "actions" / "onnxgrad"
 
