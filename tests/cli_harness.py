@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -14,6 +15,9 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 from onnxgrad_cli.cli import run
+from onnxgrad_cli.cli.terminal.console import Console
+from onnxgrad_cli.cli.terminal.document import Problem
+from tests.facts import facts
 
 MLP = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -80,11 +84,17 @@ WEIGHT = np.arange(24, dtype=np.float32)
 
 @dataclass
 class Result:
-    """The exit code and the output of a command."""
+    """The exit code and the output of a command, and the problem if it failed."""
 
     code: int
     out: str
     err: str
+    problem: Problem | None = None
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """The data of the problem; see `tests.facts`. Arguments have their names in Python. () after success."""
+        return facts(self.problem, self.problem.refusals) if self.problem else ()
 
     @property
     def document(self) -> dict[str, Any]:
@@ -107,9 +117,17 @@ class Shell:
 
     def __call__(self, *arguments: object) -> Result:
         """Run `onnxgrad` with the given arguments."""
+        problems: list[Problem] = []
+        failed = Console.failed
+
+        def recorded(console: Console, problem: Problem) -> Problem:
+            problems.append(problem)
+            return failed(console, problem)
+
         self.capture.readouterr()
-        code = run([str(argument) for argument in arguments])
-        return Result(code, *self.capture.readouterr())
+        with patch.object(Console, "failed", recorded):
+            code = run([str(argument) for argument in arguments])
+        return Result(code, *self.capture.readouterr(), problem=problems[-1] if problems else None)
 
     def files(self) -> dict[str, bytes]:
         """Return the path of every file in the folder -> its contents."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import signal
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from tests.cli_harness import Shell
 
 # A shell makes background processes ignore SIGINT. Their child processes, which tests start, would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -101,6 +106,19 @@ def _start_anew(request: pytest.FixtureRequest, name: str) -> None:
     for value in vars(request.module).values():
         if isinstance(value, np.random.Generator):
             value.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """Return a shell in a folder with the model mlp.onnx and an empty folder out, without variables of onnxgrad."""
+    from tests.cli_harness import MLP, Shell, save  # imported here, as most tests run no command
+
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "out").mkdir()
+    save(MLP, tmp_path / "mlp.onnx")
+    return Shell(tmp_path, capsys)
 
 
 Each = Callable[[Iterable[Any], Callable[[Any], object]], None]

@@ -35,8 +35,7 @@ TESTS = {
     "tests/autodiff/test_custom_operator.py tests/autodiff/test_fusions.py tests/test_builder.py",
     "onnxgrad_cli/passes/parameters": "tests/passes/parameters",
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
-    "onnxgrad_cli/execution/double.py": "tests/execution/test_deferred.py tests/execution/test_double.py "
-    "tests/verification/test_derived.py",
+    "onnxgrad_cli/execution/double.py": "tests/execution/test_double.py tests/verification/test_derived.py",
     "onnxgrad_cli/verification": "tests/verification/gradients/test_slopes.py "
     "tests/verification/gradients/test_claims.py "
     "tests/verification/gradients/test_judgement.py tests/verification/checks/test_agreement.py "
@@ -44,7 +43,7 @@ TESTS = {
     "tests/verification/checks/test_batch_sizes.py tests/verification/test_derived.py "
     "tests/verification/checks/test_size_promises.py tests/verification/test_proof.py "
     "tests/verification/checks/test_optimizer_step.py tests/jobs/test_free_batch.py "
-    "tests/targets/test_targets.py",
+    "tests/targets/test_blocked.py",
     "onnxgrad_cli/verification/checks/optimizer_step.py": "tests/verification/checks/test_optimizer_step.py",
     "onnxgrad_cli/verification/checks/reference_optimizers.py": "tests/verification/checks/test_optimizer_step.py",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from importlib import import_module
-from inspect import get_annotations, isfunction
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
-import click
 import numpy as np
 import onnx
 import pytest
@@ -40,20 +35,13 @@ from onnxgrad_cli import (
     run_derive,
     run_tune,
 )
-from onnxgrad_cli.cli import cli
-from onnxgrad_cli.common import choices
-from onnxgrad_cli.common.wording import FLAGS, as_cli_flags
 from onnxgrad_cli.compat import DerivativeOptions, generate_artifacts, onnx_derivative, random_feed
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.losses import LOSSES, loss
 from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
-from onnxgrad_cli.options.declare import declared
-from onnxgrad_cli.targets import TARGETS
 from onnxgrad_cli.training.metrics import METRICS
-from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
-
-__all__ = ["shell"]  # the fixture
+from tests.facts import raises
 
 PACKAGE = Path(onnxgrad_cli.__file__).parent
 
@@ -98,88 +86,6 @@ def test_every_job_is_public() -> None:
 
 # -- Options ---------------------------------------------------------------------------------------------------------
 
-FIELDS = list(declared(Options))
-
-
-def test_each_field_is_declared() -> None:
-    assert [field.name for field in dataclasses.fields(Options)] == FIELDS
-    assert Options() == replace(Options(mode="train"), mode="keep")
-
-
-def test_each_field_belongs_to_one_part() -> None:
-    parts = [part for part in Options.__mro__ if get_annotations(part) and part is not Options]
-    fields = [name for part in parts for name in get_annotations(part)]
-    assert sorted(fields) == sorted(FIELDS) and len(parts) > 9
-    assert all(f"{name}" in (part.__doc__ or "") for part in parts for name in get_annotations(part))
-
-
-WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a keyword": ({"optimiser": "adam"}, "`Options` has no option 'optimiser'", "did you mean optimizer or "),
-    "a keyword like none": ({"zzz": 1}, "`Options` has no option 'zzz'", "options: losses, label, output, "),
-    "mode": ({"mode": "Train"}, "`mode='Train'` is none of 'keep', 'train' and 'eval'", "did you mean 'train'?"),
-    "reduction": ({"reduction": "avg"}, "`reduction='avg'` is none of 'mean' and 'sum'", "'mean', 'sum'"),
-    "quantization": ({"quantization": "STE"}, "`quantization='STE'` is none of", "did you mean 'ste'?"),
-    "init": ({"init": "kaiming"}, "`init='kaiming'` is none of", "'xavier', 'he'"),
-    "yield": ({"yield_": "one"}, "`yield_='one'` is none of", "did you mean 'ones'?"),
-    "dims": ({"dims": {"batch": -3}}, "`dims`: 'batch' can't have size -3", "1 or more"),
-    "no size": ({"dims": {"batch": True}}, "`dims`: 'batch' can't have size True", "1 or more"),
-    "dims of another type": ({"dims": [("batch", 3)]}, "`dims=[('batch', 3)]`: expected a dict, got a list", "batch"),
-    "a key": ({"dims": {3: 3}}, "`dims`: the key 3 is not a string", "batch"),
-    "shapes": ({"shapes": {"x": (0, 3)}}, "`shapes`: 'x' can't have size 0", "1 or more"),
-    "one size": ({"shapes": {"x": 3}}, "`shapes=3`: expected a tuple, got an int", "shapes="),
-    "a run": ({"infer_by_run": 3}, "`infer_by_run=3`: expected True or False", ""),
-    "a pattern": ({"train": "*.bias"}, "`train='*.bias'`: expected a tuple, got a str", "train=('*.bias',)"),
-    "patterns": ({"freeze": (3,)}, "`freeze`: 3 is not a str", "freeze="),
-    "preset": ({"preset": ("biases",)}, "`preset='biases'` is none of", "did you mean 'bias'?"),
-    "train_last": ({"train_last": -1}, "`train_last=-1`: expected a whole number of 1 or more", ""),
-    "lora": ({"lora": 8}, "`lora=8`: expected LoraSpec(rank) or None, got an int", ""),
-    "recompute": ({"recompute": "elementwise"}, "`recompute='elementwise'`: expected RecomputeSpec('elementwise')", ""),
-    "loss_chunks": ({"loss_chunks": 0}, "`loss_chunks=0`: expected a whole number of 1 or more", ""),
-    "a loss by a wrong name": ({"losses": "mze"}, "there is no loss 'mze'", "did you mean mse"),
-    "code in a string": (
-        {"losses": "my.py:focal"},
-        "`losses` 'my.py:focal' refers to code in a file",
-        "pass the function itself",
-    ),
-    "a number for a loss": ({"losses": 3}, "`losses=3`: expected a tuple, got an int", "LossSpec('mse')"),
-    "a loss of one parameter": (
-        {"losses": lambda op: op},
-        "the loss '<lambda>' has the parameters op",
-        "function(op, prediction",
-    ),
-    "no loss": ({"losses": ()}, "`losses` is empty", "LossSpec('mse')"),
-    "label": ({"label": None}, "`label=None`: expected a string, got a NoneType", ""),
-    "output": ({"output": 0}, "`output=0`: expected a string or None, got an int", ""),
-    "l1": ({"l1": -0.5}, "`l1=-0.5`: expected a finite number of 0 or more", ""),
-    "l2": ({"l2": float("nan")}, "`l2=nan`: expected a finite number of 0 or more", ""),
-    "optimizer": ({"optimizer": "adamm"}, "there is no optimizer 'adamm'", "adam"),
-    "no optimizer": ({"optimizer": None}, "`optimizer=None`: expected a string", ""),
-    "group": ({"group": (("*", {}),)}, "`group`: ('*', {}) is not a Group", "Group('*.bias'"),
-    "clip_norm": ({"clip_norm": 0}, "`clip_norm=0`: expected a finite number above 0", ""),
-    "clip_value": ({"clip_value": "1"}, "`clip_value='1'`: expected a finite number above 0", ""),
-    "two bounds": ({"clip_norm": 1, "clip_value": 1}, "`clip_norm` can't be combined with `clip_value`", "leave one"),
-    "accumulate": ({"accumulate": 1.5}, "`accumulate=1.5`: expected a whole number of 1 or more", ""),
-    "loss_scale": ({"loss_scale": "dynamo"}, "`loss_scale` takes a number above 0 or 'dynamic', not 'dynamo'", "1024"),
-    "ema": ({"ema": 1}, "`ema=1`: expected a finite number of 0 or more and below 1", "0.999"),
-    "embed_state": ({"embed_state": 1}, "`embed_state=1`: expected True or False, got an int", ""),
-    "cycle_momentum": ({"cycle_momentum": 1}, "`cycle_momentum=1`: expected True or False, got an int", ""),
-    "seed": ({"seed": 1 << 24}, "`seed=16777216`: expected a whole number from 0 to 16777215", ""),
-    "target": ({"target": "ort"}, "`target='ort'` is none of", "did you mean 'ort-cpu'"),
-    "another type of word": ({"mode": True}, "`mode=True` is none of", "expected one of 'keep', 'train' and 'eval'"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_option_is_refused_when_it_is_made(case: str) -> None:
-    given, message, hint = WRONG[case]
-    with pytest.raises(UsageError) as found:
-        Options(**given)
-    assert message in str(found.value) and hint in (found.value.hint or "")
-    assert not re.search(r"--[a-z]", f"{found.value} {found.value.hint}")  # no flags
-    assert found.value.hint is None or found.value.__notes__ == [f"hint: {found.value.hint}"]  # in a traceback
-    with pytest.raises(UsageError):
-        replace(Options(), **given)
-
 
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -216,40 +122,6 @@ def test_what_else_is_wrong_is_refused(make: Callable[[], object], message: str)
     assert message in str(found.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train": ("*.bais",)}, "`train`: '*.bais' matches no float weight"),
-        ({"freeze": ("q",)}, "`freeze`: 'q' matches no float weight"),
-        ({"grad_of_input": ("z",)}, "`grad_of_input`: 'z' matches no float input"),
-        ({"preset": ("norm",)}, "`preset='norm'` selects no weight"),
-        ({"train_last": 9}, "`train_last=9` is out of range: the model has 1 layer"),
-        ({"dims": {"m": 3}}, "`dims`: no input has a dimension 'm'"),
-        ({"shapes": {"z": (3,)}}, "`shapes`: the model has no input 'z'"),
-        ({"output": "z"}, "the model has no output 'z'"),
-        ({"label": "x"}, "`label`: the model already has a value or a node called 'x'"),
-        ({"ema": 0.9}, "`ema` requires an optimizer"),
-        ({"lora_target": ("w",)}, "`lora_target` requires adapters"),
-        ({"target": "ort-cpu", "as_gradient_op": True}, "`target='ort-cpu'` can't be combined with `as_gradient_op`"),
-        (
-            {"loss_scale": "dynamic"},
-            "`loss_scale='dynamic'` requires an optimizer, because it adapts the scale at each step",
-        ),
-    ],
-)
-def test_what_does_not_fit_the_model_is_told_in_the_same_words(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as found:
-        build(model(), Options(**options))
-    assert message in str(found.value)
-    assert not re.search(r"--[a-z]", f"{found.value} {found.value.hint}")
-
-
-def test_lists_do_for_tuples_and_numbers_of_numpy_for_numbers() -> None:
-    options = Options(train=["w"], losses=[LossSpec("mse")], preset=["bias"], l1=np.float32(0.5))  # type: ignore[arg-type]
-    assert (options.train, options.losses, options.preset) == (("w",), (LossSpec("mse"),), ("bias",))
-    assert build(model(), Options(optimizer="sgd", accumulate=np.int64(2))).training.trained == ["w", "b"]
-
-
 def test_what_a_user_registers_can_be_asked_for() -> None:
     with LOSSES.scoped(), OPTIMIZERS.scoped():
 
@@ -265,97 +137,11 @@ def test_what_a_user_registers_can_be_asked_for() -> None:
 
         built = build(model(), Options(losses=(LossSpec("quartic"),), optimizer="halving"))
     assert built.training.state["w"] == "w_next"
-    with pytest.raises(UsageError, match="no loss 'quartic'"):
+    with raises(UsageError, "unknown_name", "quartic"):
         LossSpec("quartic")
 
 
-def test_the_words_are_those_that_there_are() -> None:
-    assert set(get_args(choices.TargetName)) == set(TARGETS)
-
-
 # -- the words of the command line -----------------------------------------------------------------------------------
-
-
-def flags() -> set[str]:
-    commands = [command for command in cli.commands.values()]
-    found = [param for command in commands for param in command.params if isinstance(param, click.Option)]
-    return {flag for param in found for flag in (*param.opts, *param.secondary_opts)}
-
-
-def test_every_field_has_its_flag() -> None:
-    known = flags()
-    assert set(FIELDS) <= FLAGS.keys()
-    assert {FLAGS[name] for name in FIELDS} <= known
-
-
-def raised() -> Iterator[tuple[str, str]]:
-    """Yield the texts of all errors outside the command line, with file and line. Formatted values are shown as {}."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if path.is_relative_to(PACKAGE / "cli"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Name, ast.Attribute)):
-                continue
-            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if name.endswith("Error") or name in (
-                "CheckFailed",
-                "Unknown",
-                "Refusal",
-                "matching",
-                "make_folder",
-                "_refuse_taken",
-                "refuse",
-            ):
-                for text in (*node.args, *(keyword.value for keyword in node.keywords)):
-                    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-                    words = [str(p.value) if isinstance(p, ast.Constant) else "{}" for p in parts]
-                    yield f"{path.relative_to(PACKAGE)}:{text.lineno}", "".join(words)
-
-
-def test_errors_name_arguments_and_each_has_a_flag() -> None:
-    known, seen = flags(), 0
-    for where, text in raised():
-        without_commands = re.sub(r"`onnxgrad [^`]*`", "", text)
-        assert not re.search(r"(?<![\w-])--(?!rules)[a-z]", without_commands), f"{where} names a flag: {text}"
-        for name in re.findall(r"`([a-z][a-z0-9_]*)(?:=[^`]*)?`", text):
-            assert FLAGS.get(name) in known, f"{where} names '{name}', which is no argument"
-            seen += 1
-    assert seen > 100
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("`mode='Train'` is wrong", "--mode Train is wrong"),
-        ("add `optimizer=NAME`", "add --optimizer NAME"),
-        ("`yield_` and `losses` and `dims`", "--yield and --loss and --dim"),
-        ("`embed_state=False`", "--no-embed-state"),
-        ("replace it with `force=True`", "replace it with --force"),
-        ("`grad_of_input='*'`", "--grad-of-input '*'"),
-        ("a value called `relu`", "a value called `relu`"),
-        ("`onnxgrad train --use-ema` writes them", "`onnxgrad train --use-ema` writes them"),
-    ],
-)
-def test_the_console_reads_arguments_as_flags(text: str, told: str) -> None:
-    assert as_cli_flags(text) == told
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--clip-norm", "-1"], "error: Invalid value for '--clip-norm': -1.0 is not in the range x>0."),
-        (["--ema", "2", "--optimizer", "adam"], "error: Invalid value for '--ema': 2.0 is not in the range 0<=x<1."),
-        (["--ema", "0.9"], "error: --ema requires an optimizer\nhint: choose an optimizer with --optimizer NAME"),
-        (["--lora", "0"], "error: --lora: a rank of 0 leaves nothing to train"),
-        (["--train", "q"], "error: --train: 'q' matches no float weight"),
-        (["--l1", "nan"], "error: --l1 nan: expected a finite number of 0 or more"),
-        (["--dim", "q=3"], "error: --dim: no input has a dimension 'q'"),
-    ],
-)
-def test_the_command_tells_the_same_in_flags(arguments: list[str], told: str, shell: Shell) -> None:
-    onnx.save(model(), "net.onnx")
-    result = shell("build", "net.onnx", *arguments)
-    assert result.code == 2 and told in result.err
 
 
 # -- sources of a model ---------------------------------------------------------------------------------------------
@@ -574,11 +360,3 @@ def test_the_same_code_whichever_way_a_path_is_cut(shell: Shell) -> None:
     for more in ((), ("--train", "w"), ("--freeze", "b")):
         result = shell("build", "net.onnx", *more)
         assert result.code == 3 and "the path is interrupted by Floor 'Floor_i'" in result.err, (more, result.err)
-
-
-def test_a_report_of_the_library_names_flags_whatever_was_imported(tmp_path: Path) -> None:
-    code = "from onnxgrad_cli import inspect; print(inspect('net.onnx').diagnosis.proof)"
-    text = '<ir_version: 10, opset_import: ["" : 18]> g (int64[n] i, float[m] x) => (float[k] y) { y = Gather(x, i) }'
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "--test-data FILE.npz" in done.stdout and "`" not in done.stdout

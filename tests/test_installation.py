@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 import subprocess
 import sys
-import tomllib
-from importlib.metadata import requires
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +17,6 @@ from tests.genai_form import decoder
 from tests.older_runtime import Absent, made
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMMANDS = (
     "train MODEL --loss cross-entropy --label y --data DATA --prefix train_ --val DATA --val-prefix test_ --epochs 1 "
     "--log csv --picture p.html -o trained.onnx",
@@ -31,14 +26,6 @@ COMMANDS = (
     "train MODEL --loss cross-entropy --label y --data DATA --prefix train_ --lora 2 --adapter adapter.safetensors "
     "--epochs 1 -o lora.onnx",
 )
-
-
-MODULES = {"markdown_it_py": "markdown_it", "protobuf": "google"}
-"""Distribution -> its module, if that has another name."""
-
-
-def distribution(requirement: str) -> str:
-    return re.split(r"[<>=!~;\[ ]", requirement)[0].lower().replace("-", "_")
 
 
 TOP_LEVEL = (
@@ -53,23 +40,6 @@ def test_the_top_level_holds_no_stray_file() -> None:
     if listed.returncode:
         pytest.skip("this is no git checkout")
     assert {name.partition("/")[0] for name in listed.stdout.splitlines()} <= set(TOP_LEVEL)
-
-
-def test_every_import_is_of_a_dependency_or_of_a_package_that_is_named() -> None:
-    declared = {distribution(each) for each in PROJECT["dependencies"]}
-    declared |= {distribution(each) for each in requires("onnx") or () if "extra" not in each}
-    modules = {MODULES.get(name, name) for name in declared}
-    for path in (ROOT / "onnxgrad_cli").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"onnxgrad_cli"}:
-                assert name in modules | REQUIREMENTS.keys(), f"{path} imports {name}"
-
-
-def test_the_packages_that_hints_name_are_those_of_the_extras() -> None:
-    listed = {each for group in PROJECT["optional-dependencies"].values() for each in group}
-    assert set(REQUIREMENTS.values()) <= listed
 
 
 BLOCKED = """

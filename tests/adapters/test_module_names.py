@@ -18,6 +18,7 @@ from onnxgrad_cli.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.reading import load_model
 from onnxgrad_cli.metadata import Adapter
+from tests.facts import raises
 from tests.genai_form import HEADS, INNER, KEYS, SIZE, WIDE, decoder
 
 Arrays = dict[str, np.ndarray]
@@ -109,7 +110,9 @@ def test_a_part_without_an_adapter(tmp_path: Path) -> None:
 
 def test_directions_of_a_part_alone(tmp_path: Path) -> None:
     model, (found, values) = read(tmp_path, "phi3"), adapters([UP], dora=True)
-    with pytest.raises(UsageError, match=r"gate_proj' has no DoRA adapter"):
+    with raises(
+        UsageError, "usage", "adapter", "model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.gate_proj", "DoRA"
+    ):
         AdapterTarget(f"peft:{tmp_path / 'p'}").save(model, found, values)
     found, values = adapters([GATE, UP], dora=True)
     AdapterTarget(f"peft:{tmp_path / 'p'}").save(model, found, values)
@@ -133,7 +136,7 @@ def test_a_module_of_another_name(tmp_path: Path) -> None:
 
 def test_a_kind_whose_names_are_not_known(tmp_path: Path) -> None:
     model, (found, values) = read(tmp_path, "chatglm"), adapters([UP])
-    with pytest.raises(UsageError, match="which onnxgrad does not know for a 'chatglm'"):
+    with raises(UsageError, "usage", "adapter", "chatglm"):
         AdapterTarget(f"peft:{tmp_path / 'p'}").save(model, found, values)
     assert not (tmp_path / "p").exists()
 

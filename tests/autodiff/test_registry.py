@@ -17,6 +17,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.proof import prove
+from tests.facts import raises, raises_as
 from tests.harness import with_gradient
 
 
@@ -121,7 +122,7 @@ def test_a_weight_behind_a_stopped_edge_alone_is_not_trained() -> None:
         "v": "gradients are stopped at the operator inputs that connect it with the loss"
     }
     assert differences(built)[0] == "passed"
-    with pytest.raises(UnsupportedError, match="leads from 'v'"):
+    with raises(UnsupportedError, "refused", "train", "v", "y", "Mul_y"):
         build(parse(GATED), Options(train=("v",)))
 
 
@@ -224,7 +225,7 @@ def test_a_scope_forgets_stopped_edges() -> None:
 @pytest.mark.parametrize(
     "op_type, inputs, domain, what",
     [
-        ("Mul", [2], "", "has no input 2"),
+        ("Mul", [2], "", ("failed", "stop_gradient", "2")),
         ("Mul", [-1], "", "the positions must be a set of input positions"),
         ("Mul", [], "", "the positions must be a set of input positions"),
         ("Mul", ["a"], "", "the positions must be a set of input positions"),
@@ -232,8 +233,10 @@ def test_a_scope_forgets_stopped_edges() -> None:
         ("Upsample", [0], "", "is deprecated"),
     ],
 )
-def test_what_can_not_be_stopped_is_refused(op_type: str, inputs: list[int], domain: str, what: str) -> None:
-    with pytest.raises(OnnxgradError, match=what) as caught:
+def test_what_can_not_be_stopped_is_refused(
+    op_type: str, inputs: list[int], domain: str, what: str | tuple[str, ...]
+) -> None:
+    with raises_as(OnnxgradError, what) as caught:
         registry.stop_gradient(op_type, inputs, domain=domain)
     assert caught.value.hint
     assert not list(registry.all_stopped())

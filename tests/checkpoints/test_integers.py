@@ -23,6 +23,7 @@ from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.trainer import Trainer
+from tests.facts import raises
 from tests.quantized import X, quantized, stored
 
 LSQ = Options(quantization="lsq", label="target", optimizer="sgd", keep_outputs=True)
@@ -180,14 +181,14 @@ def test_a_scale_that_is_not_above_zero_is_refused(tmp_path: Path) -> None:
 def test_a_bias_that_no_longer_fits_is_refused(tmp_path: Path) -> None:
     given = quantized(tmp_path)
     said = describe(build(given, LSQ).model).quantized
-    with pytest.raises(OnnxgradError, match="'conv_bias' does not fit into the integers"):
+    with raises(OnnxgradError, "failed", "conv_bias", "conv_bias_quantized"):
         as_integers(given, said, {"x_scale": np.array(1e-9, np.float32)})
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     given = quantized(tmp_path)
     said = describe(build(given, LSQ).model).quantized
-    with pytest.raises(OnnxgradError, match="but was trained as"):
+    with raises(OnnxgradError, "failed", "fc_weight_quantized", "5", "64", "5", "63"):
         as_integers(given, said, {"fc_weight": np.zeros((5, 63), np.float32)})
     with pytest.raises(OnnxgradError, match="stores no 'fc_weight_quantized'"):
         as_integers(onnx.load(tmp_path / "float.onnx"), said, {"fc_weight": np.zeros((5, 64), np.float32)})
@@ -200,7 +201,15 @@ def test_what_can_not_be_written_back_is_refused_before_the_first_step(tmp_path:
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "dynamic.onnx", op_types_to_quantize=["Gemm", "MatMul"])
     np.savez(tmp_path / "data.npz", x=X, target=TARGET)
     options = replace(LSQ, quantization="ste", keep_outputs=False)
-    with pytest.raises(UsageError, match=r"can't be written back.*'fc_weight_Transposed_quantized'"):
+    with raises(
+        UsageError,
+        "usage",
+        "fc_weight_Transposed",
+        "fc_weight_Transposed_quantized",
+        "DequantizeLinear",
+        "MatMulInteger",
+        "DynamicQuantizeLSTM",
+    ):
         run_train(tmp_path / "dynamic.onnx", tmp_path / "data.npz", options=options)
     with pytest.raises(UsageError, match="'x_scale' can't be written back"):
         run_train(tmp_path / "quantized.onnx", tmp_path / "data.npz", options=replace(options, train=("x_scale",)))

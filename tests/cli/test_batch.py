@@ -20,11 +20,9 @@ from onnxgrad_cli.cli import cli
 from onnxgrad_cli.cli.batch import targets_in, typed
 from onnxgrad_cli.cli.terminal.console import Console
 from onnxgrad_cli.errors import UsageError
-from tests.cli.test_cli import HOME, outputs, shell
-from tests.cli.test_documents import validated
+from tests.cli.terminal.test_document import validated
+from tests.cli.test_cli import HOME, outputs
 from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, Shell, save
-
-__all__ = ["shell"]  # the fixture
 
 
 @pytest.mark.slow

@@ -13,11 +13,8 @@ import pytest
 
 from onnxgrad_cli.cli import cli, run
 from onnxgrad_cli.cli.parsing.option import FilePath
-from tests.cli.test_cli import shell
-from tests.cli.test_documents import GOOD
+from tests.cli.terminal.test_document import GOOD
 from tests.cli_harness import MLP, Shell, save
-
-__all__ = ["shell"]  # the fixture
 
 BESIDE: dict[tuple[str, str], tuple[str, ...]] = {
     ("build", "--tokenizer"): ("--verify", "--test-data", "t.jsonl"),

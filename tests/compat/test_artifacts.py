@@ -21,6 +21,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import describe, read
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from tests.cli_harness import Shell
+from tests.facts import raises
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
@@ -167,7 +168,7 @@ def test_outputs_besides(shell: Shell) -> None:
     assert "logits" in ports("art/training_model.onnx")[1] and ports("art/eval_model.onnx")[1] == ["loss", "logits"]
     with pytest.raises(OnnxgradError, match="optimizer"):
         open_artifacts("art")
-    with pytest.raises(UsageError, match="no output 'logit'"):
+    with raises(UsageError, "unknown_name", "logit"):
         generate(additional_output_names=["logit"])
 
 
@@ -246,11 +247,11 @@ def test_artifacts_do_not_go_with(shell: Shell, arguments: tuple[str, ...]) -> N
 def test_files_of_others_stay(shell: Shell) -> None:
     Path("art").mkdir()
     Path("art/checkpoint").write_text("mine")
-    with pytest.raises(UsageError, match="onnxgrad did not write it"):
+    with raises(UsageError, "file_exists", "checkpoint"):
         generate()
     assert shell.files() == {"art/checkpoint": b"mine"}
     result = shell("build", MODEL, "--artifacts", "art", "--label", "labels", "-v")
-    assert result.code == 2 and "'art/checkpoint' exists, and onnxgrad did not write it" in result.err
+    assert result.code == 2 and result.facts == ("file_exists", "checkpoint")
     assert "backward" not in result.err, "nothing is built for a place that is taken"
     assert shell.files() == {"art/checkpoint": b"mine"}
     generate(force=True)

@@ -12,6 +12,7 @@ from onnxgrad_cli.compat.gradient_lists import gradient_definition
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.verification.gradients.gradcheck import gradcheck
+from tests.facts import raises_as
 from tests.harness import with_gradient
 
 
@@ -132,38 +133,38 @@ def test_an_operator_without_schema_has_the_type_of_the_input() -> None:
         ("Mul", "it is not a list of nodes"),
         ([("Mul", ["GO(0)"])], "node 0: it is neither"),
         ([("Mul", "GO(0)", ["GI(0)"])], "not lists of names"),
-        ([(("Mul",), ["GO(0)", "I(1)"], ["GI(0)"])], "is neither an operator nor"),
+        ([(("Mul",), ["GO(0)", "I(1)"], ["GI(0)"])], ("failed", "0", "Mul")),
         ([("Mul", ["GO(0)", "I(1)"], ["GI(0)"], [])], "attributes are not a dictionary"),
         ([("Mull", ["GO(0)", "I(1)"], ["GI(0)"])], "node 0 \\(Mull\\).*valid at none"),
         ([("Mul", ["GO(0)"], ["GI(0)"])], "valid at none"),
         ([("Relu", ["GO(0)"], ["GI(0)"], {"alpha": {"value": 1, "dtype": "int"}})], "valid at none"),
-        ([("Mul", ["GO(0)", "slope"], ["GI(0)"])], "'slope' is neither I, O, GO nor made"),
-        ([("Mul", ["GO(0)", "s"], ["GI(0)"]), ("Neg", ["I(0)"], ["s"])], "'s' is not made by an earlier node"),
+        ([("Mul", ["GO(0)", "slope"], ["GI(0)"])], ("failed", "0", "slope")),
+        ([("Mul", ["GO(0)", "s"], ["GI(0)"]), ("Neg", ["I(0)"], ["s"])], ("failed", "0", "s")),
         (
             [("Neg", ["t"], ["s"]), ("Neg", ["s"], ["t"]), ("Neg", ["s"], ["GI(0)"])],
-            "'t' is not made by an earlier node",
+            ("failed", "0", "t"),
         ),
-        ([("Neg", ["GO(0)"], ["GI(0)"]), ("Neg", ["I(0)"], ["GI(0)"])], "makes 'GI\\(0\\)' a second time"),
-        ([("Neg", ["GO(0)"], ["GI(0)"]), ("Neg", ["GI(0)"], ["GI(1)"])], "it reads GI\\(0\\)"),
+        ([("Neg", ["GO(0)"], ["GI(0)"]), ("Neg", ["I(0)"], ["GI(0)"])], ("failed", "1", "GI(0)")),
+        ([("Neg", ["GO(0)"], ["GI(0)"]), ("Neg", ["GI(0)"], ["GI(1)"])], ("failed", "1", "0")),
         ([("Neg", ["GO(0)"], ["I(0)"])], "it makes I\\(0\\)"),
-        ([("Neg", ["GO(x)"], ["GI(0)"])], "not one of I\\(i\\)"),
+        ([("Neg", ["GO(x)"], ["GI(0)"])], ("failed", "0", "GO(x)")),
         ([("Neg", ["GO(0)"], ["grad"])], "makes no GI"),
-        ([("Neg", ["GO(1)"], ["GI(0)"])], "has no output 1"),
+        ([("Neg", ["GO(1)"], ["GI(0)"])], ("failed", "0", "1", "1")),
         ([("Neg", ["I(2)"], ["GI(0)"])], "has no input 2"),
         ([("Neg", ["GO(0)"], ["GI(2)"])], "has no input 2"),
-        ([("Cast", ["GO(0)"], ["GI(0)"], {"to": 1})], "it is not {'value'"),
-        ([("Cast", ["GO(0)"], ["GI(0)"], {"to": {"value": 1, "dtype": "long"}})], "the dtype 'long'"),
-        ([("Cast", ["GO(0)"], ["GI(0)"], {"to": {"value": 1.0, "dtype": "int"}})], "1.0 is neither of type int"),
+        ([("Cast", ["GO(0)"], ["GI(0)"], {"to": 1})], ("failed", "0", "to", "value", "dtype", "is_tensor")),
+        ([("Cast", ["GO(0)"], ["GI(0)"], {"to": {"value": 1, "dtype": "long"}})], ("failed", "0", "to", "long")),
+        ([("Cast", ["GO(0)"], ["GI(0)"], {"to": {"value": 1.0, "dtype": "int"}})], ("failed", "0", "to", "1.0")),
         ([("Constant", [], ["GI(0)"], constant(1.0, "IElemType(2)"))], "has no input 2"),
         (
             [(("FusedMatMul", "com.microsoft"), ["GO(0)", "I(1)"], ["s"]), ("Neg", ["s"], ["GI(0)"])],
-            "onnx does not know",
+            ("failed", "0", "FusedMatMul", "FusedMatMul", "s"),
         ),
-        ([(("ATen", "org.pytorch.aten"), ["GO(0)"], ["GI(0)"])], "an operator of PyTorch"),
+        ([(("ATen", "org.pytorch.aten"), ["GO(0)"], ["GI(0)"])], ("failed", "0", "PyTorch")),
     ],
 )
-def test_a_malformed_definition_is_refused(nodes: Any, what: str) -> None:
-    with pytest.raises(OnnxgradError, match=what) as caught:
+def test_a_malformed_definition_is_refused(nodes: Any, what: str | tuple[str, ...]) -> None:
+    with raises_as(OnnxgradError, what) as caught:
         gradient_definition("", "Mul", override=True)(nodes)
     assert caught.value.hint
     assert registry.lookup("Mul").source.startswith("onnxgrad_cli.autodiff.rules")

@@ -17,6 +17,7 @@ from onnxgrad_cli.compat import DerivativeOptions, add_loss_output, get_train_in
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.verification.gradients.gradcheck import directional
+from tests.facts import raises
 
 Array = np.ndarray
 Arrays = dict[str, Array]
@@ -606,7 +607,7 @@ def test_outputs_that_cannot_be_judged() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             add_loss_output(model, score, output_index=name)
-    with pytest.raises(UsageError, match="weight_name weights the rows of an output, but output 'z' is a scalar"):
+    with raises(UsageError, "conflict", "weight_name", "z"):
         add_loss_output(model, output_index="z", weight_name="w")
     model.opset_import[0].version = 999
     with pytest.raises(OnnxgradError, match="opset 999"):

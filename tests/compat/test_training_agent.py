@@ -18,7 +18,7 @@ from onnx import ModelProto
 from onnxgrad_cli.compat import DerivativeOptions, onnx_derivative
 from onnxgrad_cli.ir.types import Arrays
 from tests import older_runtime
-from tests.compat.test_onnx_derivative import (
+from tests.compat.test_derivative_options import (
     ABSENT,
     ALSO,
     NETS,

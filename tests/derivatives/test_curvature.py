@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,11 @@ from torch import Tensor, nn
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.common.choices import WEIGHTED_DERIVATIVES, Derivative
-from onnxgrad_cli.derivatives import jacobian
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.metadata import read_derived
-from onnxgrad_cli.verification import composed
 from onnxgrad_cli.verification.derived import prove_derived
 from onnxgrad_cli.verification.verdict import Proof
 from tests.cli_harness import Shell
@@ -155,103 +151,10 @@ def perceptron(inputs: int) -> tuple[nn.Module, Tensor, ModelProto]:
     return module, x, _export(module, {"x": x}, ["y"], True)
 
 
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_rows_of_many_inputs_are_not_written_out(per_sample: bool) -> None:
-    """The model is as large for 512 inputs as for 64, and has the same results as the formula."""
-    counts = []
-    for size in (64, 512):
-        module, x, model = perceptron(size)
-        derived = derive(model, "laplacian", per_sample=per_sample)
-        counts.append(len(list(with_bodies(derived.graph.node))))
-        (found,) = run(derived, {"x": x.numpy()}).values()
-        first, second = module[0].weight, module[2].weight[0]
-        t = torch.tanh(module[0](x))
-        each = (-2 * t * (1 - t * t) * second) @ (first * first).sum(1)
-        agrees(found, each if per_sample else each.sum(), 1e-10)
-    assert counts[0] == counts[1]
-
-
-@pytest.fixture
-def few_elements(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(jacobian, "MAX_VECTORIZED_ELEMENTS", 2000)
-    yield 2000
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_the_size_of_the_batch_decides_how_many_rows_a_block_has(size: int, few_elements: int) -> None:
-    """The largest value within a step of the loop; one row alone may have more elements."""
-    module, _, model = perceptron(200)
-    x = torch.randn(size, 200, dtype=torch.float64)
-    derived = derive(model, "hessian-diagonal", per_sample=True, keep_outputs=True)
-    (loop,) = (node for node in derived.graph.node if node.op_type == "Scan")
-    (body,) = (attribute.g for attribute in loop.attribute if attribute.name == "body")
-    (step,) = (node for node in derived.graph.node if loop.input[0] in node.output)
-    derived.graph.output.append(onnx.ValueInfoProto(name=step.output[0]))
-    rows = run_unchecked(derived, {"x": x.numpy()})[step.output[0]]
-    assert rows.size >= 200 and len(body.input) == 1
-    assert rows.shape[1] == max(few_elements // (200 * size), 1)
-    found = run(derive(model, "hessian-diagonal", per_sample=True), {"x": x.numpy()})["x_hessian_diagonal"]
-    wanted = torch.func.vmap(torch.func.hessian(lambda x: module(x)[0]))(x)
-    agrees(found, torch.diagonal(wanted, dim1=1, dim2=2), 1e-10)
-
-
-def run_unchecked(model: ModelProto, feeds: Arrays) -> Arrays:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, feeds), strict=True))
-
-
 # -- the proof ------------------------------------------------------------------------------------------------------
 
 NET = """<ir_version: 10, opset_import: ["" : 18]> net (float[N, 4] x) => (float[N, 3] y)
 <float[4, 3] w = {0.5, -0.2, 0.3, 0.1, 0.4, -0.6, 0.7, 0.2, -0.1, 0.3, -0.5, 0.6}> { h = MatMul(x, w) y = Tanh(h) }"""
-
-
-@pytest.mark.parametrize("per_sample", [False, True])
-@pytest.mark.parametrize("kind", CURVATURES)
-def test_one_wrong_element_fails(kind: Derivative, per_sample: bool) -> None:
-    original = parser.parse_model(NET.replace("N", "2"))
-    model = derive(original, kind, per_sample=per_sample)
-    assert proof_of(model, original).verdict == "proved"
-    (name,) = (value.name for value in model.graph.output)
-    shape = [dim.dim_value for dim in model.graph.output[0].type.tensor_type.shape.dim]
-    factors = np.ones(shape, np.float32)
-    factors.reshape(-1)[-1] = 1.01
-    for node in model.graph.node:
-        node.output[:] = ["right" if output == name else output for output in node.output]
-    model.graph.initializer.append(onnx.numpy_helper.from_array(factors, "factors"))
-    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factors"], [name]))
-    proof = proof_of(model, original)
-    assert proof.failed and "by " in proof.why
-
-
-def test_a_wrong_rule_fails_in_the_part_that_is_proved_first() -> None:
-    original = parser.parse_model(NET)
-    with registry.scoped():
-        registry.rule("Sub", override=True)(lambda op, g, y, a, b: (g * 1.01, -g * 1.01))
-        proof = proof_of(derive(original, "laplacian"), original)
-    assert proof.failed and "hvp that it is composed of" in proof.why
-
-
-def test_the_first_and_the_last_element_are_always_checked() -> None:
-    """A block of rows that is only partly used ends there."""
-    for size in (1, composed.MAX_PROBES, composed.MAX_PROBES + 1, 1024):
-        positions = composed.probes(size, np.random.default_rng(0))
-        assert {0, size - 1} <= set(positions) and len(set(positions)) == len(positions)
-        assert len(positions) == min(size, composed.MAX_PROBES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CURVATURES)
-def test_1024_inputs_are_proved_by_default(
-    kind: Derivative, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    onnx.save(perceptron(1024)[2], "net.onnx")
-    done = Shell(tmp_path, capsys)("derive", "net.onnx", "--kind", kind, "--per-sample", "--json")
-    assert done.code == 0 and done.json["proof"]["verdict"] == "proved", done.out + done.err
 
 
 # -- on the command line --------------------------------------------------------------------------------------------

@@ -352,13 +352,6 @@ def test_weights_by_default_for_vjp_alone() -> None:
         assert set(subject.weights).issubset(made) == (kind == "vjp"), kind
 
 
-def test_rows_of_more_than_fits_are_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest value of the perceptron's backward part has 2 x 6 elements, and there are 10 rows."""
-    for limit, loops in ((120, 0), (119, 1)):
-        monkeypatch.setattr(jacobian, "MAX_VECTORIZED_ELEMENTS", limit)
-        assert scans(derive(net("perceptron").model["fixed"], "jacobian")) == loops
-
-
 FIRST = {(case.op, case.domain): case for case in reversed(OPERATORS)}
 
 

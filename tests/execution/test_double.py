@@ -1,10 +1,5 @@
 """The loss in float64, also where onnxruntime has no float64 kernel: compared with PyTorch's."""
 
-import itertools
-import time
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,23 +7,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrad_cli import run_build
-from onnxgrad_cli.execution.double import DoubleExecutor
-from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.limits import at_once, run_limited
-
-SHAPES = [
-    ((2, 4, 9), (6, 4, 3), 1),
-    ((2, 4, 9, 7), (6, 2, 3, 2), 2),
-    ((1, 4, 6, 5, 7), (8, 1, 2, 3, 1), 4),
-    ((1, 4, 6, 5), (4, 1, 2, 3), 4),
-    ((2, 4, 5, 6), (6, 2, 1, 1), 2),
-    ((2, 4, 5, 6), (4, 1, 1, 1), 4),
-    ((2, 4, 3, 60), (6, 2, 1, 18), 2),
-    ((2, 2, 60), (3, 2, 18), 1),
-    ((1, 2, 40, 3), (3, 2, 18, 1), 1),
-]
-STRIDES, DILATIONS, PADS = (1, 2, 3), (1, 2), ((0, 0), (1, 2))
+from onnxgrad_cli.execution import double
+from onnxgrad_cli.execution.double import Deferred, DoubleExecutor
+from onnxgrad_cli.execution.limits import at_once
 
 
 def model_of(node: onnx.NodeProto, x: np.ndarray, *weights: np.ndarray) -> onnx.ModelProto:
@@ -41,59 +22,6 @@ def model_of(node: onnx.NodeProto, x: np.ndarray, *weights: np.ndarray) -> onnx.
         [numpy_helper.from_array(w.astype(np.float32), name) for name, w in zip("wb", weights, strict=False)],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-
-
-@pytest.mark.parametrize(("image", "kernel", "group"), SHAPES)
-@pytest.mark.thinned(3)
-def test_convolutions_are_products(image: tuple[int, ...], kernel: tuple[int, ...], group: int) -> None:
-    rng, spatial = np.random.default_rng(0), len(image) - 2
-    x, w, b = rng.normal(size=image), rng.normal(size=kernel).astype(np.float32), rng.normal(size=kernel[0])
-    b = b.astype(np.float32)
-    for stride, dilation, pads, biased in itertools.product(STRIDES, DILATIONS, PADS, (True, False)):
-        node = helper.make_node(
-            "Conv", ["x", "w", "b"][: 2 + biased], ["y"], group=group, strides=[stride] * spatial,
-            dilations=[dilation] * spatial, pads=[pads[0]] * spatial + [pads[1]] * spatial,
-        )  # fmt: skip
-        run = DoubleExecutor(model_of(node, x, w, b))
-        wide = np.pad(x, [(0, 0), (0, 0), *[pads] * spatial])
-        function = getattr(torch.nn.functional, f"conv{spatial}d")
-        tensors = [torch.tensor(each, dtype=torch.float64) for each in (wide, w, b)]
-        expected = function(*tensors[: 2 + biased], stride=stride, dilation=dilation, groups=group).numpy()
-        np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-12, atol=1e-12)
-        products = kernel[:2] != (group, 1) or set(kernel[2:]) == {1}
-        assert ("onnx.reference" in run.name) != products
-
-
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("dilation", [1, 2])
-@pytest.mark.thinned(3)
-def test_averages_over_windows_are_sums(spatial: int, dilation: int) -> None:
-    """onnxruntime's float32 kernel says what they are; windows that hang over run on the reference, in no time."""
-    x, sizes = np.random.default_rng(0).normal(size=(2, 3, 9, 10, 11)[: spatial + 2]), [2, 3, 2][:spatial]
-    for stride, pads, counted, ceil in itertools.product((1, 2, 3), ((0, 0), (0, 1), (1, 1)), (0, 1), (0, 1)):
-        node = helper.make_node(
-            "AveragePool", ["x"], ["y"], kernel_shape=sizes, strides=[stride] * spatial, dilations=[dilation] * spatial,
-            pads=[pads[0]] * spatial + [pads[1]] * spatial, count_include_pad=counted, ceil_mode=ceil,
-        )  # fmt: skip
-        model = model_of(node, x)
-        expected = Executor(model, fallback=False)({"x": x.astype(np.float32)})["y"]
-        run = DoubleExecutor(model)
-        np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-4, atol=1e-6)
-        assert ("onnx.reference" in run.name) == bool(ceil)
-
-
-def test_no_python_code_is_in_the_proof_of_a_network_with_averages(tmp_path: Path) -> None:
-    """Inception was proved in minutes, as onnx's reference visits each window of an AveragePool."""
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[batch, 2, 6, 6] x) => (float[batch, 2, 2, 2] y) <float[2, 2, 3, 3] w = {WEIGHTS}> {
-      c = Conv<pads = [1, 1, 1, 1]>(x, w) t = Tanh(c)
-      a = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(t)
-      y = AveragePool<kernel_shape = [3, 3], strides = [3, 3]>(a)
-    }"""
-    weights = ", ".join(f"{x:.3f}" for x in np.random.default_rng(0).normal(size=36))
-    report = run_build(onnx.parser.parse_model(text.replace("WEIGHTS", weights)), tmp_path / "out.onnx")
-    assert report.proof is not None and report.proof.verdict == "proved"
-    assert report.proof.executor == f"onnxruntime {onnxruntime.__version__} in float64"
 
 
 def test_a_weight_that_is_computed_has_the_shape_that_it_is_given() -> None:
@@ -184,24 +112,44 @@ def test_two_runs_at_the_same_time_are_those_one_after_the_other() -> None:
     assert "onnx.reference" in beside.name and "onnxruntime" in beside.name
 
 
-def test_the_reference_runs_one_point_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its evaluators keep what they run in themselves."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
-        g (float[n, 4] x) => (float[n, 4] y) { y = HardSigmoid(x) }""")
-    run = DoubleExecutor(model, beside=True)
-    x = np.zeros((1, 4))
-    run({"x": x})
-    assert run.name == "onnx.reference"
-    inside, most = 0, 0
+def chain(count: int, rng: np.random.Generator) -> onnx.ModelProto:
+    """A chain of products, of which one weight is read twice."""
+    names = [f"w{i}" for i in range(count)]
+    steps = "".join(f"a{i} = MatMul(h{i}, w{i}) h{i + 1} = Erf(a{i}) " for i in range(count))
+    inputs = ", ".join(f"float[8, 8] {name}" for name in names)
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]>
+        g (float[2, 8] h0, {inputs}) => (float[2, 8] y) {{ {steps} y = MatMul(h{count}, w0) }}""")
+    values = [rng.standard_normal((8, 8)).astype(np.float32) for _ in names]
+    model.graph.initializer.extend(numpy_helper.from_array(x, n) for n, x in zip(names, values, strict=True))
+    return model
 
-    def slowly(*arguments: Any) -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        time.sleep(0.02)
-        inside -= 1
-        return run_limited(*arguments)
 
-    monkeypatch.setattr("onnxgrad_cli.execution.double.run_limited", slowly)
-    at_once(run, [{"x": x}] * 3)
-    assert most == 1
+@pytest.mark.parametrize("piece", [1, 1200, 10**9])
+def test_pieces_compute_what_the_whole_does(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    rng = np.random.default_rng(0)
+    model, x = chain(4, rng), rng.standard_normal((2, 8))
+    expected = DoubleExecutor(model)({"h0": x})["y"]
+    monkeypatch.setattr(double, "PIECE", piece)
+    monkeypatch.setattr(double, "SHARED", 1)
+    run = DoubleExecutor(model)
+    for _ in range(2):
+        np.testing.assert_allclose(run({"h0": x})["y"], expected, rtol=1e-14)
+    other = rng.standard_normal((8, 8))
+    fed = run({"h0": x, "w1": Deferred.copy(other.astype(np.float32))})["y"]
+    np.testing.assert_allclose(fed, run({"h0": x, "w1": other.astype(np.float32).astype(np.float64)})["y"], rtol=1e-14)
+    np.testing.assert_allclose(run({"h0": x})["y"], expected, rtol=1e-14)
+
+
+def test_all_pieces_run_where_a_kernel_turns_out_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The piece is cut at Asinh, which no other test uses, and the later pieces stay."""
+    rng = np.random.default_rng(0)
+    model, h = chain(4, rng), rng.standard_normal((2, 8))
+    x, weights = h, [numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer]
+    for node in model.graph.node:
+        if node.op_type == "Erf":
+            node.op_type = "Asinh"
+    for w in weights:
+        h = np.arcsinh(h @ w)
+    monkeypatch.setattr(double, "PIECE", 1)
+    monkeypatch.setattr(double, "SHARED", 1)
+    np.testing.assert_allclose(DoubleExecutor(model)({"h0": x})["y"], h @ weights[0], rtol=1e-12)

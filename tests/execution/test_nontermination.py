@@ -14,6 +14,7 @@ from onnxgrad_cli import Options, build, run_build, run_check, run_evaluate, run
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.jobs.train import run_train
+from tests.facts import raises
 
 
 def looping(trips: str, starts: str, goes_on: str) -> ModelProto:
@@ -52,7 +53,7 @@ def test_a_loop_that_nothing_ends_is_told(loop: tuple[str, str, str], what: str)
 def test_what_never_ends_is_not_trained(tmp_path: Path) -> None:
     onnx.save(looping("many", "yes", "c"), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 3), "f"), label=np.zeros((2, 3), "f"))
-    with pytest.raises(UnsupportedError, match="so a step would not end"):
+    with raises(UnsupportedError, "refused", "Loop_y", "4,611,686,018,427,387,904"):
         run_train(tmp_path / "m.onnx", tmp_path / "d.npz")
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "d.npz"}
 
@@ -66,7 +67,7 @@ def test_what_never_ends_is_not_run_on_data(held: bool) -> None:
         del model.graph.initializer[:]
     data = {"x": np.zeros((2, 3), "f"), "label": np.zeros((2, 3), "f")}
     for act in (run_predict, run_evaluate):
-        with pytest.raises(UnsupportedError, match="so a step would not end"):
+        with raises(UnsupportedError, "refused", "Loop_y", "4,611,686,018,427,387,904"):
             act(model, data)
     assert run_predict(looping("few", "yes", "c"), data).samples == 2
 
@@ -76,5 +77,5 @@ def test_what_never_ends_is_not_proved_when_that_is_asked_for(tmp_path: Path) ->
     assert report.status == "refused" and "without a condition that ends it earlier" in report.error
     assert not list(tmp_path.iterdir())
     onnx.save(build(looping("many", "yes", "c"), Options()).model, tmp_path / "train.onnx")
-    with pytest.raises(UnsupportedError, match="without a condition that ends it earlier"):
+    with raises(UnsupportedError, "refused", "Loop_y", "4,611,686,018,427,387,904"):
         run_check(tmp_path / "train.onnx")

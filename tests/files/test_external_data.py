@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
-from onnx import ModelProto, TensorProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.files import check_external_data, load_external_data, load_model, own_model, save_model
-from onnxgrad_cli.files.external_data import refer, references
+from onnxgrad_cli.files.external_data import refer, references, tensors
 from tests.cli_harness import Shell
-from tests.files.test_files import W, model_of
+from tests.files.test_writing import W, model_of, saved_outside
 
 
 def referring(*entries: tuple[str, object]) -> ModelProto:
@@ -174,3 +175,37 @@ def test_a_session_finds_data_wherever_their_links_lead(tmp_path: Path) -> None:
     (tmp_path / "links/c").symlink_to("../out")
     with pytest.raises(OnnxgradError, match="outside the model's folder"):
         open_session(model, tmp_path / "links/model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [("../outside.bin", "outside"), ("missing.bin", "missing"), ("short.bin", "cut short")],
+)
+def test_external_data_that_are_not_there(tmp_path: Path, location: str, words: str) -> None:
+    source = saved_outside(tmp_path / "a")
+    (tmp_path / "outside.bin").write_bytes(W.tobytes())
+    (tmp_path / "a" / "short.bin").write_bytes(W.tobytes()[:-1])
+    model = onnx.load(source, load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = location
+    with pytest.raises(OnnxgradError, match=words):
+        check_external_data(model, source)
+
+
+def test_every_tensor_is_found(tmp_path: Path) -> None:
+    """Those of nodes, of bodies and of functions too."""
+    value = numpy_helper.from_array(np.zeros(2, np.float32), "t")
+    inner = helper.make_node("Constant", [], ["c"], value=value)
+    body = helper.make_graph([inner], "body", [], [helper.make_tensor_value_info("c", 1, [2])], [value])
+    node = helper.make_node("If", ["cond"], ["y"], then_branch=body, else_branch=body)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("cond", 9, [])],
+        [helper.make_tensor_value_info("y", 1, [2])],
+        [value],
+    )
+    function = helper.make_function("my.ops", "F", [], ["c"], [inner], [helper.make_opsetid("", 17)])
+    model = helper.make_model(graph, functions=[function], opset_imports=[helper.make_opsetid("", 17)])
+    assert len(list(tensors(model))) == 1 + 2 * 2 + 1

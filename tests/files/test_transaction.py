@@ -30,7 +30,7 @@ from onnxgrad_cli.files import (
     transaction,
     writing,
 )
-from tests.files.test_files import model_of, saved_outside
+from tests.files.test_writing import model_of, saved_outside
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="it has neither modes nor these signals")
 

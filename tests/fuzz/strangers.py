@@ -31,7 +31,7 @@ TRAINED = ["--data", "d.npz", "--epochs", "1", "--force"]
 @cache
 def made() -> Mapping[str, bytes]:
     """Models that say something of themselves, adapters in each form and values beside a model, by file name."""
-    from tests.adapters.test_forms import network
+    from tests.adapters.test_formats import network
 
     with TemporaryDirectory() as top:
         place = Path(top)

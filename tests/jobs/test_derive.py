@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 
 from onnxgrad_cli import derive, scoped, stop_gradient
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.ir.nodes import node_names
 from tests.cli_harness import NO_WEIGHTS, UNKNOWN_OPS, Shell, save
 
 SQUARES = """
@@ -147,24 +145,6 @@ def test_an_operator_without_a_rule_is_named(shell: Shell) -> None:
     save(UNKNOWN_OPS, Path("unknown.onnx"))
     result = shell("derive", "unknown.onnx")
     assert result.code == 3 and "my.ops::Twirl" in result.err and "my.ops::Swirl" in result.err
-
-
-@pytest.mark.parametrize("command", ["build", "derive"])
-def test_identifiers(shell: Shell, command: str) -> None:
-    arguments = {"build": ("--output", "y", "--no-report"), "derive": ("--of", "y")}[command]
-    assert shell(command, "squares.onnx", *arguments, "-o", "plain.onnx").code == 0
-    assert shell(command, "squares.onnx", *arguments, "--identifiers", "-o", "named.onnx").code == 0
-    own = set(node_names(onnx.load("squares.onnx").graph))
-    names = [name for name in node_names(onnx.load("named.onnx").graph) if name and name not in own]
-    assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in names)
-    assert {"layer.scale", "layer_scale_grad"} <= {"layer.scale", *names}
-    extra = {"label": X * 0} if command == "build" else {"y_grad": X}
-    plain, named = (run(f"{name}.onnx", x=X, z=X, **extra) for name in ("plain", "named"))
-    assert [name.replace(".", "_") for name in plain] == list(named)
-    for a, b in zip(plain.values(), named.values(), strict=True):
-        np.testing.assert_array_equal(a, b)
-    if command == "build":
-        assert shell("check", "named.onnx").code == 0
 
 
 def test_a_loss_of_unknown_size_is_no_number(shell: Shell) -> None:

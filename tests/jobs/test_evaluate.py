@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import parser
 
 from onnxgrad_cli import (
     LossSpec,
@@ -24,10 +24,9 @@ from onnxgrad_cli import (
     run_evaluate,
     run_predict,
 )
-from onnxgrad_cli.data import open_data
 from onnxgrad_cli.data.classes import class_names, names_for
-from onnxgrad_cli.ir.types import tensor_type
 from tests.cli_harness import Shell
+from tests.facts import raises_as
 
 TWO = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -170,90 +169,15 @@ def test_an_array_is_mapped_to_one_input(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        ({"columns": {"feature": "x"}}, "no 'feature' among the arrays"),
-        ({"columns": {"features": "y"}}, "no 'y' among the inputs"),
+        ({"columns": {"feature": "x"}}, ("unknown_name", "columns", "feature")),
+        ({"columns": {"features": "y"}}, ("unknown_name", "columns", "y")),
         ({"normalize": ("auto",)}, "is only for training data"),
-        ({"balance": True}, "are only for training"),
+        ({"balance": True}, ("usage", "augment", "balance")),
     ],
 )
-def test_what_can_not_be_done_to_samples_is_told(samples: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_can_not_be_done_to_samples_is_told(samples: dict[str, Any], said: str | tuple[str, ...]) -> None:
+    with raises_as(UsageError, said):
         run_predict(two(), {"features": X, "x": X}, setting=Setting(samples=SampleOptions(**samples)))
-
-
-def test_a_table_with_labels_is_predicted_from_as_it_was_trained_on(shell: Shell) -> None:
-    """Columns that the one input takes are what the label leaves, in predict as in train."""
-    rows = [[*map(float, x), "ant"] for x in X]
-    text = "\n".join(",".join(map(str, row)) for row in [["a", "b", "c", "d", "kind"], *rows])
-    (shell.folder / "t.csv").write_text(text)
-    lines = [dict(zip("abcd", x, strict=True), kind="ant") for x in X.tolist()]
-    (shell.folder / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    for data in ("t.csv", "t.jsonl"):
-        for how in (("--label", "kind"), ("--map", "kind=label")):
-            done = shell("predict", "m.onnx", "--data", data, *how, "-o", "p.npz", "--force")
-            assert done.code == 0, done.err
-            np.testing.assert_allclose(np.load("p.npz")["cls"], outputs()[0], atol=1e-4)
-    done = shell("predict", "m.onnx", "--data", "t.csv", "-o", "p.npz", "--force")
-    assert done.code == 2 and "if one of them is 'label', pass COLUMN=label with --map" in done.err
-    done = shell("predict", "m.onnx", "--data", "t.csv", "--map", "kind=lable", "-o", "p.npz", "--force")
-    assert done.code == 2 and "the model has no input or label 'lable'" in done.err
-    done = shell("attack", "m.onnx", "--data", "t.csv", "--map", "kind=label", "--output", "cls")
-    assert done.code == 0, done.err
-    done = shell("explain", "m.onnx", "--data", "t.csv", "--label", "kind", "--output", "cls", "--sample", "0")
-    assert done.code == 0, done.err
-
-
-@pytest.mark.parametrize("form", ["npz", "csv", "jsonl", "parquet"])
-def test_predictions_are_written_as_data_are_read(shell: Shell, form: str) -> None:
-    """What one form holds of numbers and names, all hold."""
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
-    done = shell("predict", "m.onnx", "--data", "d.npz", "-o", f"p.{form}")
-    assert done.code == 0, done.err
-    types = {value.name: value.type for value in two().graph.output}
-    data = open_data(Path(f"p.{form}"), {"cls": types["cls"], "reg": types["reg"]})
-    batch = data.batch(np.arange(len(data)))
-    for name, wanted in zip(("cls", "reg"), outputs(), strict=True):
-        np.testing.assert_allclose(batch[name], wanted, rtol=1e-6)
-    kinds = open_data(Path(f"p.{form}"), {"cls_class": tensor_type(TensorProto.INT64, ["N"])}).batch(np.arange(45))
-    np.testing.assert_array_equal(kinds["cls_class"], outputs()[0].argmax(1))
-    assert b"ant" in Path(f"p.{form}").read_bytes() or form == "npz"
-
-
-def test_a_number_that_is_none_and_an_axis_more_are_written_too(shell: Shell) -> None:
-    text = """
-        <ir_version: 8, opset_import: ["": 17]>
-        roots (float[N, 2, 2] x) => (float[N, 2, 2] y) { y = Sqrt(x) }
-    """
-    onnx.save(parser.parse_model(text), "roots.onnx")
-    np.savez("r.npz", x=np.array([[[1, 4], [9, -1]]], np.float32))
-    assert shell("predict", "roots.onnx", "--data", "r.npz", "-o", "r.jsonl").code == 0
-    assert json.loads(Path("r.jsonl").read_text()) == {"y": [[1, 2], [3, None]]}
-    parquet = pytest.importorskip("pyarrow.parquet")
-    assert shell("predict", "roots.onnx", "--data", "r.npz", "-o", "r.parquet").code == 0
-    (row,) = parquet.read_table("r.parquet").column("y").to_pylist()
-    assert row[0] == [1, 2] and row[1][0] == 3 and np.isnan(row[1][1])
-    done = shell("predict", "roots.onnx", "--data", "r.npz", "-o", "r.xlsx")
-    assert done.code == 2 and "is not a file for predictions" in done.err and ".jsonl, .parquet" in done.err
-
-
-def test_tokens_of_different_lengths_are_predicted_whatever_the_input_is_called(shell: Shell) -> None:
-    bag = """
-        <ir_version: 10, opset_import: ["": 18]>
-        bag (int64[N, T] words) => (float[N, 2] y)
-        <float[4, 2] table = {0, 0, 1, 2, 3, 4, 5, 6}, int64[1] along = {1}>
-        { rows = Gather(table, words)
-          y = ReduceSum<keepdims = 0>(rows, along) }
-    """
-    onnx.save(onnx.parser.parse_model(bag), "bag.onnx")
-    (shell.folder / "w.jsonl").write_text('{"words": [1, 2]}\n{"words": [3]}\n{"words": [1, 1, 1]}\n')
-    done = shell("predict", "bag.onnx", "--data", "w.jsonl", "-o", "p.npz")
-    assert done.code == 0, done.err
-    assert "'words' has 1 to 3 tokens in a sample. Batches are padded with 0" in done.err
-    np.testing.assert_array_equal(np.load("p.npz")["y"], [[4, 6], [5, 6], [3, 6]])
-    (shell.folder / "w.jsonl").write_text('{"words": [1, 9]}\n')
-    done = shell("predict", "bag.onnx", "--data", "w.jsonl", "-o", "q.npz")
-    assert done.code == 2 and "'words' is 9 in sample 0" in done.err and "a table of 4 rows" in done.err
 
 
 def test_a_metric_of_an_output_says_which_epoch_is_best(shell: Shell) -> None:
@@ -306,105 +230,6 @@ def test_a_training_model_is_refused(shell: Shell) -> None:
     for command in ("evaluate", "predict"):
         done = shell(command, "t.onnx", "--data", "d.npz")
         assert done.code == 2 and "the model is already a training model" in done.err
-
-
-@pytest.mark.parametrize("batch", ["batch", "8"])
-def test_predictions_are_the_models_outputs_of_each_sample(shell: Shell, batch: str) -> None:
-    """Also of a model that takes eight samples at once, and there are 45."""
-    onnx.save(two(batch, onnxgrad_classes=json.dumps({"cls": ["ant", "bee", "cat"]})), "m.onnx")
-    done = shell("predict", "m.onnx", "--data", "d.npz", "--batch-size", "7", "--json")
-    assert done.code == 0, done.err
-    cls, reg = outputs()
-    with np.load("m.predictions.npz") as found:
-        assert set(found) == {"cls", "reg", "cls_class", "cls_label"} == set(done.json["outputs"])
-        np.testing.assert_allclose(found["cls"], cls, rtol=1e-6)
-        np.testing.assert_allclose(found["reg"], reg, rtol=1e-6)
-        assert found["cls_class"].tolist() == cls.argmax(1).tolist()
-        assert found["cls_label"].tolist() == np.array(["ant", "bee", "cat"])[cls.argmax(1)].tolist()
-    assert shell("predict", "m.onnx", "--data", "d.npz", "-q").code == 0  # its own file may be replaced
-
-
-def test_predictions_as_a_table(shell: Shell) -> None:
-    import csv
-
-    done = shell("predict", "m.onnx", "--data", "d.npz", "--output", "cls", "-o", "p.csv")
-    assert done.code == 0, done.err
-    assert b"\r" not in Path("p.csv").read_bytes()
-    with Path("p.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert list(rows[0]) == ["cls_0", "cls_1", "cls_2", "cls_class", "cls_label"] and len(rows) == 45
-    found = np.array([[row[f"cls_{i}"] for i in range(3)] for row in rows], np.float32)
-    np.testing.assert_array_equal(found, run_predict("m.onnx", "d.npz", "p.npz").outputs["cls"])
-    refused = shell("predict", "m.onnx", "--data", "d.npz", "-o", "p.csv")
-    assert refused.code == 2 and "--force" in refused.err
-    assert shell("predict", "m.onnx", "--data", "d.npz", "-o", "p.txt").code == 2
-    assert shell("predict", "m.onnx", "--data", "d.npz", "-o", "m.onnx").code == 2
-
-
-def test_no_output_is_replaced_by_the_class_of_another(shell: Shell) -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[n, 4] x) => (float[n, 4] y, float[n, 4] OTHER) { y = Relu(x) OTHER = Neg(x) }"""
-    for other in ("y_class", "y_label"):
-        model = parser.parse_model(text.replace("OTHER", other))
-        model.metadata_props.add(key="onnxgrad.classes", value='{"y": ["a", "b", "c", "d"]}')
-        onnx.save(model, "z.onnx")
-        done = shell("predict", "z.onnx", "--data", "d.npz", "-o", "p.npz")
-        assert done.code == 2 and not Path("p.npz").exists(), done.err
-        assert f"an output '{other}', but the class of 'y' would get the same name" in done.err
-        found = run_predict("z.onnx", "d.npz", "p.npz", outputs=("y",)).outputs
-        assert set(found) == {"y", "y_class", "y_label"} and found["y_label"][0] in "abcd"
-        assert run_predict("z.onnx", "d.npz", "q.npz", outputs=(other,), force=True).outputs[other].min() < 0
-        Path("p.npz").unlink()
-
-
-def test_a_table_has_no_two_columns_of_one_name(shell: Shell) -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y, float[n] y_2)
-    { y = Relu(x) y_2 = ReduceMin<axes = [1], keepdims = 0>(x) }"""
-    onnx.save(parser.parse_model(text), "z.onnx")
-    done = shell("predict", "z.onnx", "--data", "d.npz", "-o", "p.csv")
-    assert done.code == 2 and "two columns of the table would be called 'y_2'" in done.err
-    assert "--output" in done.err and not Path("p.csv").exists()
-    for name in ("p.jsonl", "p.npz"):
-        assert shell("predict", "z.onnx", "--data", "d.npz", "-o", name).code == 0
-
-
-FEW = np.array([[-2, -1, 0, 1]] * 3, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        ("BFLOAT16", "float32"), ("FLOAT8E4M3FN", "float32"), ("FLOAT8E4M3FNUZ", "float32"),
-        ("FLOAT8E5M2", "float32"), ("FLOAT8E5M2FNUZ", "float32"), ("INT4", "int8"), ("INT2", "int8"),
-        ("UINT4", "uint8"), ("UINT2", "uint8"),
-    ],
-)  # fmt: skip
-def test_outputs_in_types_that_numpy_lacks_are_numbers(kind: str, dtype: str) -> None:
-    """Also beside an output that is called as the one in which they would be read."""
-    to, sizes = TensorProto.DataType.Value(kind), ["n", 4]
-    zero = [helper.make_tensor("z", to, [], [0])] if "INT" in kind else []
-    cast = helper.make_node("Cast", ["x"], ["o"], to=to)
-    made = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["o"]) if zero else cast
-    types = {"x": TensorProto.FLOAT, "o": to, "o_read": TensorProto.FLOAT}
-    ends = [helper.make_tensor_value_info(name, each, sizes) for name, each in types.items()]
-    nodes = [made, helper.make_node("Identity", ["x"], ["o_read"])]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(np.float32(1), "s"), *zero])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=11)
-    found = run_predict(model, {"x": FEW}).outputs
-    assert found["o"].dtype == dtype
-    np.testing.assert_array_equal(found["o"], np.clip(FEW, 0, 3) if kind.startswith("U") else FEW)
-    np.testing.assert_array_equal(found["o_read"], FEW)
-
-
-def test_an_output_that_is_not_of_samples_is_refused_by_name(shell: Shell) -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y, float z)
-    { y = Relu(x) z = ReduceSum<keepdims=0>(x) }"""
-    onnx.save(parser.parse_model(text), "z.onnx")
-    done = shell("predict", "z.onnx", "--data", "d.npz", "-o", "p.npz")
-    assert done.code == 2 and "'z' is [] for 32 samples" in done.err and "--output" in done.err
-    assert shell("predict", "z.onnx", "--data", "d.npz", "--output", "y", "-o", "p.npz").code == 0
-    done = shell("predict", "z.onnx", "--data", "d.npz", "--output", "w", "-o", "p.npz")
-    assert done.code == 2 and "no output 'w'" in done.err
 
 
 def test_a_trainer_measures_and_predicts_what_it_would_save(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from onnxgrad_cli.metadata import Adapter, describe
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import Shell
+from tests.facts import raises
 from tests.passes import test_quantized_adapters as quantized
 from tests.passes.test_quantized_adapters import BIAS, RANK, Form, K, N, X, with_factors
 
@@ -145,7 +146,7 @@ def test_what_is_refused(form: Form, options: dict[str, Any], why: str) -> None:
 
 
 def test_dropout_is_refused() -> None:
-    with pytest.raises(UsageError, match="`lora_dora` can't be combined with `lora_dropout`"):
+    with raises(UsageError, "conflict", "lora_dora", "lora_dropout"):
         Options(lora=LoraSpec(2), lora_dora=True, lora_dropout=0.1)
 
 

@@ -19,6 +19,7 @@ from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.loss_scale import parse_loss_scale
 from onnxgrad_cli.verification.proof import prove
+from tests.facts import raises_as
 from tests.steps import RATE, STEPS, Batch, assert_same, batches, exported, loss, network, options, trained
 
 BAD = (20, 30, 31)
@@ -157,10 +158,10 @@ def test_what_is_no_scale_is_refused(text: str) -> None:
     ("given", "words"),
     [
         ({"loss_scale": "dynamic"}, "requires an optimizer, because it adapts the scale at each step"),
-        ({"loss_scale": 8.0, "as_gradient_op": True}, "`as_gradient_op` can't be combined with `loss_scale`"),
+        ({"loss_scale": 8.0, "as_gradient_op": True}, ("conflict", "as_gradient_op", "loss_scale")),
         ({"loss_scale": float("nan")}, "`loss_scale`"),
     ],
 )
-def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str | tuple[str, ...]) -> None:
+    with raises_as(UsageError, words):
         build(exported(network(torch.float32)), Options(**given))

@@ -22,7 +22,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.execution.executor import Executor, to_double
+from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import LoraSpec, Options, RecomputeSpec
 from onnxgrad_cli.passes import low_bit
@@ -384,12 +384,3 @@ def test_integers_that_meet_integers_keep_the_form_of_their_kernels() -> None:
 
 
 # -- in float64 -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", list(FORMS))
-def test_kernels_of_few_bits_in_float64(form: str) -> None:
-    net = Net(**FORMS[form])  # type: ignore[arg-type]
-    (y,) = Executor(to_double(net.model), fallback=False)({"x": net.x.astype(np.float64)}).values()
-    h = np.tanh(net.x @ net.matrices[0].T + net.biases[0]) @ net.matrices[1].T + net.biases[1]
-    assert y.dtype == np.float64
-    np.testing.assert_allclose(y, h, rtol=1e-10, atol=1e-10)

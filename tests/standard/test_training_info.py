@@ -24,7 +24,7 @@ from onnxgrad_cli.jobs.expand import Piece, expand_operators, run_expand
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.standard.training_info import check_training_info, initial_model, pack, step_model
-from tests.cli_harness import MLP, WEIGHT, Shell, save, save_external
+from tests.cli_harness import MLP, Shell, save
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 ort.set_default_logger_severity(3)
@@ -268,123 +268,6 @@ def begun(model: ModelProto, **options: Any) -> tuple[Arrays, ModelProto]:
     return {pair.key: values[pair.value] for pair in whole.training_info[0].initialization_binding}, whole
 
 
-def weighted(text: str, **shapes: tuple[int, ...]) -> ModelProto:
-    """A model of a text, with random weights of the given shapes."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
-    rng = np.random.default_rng(0)
-    model.graph.initializer.extend(
-        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name) for name, shape in shapes.items()
-    )
-    return model
-
-
-FANS = {
-    "MatMul": ("g (float[n, 40] x) => (float[n, 30] z) { z = MatMul(x, w) }", (40, 30), (40, 30)),
-    "MatMul-left": ("g (float[40, n] x) => (float[30, n] z) { z = MatMul(w, x) }", (30, 40), (40, 30)),
-    "MatMul-transposed": (
-        "g (float[n, 40] x) => (float[n, 30] z) { v = Transpose(w) z = MatMul(x, v) }", (30, 40), (40, 30)),
-    "Gemm": ("g (float[n, 40] x) => (float[n, 30] z) { z = Gemm(x, w) }", (40, 30), (40, 30)),
-    "Gemm-transB": ("g (float[n, 40] x) => (float[n, 30] z) { z = Gemm <transB = 1> (x, w) }", (30, 40), (40, 30)),
-    "Gemm-transA": ("g (float[40, n] x) => (float[30, n] z) { z = Gemm <transA = 1> (w, x) }", (40, 30), (40, 30)),
-    "Conv": ("g (float[n, 8, 9, 9] x) => (float[n, 12, a, b] z) { z = Conv(x, w) }", (12, 8, 3, 5), (120, 180)),
-    "Conv-group": (
-        "g (float[n, 8, 9, 9] x) => (float[n, 40, a, b] z) { z = Conv <group = 4> (x, w) }", (40, 2, 3, 5), (30, 150)),
-    "ConvTranspose": (
-        "g (float[n, 8, 9, 9] x) => (float[n, 12, a, b] z) { z = ConvTranspose(x, w) }", (8, 12, 3, 5), (120, 180)),
-    "Gather": ("g (int64[n] x) => (float[n, 30] z) { z = Gather(w, x) }", (40, 30), (30, 30)),
-    "MatMul-row": ("g (float[900, n] x) => (float[n] z) { z = MatMul(w, x) }", (900,), (900, 1)),
-    "MatMul-column": ("g (float[n, 900] x) => (float[n] z) { z = MatMul(x, w) }", (900,), (900, 1)),
-    "Einsum": (
-        'g (float[n, 40] x) => (float[n, 5, 6] z) { z = Einsum <equation = "ni,ihd->nhd"> (x, w) }',
-        (40, 5, 6), (40, 30)),
-    "RNN": ("g (float[t, n, 40] x) => (float[t, 1, n, 30] z) { z = RNN <hidden_size = 30> (x, w, r) }",
-            (1, 30, 40), (40, 30)),
-    "LSTM": ("g (float[t, n, 40] x) => (float[t, 1, n, 30] z) { z = LSTM <hidden_size = 30> (x, w, r) }",
-             (1, 120, 40), (40, 30)),
-    "table of positions": ("g (float[n, 50, 30] x) => (float[n, 50, 30] z) { z = Add(x, w) }", (50, 30), (30, 30)),
-}  # fmt: skip
-"""Operator -> a model that reads `w`, its shape, and its fan in and fan out, counted by hand."""
-
-
-@pytest.mark.parametrize("name", FANS)
-@pytest.mark.parametrize("how", ["xavier", "he", "normal"])
-@pytest.mark.thinned(4)
-def test_fans(name: str, how: str) -> None:
-    text, shape, (fan_in, fan_out) = FANS[name]
-    others = {"r": (1, shape[1], 30)} if " r)" in text else {}
-    model = weighted(text, w=shape, **others)
-    values, _ = begun(model, init=how, seed=1)
-    w = values["w"].astype(np.float64)
-    assert w.shape == shape
-    spread = {"xavier": np.sqrt(2 / (fan_in + fan_out)), "he": np.sqrt(2 / fan_in), "normal": 0.02}[how]
-    np.testing.assert_allclose(w.std(), spread, rtol=0.1)
-    assert abs(w.mean()) < 4 * spread / np.sqrt(w.size)
-    if how == "xavier":
-        assert np.abs(w).max() <= np.sqrt(6 / (fan_in + fan_out))
-        assert np.abs(w).max() > 0.95 * np.sqrt(6 / (fan_in + fan_out))
-
-
-CONSTANTS: dict[str, tuple[str, tuple[int, ...], float]] = {
-    "LayerNormalization": ("s = LayerNormalization(k, w, b)", (4,), 1.0),
-    "bias of LayerNormalization": ("s = LayerNormalization(k, b, w)", (4,), 0.0),
-    "Add": ("s = Add(k, w)", (4,), 0.0),
-    "Add of [1, 1, 4]": ("s = Add(k, w)", (1, 1, 4), 0.0),
-    "Mul": ("s = Mul(k, w)", (1, 1, 4), 1.0),
-    "PRelu": ("s = PRelu(k, w)", (4,), 0.25),
-    "bias of Gemm": ("s = Gemm(x, m, w)", (4,), 0.0),
-}
-
-
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_scales_biases_and_slopes(name: str) -> None:
-    node, shape, expected = CONSTANTS[name]
-    text = f"g (float[n, 5] x) => (float[a, b, 4] z) {{ k = MatMul(x, m) {node} i = Shape(s) z = Expand(s, i) }}"
-    used = {"m": (5, 4), "w": shape, "b": (4,)}
-    model = weighted(text, **{name: dims for name, dims in used.items() if f" {name})" in text or f" {name}," in text})
-    del model.graph.output[0].type.tensor_type.shape.dim[:]
-    model.graph.output[0].type.tensor_type.ClearField("shape")
-    values, _ = begun(model, init="he", losses=(LossSpec("identity"),))
-    assert (values["w"] == expected).all()
-
-
-def test_seeds() -> None:
-    model = parser.parse_model(MLP)
-    first, _ = begun(model, init="he", seed=5)
-    again, _ = begun(model, init="he", seed=5)
-    other, _ = begun(model, init="he", seed=6)
-    for name in ("w1", "w2"):
-        np.testing.assert_array_equal(first[name], again[name])
-        assert not np.array_equal(first[name], other[name])
-    assert not np.array_equal(first["w1"].ravel()[:6], first["w2"].ravel())
-    square = "g (float[n, 4] x) => (float[n, 4] z) { h = MatMul(x, w) z = MatMul(h, v) }"
-    alike, _ = begun(weighted(square, w=(4, 4), v=(4, 4)), init="xavier", seed=0)
-    assert np.abs(alike["w"] - alike["v"])[0].min() > 1e-3  # seeds 0 and 1, or 1 and 2, begin alike
-    _, without = begun(model, init="he")
-    draws = [node for node in without.training_info[0].initialization.node if node.op_type == "RandomNormal"]
-    assert len(draws) == 2
-    assert not any(attribute.name == "seed" for node in draws for attribute in node.attribute)
-
-
-def test_keep_resets_the_state_alone() -> None:
-    values, model = begun(parser.parse_model(MLP), optimizer="adagrad",
-                          optimizer_options={"initial_accumulator_value": 0.25})  # fmt: skip
-    assert list(values) == ["step", "w1_v", "b1_v", "w2_v"]
-    assert values["step"] == 0
-    assert all((values[name] == 0.25).all() for name in list(values)[1:])
-    assert values["w1_v"].shape == (4, 3)
-    assert [pair.key for pair in model.training_info[0].update_binding][:3] == ["w1", "b1", "w2"]
-
-
-def test_weights_of_16_bits_are_drawn_in_float32() -> None:
-    weight = numpy_helper.from_array(np.zeros((64, 64), np.float16), "w")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["n", 64]) for name in "xz")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["z"])], "half", [x], [y], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    values, _ = begun(model, init="he", seed=0)
-    assert values["w"].dtype == np.float16
-    np.testing.assert_allclose(values["w"].astype(np.float64).std(), np.sqrt(2 / 64), rtol=0.05)
-
-
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 CONSTANT = MLP.replace("h = MatMul(x, w1)", "c = Constant <value = float[4, 3] {1,2,3,4,5,6,7,8,9,1,2,3}> ()\n"
@@ -420,13 +303,6 @@ def test_the_hint_leads_on(text: str, shell: Shell) -> None:
     result = shell("build", "prepared.onnx", "--training-info", "--optimizer", "sgd", "-o", "described.onnx")
     assert result.code == 0, result.err
     check_training_info(onnx.load("described.onnx"))
-
-
-def test_init_without_training_info_is_refused(shell: Shell) -> None:
-    save(MLP, shell.folder / "model.onnx")
-    result = shell("build", "model.onnx", "--init", "he")
-    assert result.code == 2
-    assert "--training-info" in result.err
 
 
 def test_a_second_training_information_is_refused(shell: Shell) -> None:
@@ -678,43 +554,6 @@ def test_a_gradient_of_a_value_that_nothing_else_reads() -> None:
     np.testing.assert_allclose(got, w - 2 * (w * x - t) * x)
 
 
-def test_an_initialization_alone_becomes_no_step(shell: Shell) -> None:
-    model = parser.parse_model(MLP)
-    info = model.training_info.add()
-    info.initialization.CopyFrom(
-        parser.parse_graph("i () => (float[3] b) { b = Constant <value_floats=[1.0,2.0,3.0]>() }")
-    )
-    info.initialization_binding.add(key="b1", value="b")
-    onnx.save(model, "begun.onnx")
-    pieces = shell("expand", "begun.onnx", "-o", "plain.onnx", "--json").json
-    assert [piece["path"] for piece in pieces] == ["plain.onnx", "plain.init0.onnx"]
-    assert not Path("plain.step0.onnx").exists()
-
-
-@pytest.mark.parametrize(
-    ("key", "fault"),
-    [("b1", "has another type"), ("w1", "has another type"), ("w2", r"has the shape \[3\], but replaces 'w2'")],
-)
-def test_an_initial_value_is_of_its_variable_type(key: str, fault: str) -> None:
-    model = parser.parse_model(MLP)
-    info = model.training_info.add()
-    kind = "float" if key == "w2" else "double"
-    number = int(TensorProto.FLOAT if key == "w2" else TensorProto.DOUBLE)
-    text = f"i () => ({kind}[3] v) {{ c = Constant <value_floats=[1.0,2.0,3.0]>() v = Cast <to={number}> (c) }}"
-    info.initialization.CopyFrom(parser.parse_graph(text))
-    info.initialization_binding.add(key=key, value="v")
-    with pytest.raises(OnnxgradError, match=fault):
-        check_training_info(model)
-
-
-def test_an_initialization_is_not_checked_as_a_training_model(shell: Shell) -> None:
-    onnx.save(packed(parser.parse_model(MLP)), "described.onnx")
-    assert shell("expand", "described.onnx", "-o", "plain.onnx").code == 0
-    result = shell("check", "plain.init0.onnx")
-    assert result.code == 2
-    assert "its description names no loss" in result.err
-
-
 def test_a_plain_build_leaves_training_information_out() -> None:
     """It is about the graph as it was: beside the training model it would name what is no longer there."""
     built = build(packed(parser.parse_model(MLP)))
@@ -734,95 +573,6 @@ def test_a_step_has_the_outputs_that_it_was_built_to_keep(mode: str, shell: Shel
         outputs = [value.name for value in onnx.load("plain.step0.onnx").graph.output]
         assert [each for each in outputs if each.startswith("logits")]
         assert shell("check", "plain.step0.onnx").code == 0
-
-
-def test_optimizers_of_an_old_opset_and_in_bodies_are_written_out(tmp_path: Path) -> None:
-    text = """
-        <ir_version: 8, opset_import: ["": OPSET, "ai.onnx.preview.training": 1]>
-        step (float r, int64 t, bool c, float[2] x, float[2] g, float[2] v) => (float[2] y)
-        { y = If (c) <
-            then_branch = a () => (float[2] p) {
-              p, q = ai.onnx.preview.training.Momentum
-                <alpha = 0.5, beta = 1.0, mode = "standard", norm_coefficient = 0.0> (r, t, x, g, v) },
-            else_branch = b () => (float[2] i) { i = Identity(x) } > }
-    """
-    feeds = {"r": 0.5, "t": 1, "c": True, "x": [1.0, 2.0], "g": [1.0, -1.0], "v": [0.0, 2.0]}
-    for opset in (11, 17):
-        source = save(text.replace("OPSET", str(opset)), tmp_path / f"{opset}.onnx")
-        (piece,) = run_expand(source)
-        result = run(onnx.load(piece.path), {name: np.array(value) for name, value in feeds.items()})
-        np.testing.assert_allclose(result["y"], [0.5, 2.0])
-
-
-def test_other_operators_that_have_a_definition_stay(tmp_path: Path) -> None:
-    source = save("""
-        <ir_version: 8, opset_import: ["": 17, "ai.onnx.preview.training": 1]>
-        step (float r, int64 t, float[2, 3] x, int64[2] c, float[2, 3] g, float[2, 3] v)
-            => (float loss, float[2, 3] p, float[2, 3] q)
-        {
-          loss = SoftmaxCrossEntropyLoss(x, c)
-          p, q = ai.onnx.preview.training.Momentum
-            <alpha = 0.5, beta = 1.0, mode = "standard", norm_coefficient = 0.0> (r, t, x, g, v)
-        }
-    """, tmp_path / "m.onnx")  # fmt: skip
-    (piece,) = run_expand(source)
-    found = onnx.load(piece.path).graph.node
-    assert "SoftmaxCrossEntropyLoss" in [node.op_type for node in found] and not any(node.domain for node in found)
-
-
-def test_functions_of_an_old_opset_are_written_out_before_it_is_raised(tmp_path: Path) -> None:
-    """Softmax of opset 11 takes all axes from the first one on together."""
-    source = save("""
-        <ir_version: 8, opset_import: ["": 11, "my": 1, "ai.onnx.preview.training": 1]>
-        step (float r, int64 t, float[2, 2] x, float[2, 2] g, float[2, 2] v) => (float[2, 2] p, float[2, 2] q)
-        {
-          s = my.soft(x)
-          p, q = ai.onnx.preview.training.Momentum
-            <alpha = 0.5, beta = 1.0, mode = "standard", norm_coefficient = 0.0> (r, t, s, g, v)
-        }
-        <opset_import: ["": 11], domain: "my"> soft (x) => (y) { h = Neg(x) y = Softmax<axis = 0>(h) }
-    """, tmp_path / "m.onnx")  # fmt: skip
-    (piece,) = run_expand(source)
-    x, g, v = np.random.default_rng(0).standard_normal((3, 2, 2))
-    result = run(onnx.load(piece.path), {"r": np.array(0.1), "t": np.array(1), "x": x, "g": g, "v": v})
-    soft = np.exp(-x) / np.exp(-x).sum()
-    np.testing.assert_allclose(result["q"], 0.5 * v + g, rtol=1e-6)
-    np.testing.assert_allclose(result["p"], soft - 0.1 * (0.5 * v + g), rtol=1e-5)
-
-
-def test_expand_as_a_command(shell: Shell) -> None:
-    onnx.save(two_blocks(), "blocks.onnx")
-    assert shell("expand", "blocks.onnx", "-o", "-").code == 2
-    (shell.folder / "plain.init0.onnx").write_bytes(b"mine")
-    before = shell.files()
-    result = shell("expand", "blocks.onnx", "-o", "plain.onnx")
-    assert result.code == 2
-    assert "--force" in result.err
-    assert shell.files() == before
-    assert shell("expand", "blocks.onnx", "-o", "blocks.onnx").code == 2
-    result = shell("expand", "blocks.onnx", "-o", "plain.onnx", "--force")
-    assert result.code == 0
-    assert "a becomes a_new" in result.out
-    assert "feed x, t, r" in result.out
-    result = shell("expand", "plain.onnx", "-o", "again.onnx")
-    assert result.code == 0
-    assert "nothing to expand" in result.err
-    assert onnx.load("again.onnx").graph == onnx.load("plain.onnx").graph
-
-
-def test_external_weights_stay_external(shell: Shell) -> None:
-    save_external(shell.folder / "model.onnx", location="w.bin")
-    (shell.folder / "w.bin").write_bytes(WEIGHT.tobytes())
-    result = shell("build", "model.onnx", "--training-info", "--optimizer", "adam", "-o", "described.onnx")
-    assert result.code == 0, result.err
-    (shell.folder / "elsewhere").mkdir()
-    assert shell("expand", "described.onnx", "-o", "elsewhere/plain.onnx").code == 0
-    step = onnx.load("elsewhere/plain.step0.onnx", load_external_data=False)
-    assert {t.name for t in step.graph.initializer if t.data_location == TensorProto.EXTERNAL} == {"w"}
-    session = ort.InferenceSession("elsewhere/plain.step0.onnx")
-    x, y = np.ones((2, 8), np.float32), np.ones((2, 3), np.float32)
-    (new,) = session.run(["w_next"], {"x": x, "label": y, "learning_rate": np.array(0.0, np.float32)})
-    np.testing.assert_array_equal(new, WEIGHT.reshape(8, 3))
 
 
 def test_what_is_no_initializer_in_a_function_is_refused() -> None:

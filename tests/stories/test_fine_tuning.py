@@ -16,7 +16,7 @@ from tests.cli_harness import Shell
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
-from tests.jobs.test_train_on_pictures import NAMES, drawn, write  # noqa: E402
+from tests.data.test_picture_folder import NAMES, drawn, write  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -21,6 +21,7 @@ from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import LoraSpec
 from onnxgrad_cli.training.new_head import with_classes
+from tests.facts import raises_as
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
@@ -103,22 +104,6 @@ def test_a_training_with_other_classes(tmp_path: Path, options: dict[str, Any]) 
         run_export(tmp_path / "t.onnx.run", exported("softmax"), tmp_path / "e.onnx", force=True)
 
 
-def test_weights_that_begin_anew(tmp_path: Path) -> None:
-    model = exported("gemm")
-    np.savez(tmp_path / "data.npz", x=ROWS, label=np.zeros(40, int))
-    course = Course(epochs=1, learning_rate=1e-6, batch_size=40, reset=("2.*",), seed=1)
-    run_train(model, tmp_path / "data.npz", tmp_path / "t.onnx", Options(losses=LOSSES, optimizer="sgd"), course)
-    read = [
-        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, onnx.load(tmp_path / "t.onnx"))
-    ]
-    old, new = read
-    assert all(np.abs(old[name] - new[name]).max() < 1e-5 for name in ("0.weight", "0.bias"))
-    assert np.abs(old["2.weight"] - new["2.weight"]).max() > 0.1 and np.abs(new["2.bias"]).max() < 1e-5
-    with pytest.raises(UsageError, match="`reset`: '9' matches no trained weight"):
-        wrong = Course(epochs=1, reset=("9",))
-        run_train(model, tmp_path / "data.npz", tmp_path / "u.onnx", Options(losses=LOSSES), wrong)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -132,10 +117,10 @@ def test_weights_that_begin_anew(tmp_path: Path) -> None:
             "m (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { h = MatMul(x, w) y = MatMul(h, w) }",
             "'w' of the last layer '' is also read elsewhere",
         ),
-        ("m (float[2, 3] x) => (float[2, 3] z) { z = Add(x, x) }", "no output 'y'"),
+        ("m (float[2, 3] x) => (float[2, 3] z) { z = Add(x, x) }", ("unknown_name", "y")),
     ],
 )
-def test_what_is_no_last_layer(text: str, said: str) -> None:
+def test_what_is_no_last_layer(text: str, said: str | tuple[str, ...]) -> None:
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text)
-    with pytest.raises(UsageError, match=said):
+    with raises_as(UsageError, said):
         with_classes(model, "y", 3, 0)

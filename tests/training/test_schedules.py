@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.schedules import SCHEDULES, Schedule, cycles_momentum, parse_schedule, schedule
+from tests.facts import raises_as
 
 STEPS, BASE = 200, 0.3
 Scheduler = Callable[[torch.optim.Optimizer], Any]
@@ -239,7 +240,7 @@ def test_what_watches_says_so() -> None:
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("cosin", "no schedule 'cosin'"),
+        ("cosin", ("unknown_name", "cosin")),
         ("cosine:finl=0.1", "no option 'finl'"),
         ("cosine:final", "KEY=VALUE"),
         ("cosine:final=low", "a number"),
@@ -252,13 +253,13 @@ def test_what_watches_says_so() -> None:
         ("plateau:factor=1", "below 1"),
         ("one-cycle:rise=1.5", "rise"),
         ("one-cycle:base-momentum=0.5", "option `base_momentum` and `max_momentum` require cycle-momentum=true"),
-        ("cyclic:cycle-momentum=true,base-momentum=0.95", "must lie between `base_momentum` and 1"),
-        ("one-cycle:cycle-momentum=true,max-momentum=1", "option `max_momentum` must lie between"),
+        ("cyclic:cycle-momentum=true,base-momentum=0.95", ("usage", "max_momentum", "base_momentum", "1", "0.9")),
+        ("one-cycle:cycle-momentum=true,max-momentum=1", ("usage", "max_momentum", "base_momentum", "1", "1")),
         ("constant:warmup-begin=1", "no option `warmup_begin`"),
     ],
 )
-def test_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_refused(text: str, said: str | tuple[str, ...]) -> None:
+    with raises_as(UsageError, said):
         parse_schedule(text, BASE, STEPS)
 
 

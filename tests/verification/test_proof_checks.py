@@ -14,7 +14,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Role, Roles, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.proof import prove
-from onnxgrad_cli.verification.verdict import FAILED, NOT_PROVED, PROVED, Proof, ProofStep
+from onnxgrad_cli.verification.verdict import NOT_PROVED, Proof
 from tests.steps import exported, network, options
 
 Change = Callable[[Roles], Roles]
@@ -58,21 +58,6 @@ def test_gradients_that_are_not_whole_are_not_proved(name: str) -> None:
     assert proof.verdict == NOT_PROVED
     assert words in next(step.detail for step in proof.steps if step.name == WHOLE)
     assert status_of(proof, WHOLE) == "skipped"
-
-
-def test_a_verdict_follows_from_all_steps() -> None:
-    proof = Proof()
-    assert proof.verdict == NOT_PROVED and proof.why == "nothing was checked" and not proof.failed
-    proof.add(ProofStep("first", "passed", "", 0.1))
-    assert proof.verdict == PROVED and proof.why == "" and not proof.failed
-    proof.add(ProofStep("second", "skipped", "no data", 0.1))
-    assert proof.verdict == NOT_PROVED and proof.why == "second: no data" and proof.status == "passed"
-    proof.add(ProofStep("third", "failed", "wrong", 0.1))
-    assert proof.verdict == FAILED and proof.why == "third: wrong" and proof.failed
-    proof.add(ProofStep("fourth", "failed", "later", 0.1))
-    assert proof.why == "third: wrong"
-    given = Proof("skipped", "too large", [ProofStep("first", "passed", "", 0.1)])
-    assert given.verdict == NOT_PROVED and given.why == "too large"
 
 
 @pytest.mark.parametrize("trained", [("t", "u"), ("t",)])

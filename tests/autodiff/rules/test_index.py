@@ -4,15 +4,17 @@ onnxruntime's ScatterND(add) loses updates only at size and with threads, so sma
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff.reverse import differentiate
-from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.cli import run
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
@@ -52,33 +54,6 @@ def agree(found: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
     assert np.abs(found - wanted).max() <= tolerance * np.abs(wanted).max()
 
 
-def words(rows: int, count: int) -> np.ndarray:
-    """Indices as in text: a few rows most of the time."""
-    return np.minimum(rng.zipf(1.3, count) - 1, rows - 1)
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "indices"),
-    [
-        pytest.param(30522, 768, words(30522, 1024).reshape(8, 128), marks=[pytest.mark.slow, pytest.mark.long]),
-        (512, 768, rng.integers(0, 8, 1024)),
-        (512, 768, -1 - rng.integers(0, 512, (4, 256))),
-        (2, 768, rng.integers(0, 2, (8, 512))),
-        (100, 64, rng.integers(-100, 100, 4096)),
-    ],
-    ids=["words of BERT", "many repeats", "from the end", "token types", "a small table"],
-)
-@pytest.mark.thinned(4)
-def test_an_embedding_at_real_size_with_threads(rows: int, columns: int, indices: np.ndarray) -> None:
-    table = normal(rows, columns, dtype=np.float32)
-    g = normal(*indices.shape, columns, dtype=np.float32)
-    (wanted,) = expected(lambda w: w[torch.tensor(indices)], [table], g)
-    for static in (table, const(table, np.float32)):
-        case = Case("Gather", [static, indices])
-        for found in backward(case, ["x0"], g, runs=10):
-            agree(found["x0"], wanted, 2e-6)
-
-
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.thinned(3)
 def test_scatter_elements_at_real_size_with_threads(axis: int) -> None:
@@ -107,124 +82,6 @@ def graph_of(nodes: list, x: tuple, y: tuple, **more: tuple) -> onnx.ModelProto:
 
 def operators(model: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in model.graph.node}
-
-
-SIZES = [(1, 0), (5, 0), (0, 0), (1, 1), (7, 22), (7, 23), (7, 24), (400, 46), (3, 4600), (3000, 10), (512, 8192)]
-
-
-@pytest.mark.parametrize("kind", ["any", "one", "ends"])
-def test_rows_whose_number_is_known_at_run_time(kind: str) -> None:
-    """They are sorted and added up in blocks of 23, so sums end in a block, at its end, and many blocks later."""
-    model = graph_of([helper.make_node("Gather", ["x", "i"], ["y0"], name="gather")], ("nodes", 64), ("rows", 64))
-    training = with_gradient(model, ["x"], ["y0"], "g_")
-    assert "TopK" in operators(training)
-    run = Executor(training, threads=2)
-    for rows, count in SIZES:
-        x, g = normal(rows, 64), normal(count, 64)
-        drawn = {"any": rng.integers(-rows, max(rows, 1), count), "one": np.full(count, -1)}
-        drawn["ends"] = np.where(np.arange(count) % 2, -rows, rows - 1)
-        wanted = np.zeros_like(x)
-        np.add.at(wanted, drawn[kind], g)
-        for _ in range(3):
-            np.testing.assert_allclose(run({"x": x, "i": drawn[kind], "g_y0": g})["g_grad_x"], wanted, atol=1e-12)
-
-
-@pytest.mark.parametrize("columns", [1, 3, 64])
-def test_a_sum_at_nodes_as_exporters_write_it(columns: int) -> None:
-    """PyTorch's scatter_add with expanded indices, to whose shape the export cuts what is added."""
-    nodes = [
-        helper.make_node("Unsqueeze", ["i", "one"], ["column"]),
-        helper.make_node("Shape", ["sent"], ["shape"]),
-        helper.make_node("Expand", ["column", "shape"], ["places"]),
-        helper.make_node("ScatterElements", ["x", "places", "sent"], ["sum"], name="sum", axis=-2, reduction="add"),
-        helper.make_node("Mul", ["sum", "sum"], ["y0"], name="square"),
-    ]
-    model = graph_of(nodes, ("nodes", columns), ("nodes", columns), sent=("rows", columns))
-    training = with_gradient(model, ["x", "sent"], ["y0"], "g_")
-    assert not operators(training) & {"Expand", "GatherElements"}
-    run, before = Executor(training, threads=2), Executor(model)
-    for rows, count in SIZES:
-        if rows == 0:
-            continue
-        x, sent, i = normal(rows, columns), normal(count, columns), rng.integers(-rows, rows, count)
-        g = normal(rows, columns)
-        found = run({"x": x, "i": i, "sent": sent, "g_y0": g})
-        np.testing.assert_array_equal(found["y0"], before({"x": x, "i": i, "sent": sent})["y0"])
-        index = torch.tensor(i % rows)[:, None].expand(count, columns)
-        wanted = expected(lambda a, b, index=index: a.scatter_add(0, index, b) ** 2, [x, sent], g)
-        np.testing.assert_allclose(found["g_grad_x"], wanted[0], atol=1e-9)
-        np.testing.assert_allclose(found["g_grad_sent"], wanted[1], atol=1e-9)
-
-
-EDGES = [(5, 3, 0), (1, 1, 1), (7, 9, 24), (400, 30, 46), (3, 60, 4600), (3000, 3000, 10), (512, 300, 8192)]
-
-
-def message_passing() -> onnx.ModelProto:
-    """Rows of s, taken by j, are added to those of x that i names; `y0` is the square."""
-    nodes = [
-        helper.make_node("Gather", ["s", "j"], ["sent"], name="send"),
-        helper.make_node("Unsqueeze", ["i", "one"], ["column"]),
-        helper.make_node("Shape", ["sent"], ["shape"]),
-        helper.make_node("Expand", ["column", "shape"], ["places"]),
-        helper.make_node("ScatterElements", ["x", "places", "sent"], ["sum"], name="sum", axis=0, reduction="add"),
-        helper.make_node("Mul", ["sum", "sum"], ["y0"], name="square"),
-    ]
-    model = graph_of(nodes, ("nodes", 64), ("nodes", 64), s=("sources", 64))
-    model.graph.input.append(helper.make_tensor_value_info("j", TensorProto.INT64, ["rows"]))
-    return model
-
-
-@pytest.mark.parametrize("kind", ["any", "one", "ends", "words"])
-def test_rows_sent_along_edges_are_gathered_as_they_are_added_up(kind: str) -> None:
-    """PyTorch's index_select and scatter_add: forward, backward; nodes of no edges, of one and of all."""
-    training = with_gradient(message_passing(), ["x", "s"], ["y0"], "g_")
-    assert "TopK" in operators(training) and not {"sent", "places"} & {n for m in training.graph.node for n in m.output}
-    run = Executor(training, threads=2)
-    for rows, sources, count in EDGES:
-        x, s, g = normal(rows, 64), normal(sources, 64), normal(rows, 64)
-
-        def drawn(size: int, count: int = count) -> np.ndarray:
-            ends = np.where(np.arange(count) % 2, -size, size - 1)
-            return {"any": rng.integers(-size, size, count), "one": np.full(count, -1), "ends": ends,
-                    "words": words(size, count)}[kind]  # fmt: skip
-
-        i, j = drawn(rows), drawn(sources)
-        places, picks = torch.tensor(i % rows)[:, None].expand(count, 64), torch.tensor(j % sources)
-        wanted = expected(lambda a, b, p=places, q=picks: a.scatter_add(0, p, b[q]) ** 2, [x, s], g)
-        np.add.at(total := x.copy(), i, s[j])
-        for _ in range(2):
-            found = run({"x": x, "i": i, "s": s, "j": j, "g_y0": g})
-            np.testing.assert_allclose(found["y0"], total**2, rtol=1e-9, atol=1e-9)
-            np.testing.assert_allclose(found["g_grad_x"], wanted[0], rtol=1e-9, atol=1e-9)
-            np.testing.assert_allclose(found["g_grad_s"], wanted[1], rtol=1e-9, atol=1e-9)
-
-
-def test_second_derivatives_of_rows_sent_along_edges() -> None:
-    model = derive(message_passing(), kind="hvp")
-    assert "TopK" in operators(model)
-    i, j = rng.integers(-9, 9, 300), rng.integers(-20, 20, 300)
-    shapes = {"x": (9, 64), "s": (20, 64), "x_vector": (9, 64), "s_vector": (20, 64)}
-    feeds = {name: normal(*shape) for name, shape in shapes.items()}
-    x, s, *directions = (torch.tensor(array, requires_grad=True) for array in feeds.values())
-    sent = x.scatter_add(0, torch.tensor(i % 9)[:, None].expand(300, 64), s[torch.tensor(j % 20)])
-    first = torch.autograd.grad((sent**2).sum(), [x, s], create_graph=True)
-    wanted = torch.autograd.grad(first, [x, s], directions)
-    found = Executor(model, fallback=False)({**feeds, "i": i, "j": j})
-    for name, want in zip("xs", wanted, strict=True):
-        agree(found[f"{name}_hvp"], want.detach().numpy(), 1e-12)
-
-
-def test_what_is_not_finite_stays_at_its_node_and_an_edge_from_nowhere_is_refused() -> None:
-    run = Executor(with_gradient(message_passing(), ["s"], ["y0"], "g_"), fallback=False)
-    s, i, j = normal(20, 64), rng.integers(0, 9, 300), rng.integers(0, 20, 300)
-    s[3, 5], s[4, 6], i[j == 3], i[j == 4] = -np.inf, np.nan, 2, 7
-    feeds = {"x": np.zeros((9, 64)), "i": i, "s": s, "j": j, "g_y0": np.ones((9, 64))}
-    y = run(feeds)["y0"]
-    assert y[2, 5] == np.inf and np.isnan(y[7, 6]) and np.isfinite(y).sum() == y.size - 2
-    for name, nowhere in (("j", 20), ("j", -21), ("i", 9), ("i", -10), ("i", -11)):
-        edges = {name: np.where(np.arange(300) == 7, nowhere, feeds[name])}
-        with pytest.raises(Exception, match=r"out of|[Ii]nvalid|bounds"):
-            run(feeds | edges)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -476,3 +333,100 @@ def test_a_piece_of_a_split_that_nobody_names() -> None:
         prepare.normalise(whole)
         (y,) = Executor(whole.commit())({"x": x}).values()
         agree(y, x[:, chunk : 2 * chunk], 0.0)
+
+
+TABLE = 6
+
+
+SCATTERS = {
+    "ScatterElements": ("x, i, u", [7], "", [TABLE], [7]),
+    "ScatterElements along axis 1": ("x, i, u", [2, 7], "<axis = 1>", [2, TABLE], [2, 7]),
+    "rows": ("x, i, u", [7, 1], "", [TABLE, 3], [7, 3]),
+    "single numbers": ("x, i, u", [7, 2], "", [TABLE, 4], [7]),
+}
+"""Operands, and the shapes of the indices, of the data and of the updates."""
+
+
+def scatter_model(form: str, indices: np.ndarray, stored: bool, folder: Path, known: bool = True) -> Path:
+    operands, _, attributes, data, updates = SCATTERS[form]
+    op = "ScatterElements" if form.startswith("Scatter") else "ScatterND"
+    sizes = {"i": indices.shape, "x": data, "u": updates, "y": data}
+    shown = {
+        name: list(size) if known else [f"{name}{axis}" for axis in range(len(size))] for name, size in sizes.items()
+    }
+    shown = {name: ", ".join(map(str, size)) for name, size in shown.items()}
+    fed = "" if stored else f"int64[{shown['i']}] i, "
+    text = f"""
+    <ir_version: 10, opset_import: ["" : 18]>
+    g ({fed}float[{shown["x"]}] x, float[{shown["u"]}] u) => (float[{shown["y"]}] y)
+    {{ y = {op} {attributes} ({operands}) }}
+    """
+    made = onnx.parser.parse_model(text)
+    if stored:
+        made.graph.initializer.append(onnx.numpy_helper.from_array(indices, "i"))
+    onnx.save(made, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["sizes", "symbols"])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "fed"])
+@pytest.mark.parametrize("form", SCATTERS)
+def test_the_update_that_stays_has_the_gradient(form: str, stored: bool, known: bool, tmp_path: Path) -> None:
+    _, shape, _, data, updates = SCATTERS[form]
+    rng = np.random.default_rng(3)
+    indices = rng.integers(-2, 3, shape)  # of which several name one place, from the front or from the end
+    made = tmp_path / "made.onnx"
+    source = scatter_model(form, indices, stored, tmp_path, known)
+    assert run(["derive", str(source), "--kind", "vjp", "--no-verify", "-o", str(made)]) == 0
+    x, u, g = (np.float32(rng.standard_normal(size)) for size in (data, updates, data))
+    given = {} if stored else {"i": indices}
+    got = onnxruntime.InferenceSession(made).run(["x_grad", "u_grad"], {**given, "x": x, "u": u, "y_grad": g})
+    forward = onnxruntime.InferenceSession(source)
+    for name, array, gradient in (("x", x, got[0]), ("u", u, got[1])):
+        for position in np.ndindex(array.shape):  # linear, so that a difference is a derivative
+            moved = array.copy()
+            moved[position] += 1
+            pair = [forward.run(None, {**given, "x": x, "u": u, name: each})[0] for each in (moved, array)]
+            difference = np.sum((pair[0] - pair[1]) * g)
+            np.testing.assert_allclose(gradient[position], difference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_many_updates_of_few_places_with_several_threads(tmp_path: Path) -> None:
+    """ScatterElements keeps the last one at any size, with any number of threads."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (int64[N, 8] i, float[16, 8] x, float[N, 8] u) => (float[16, 8] y) { y = ScatterElements <axis = 0> (x, i, u) }
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    made = tmp_path / "made.onnx"
+    assert run(["derive", str(tmp_path / "model.onnx"), "--wrt", "u", "--no-verify", "-o", str(made)]) == 0
+    rng = np.random.default_rng(4)
+    i, g = rng.integers(0, 16, (200_000, 8)), np.float32(rng.standard_normal((16, 8)))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 4
+    x, u = np.zeros((16, 8), np.float32), np.float32(np.arange(i.size).reshape(i.shape))
+    y = onnxruntime.InferenceSession(tmp_path / "model.onnx", options).run(None, {"i": i, "x": x, "u": u})[0]
+    wanted = np.zeros_like(u)
+    stayed = np.int64(y).ravel()  # each update is its own number
+    wanted.reshape(-1)[stayed] = g.ravel()
+    session = onnxruntime.InferenceSession(made, options)
+    for _ in range(5):
+        got = session.run(["u_grad"], {name: each for name, each in {"i": i, "x": x, "u": u, "y_grad": g}.items()
+                                       if name in {value.name for value in session.get_inputs()}})[0]  # fmt: skip
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_repeated_indices_of_a_scatter_that_has_no_order_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (float[N] x) => (float[4] y) <float[3] w = {1, 2, 3}, float[4] z = {0, 0, 0, 0}, int64[3, 1] i = {1, 2, 1}>
+    { a = ScatterND (z, i, w) s = ReduceSum (x) y = Mul (a, s) }
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    made = tmp_path / "made.onnx"
+    assert run(["build", str(tmp_path / "model.onnx"), "--loss", "mse", "--label", "t", "-o", str(made)]) == 0
+    assert "the gradient is that of the last one" in Path(f"{made}.report.md").read_text()
+    assert "proved" in capsys.readouterr().out

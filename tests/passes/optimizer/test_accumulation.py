@@ -20,6 +20,7 @@ from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.proof import prove
+from tests.facts import raises_as
 from tests.steps import KINDS, RATE, STEPS, assert_same, batches, clip, exported, loss, network, options, trained, whole
 
 RUNS = 3
@@ -135,11 +136,11 @@ def test_a_mean_of_means_that_is_no_mean_is_told() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"accumulate": 0}, "`accumulate=0`: expected a whole number of 1 or more"),
+        ({"accumulate": 0}, ("wrong_value", "accumulate=0", "1")),
         ({"accumulate": 2, "optimizer": ""}, "`accumulate` requires an optimizer"),
-        ({"accumulate": 2, "l2": 0.1, "reduction": "sum"}, "would add the penalty again"),
+        ({"accumulate": 2, "l2": 0.1, "reduction": "sum"}, ("conflict", "accumulate", "l1", "l2", "reduction='sum'")),
     ],
 )
-def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str | tuple[str, ...]) -> None:
+    with raises_as(UsageError, words):
         build(exported(network(torch.float32)), Options(**{"optimizer": "sgd", **given}))

@@ -9,6 +9,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.options import Group
 from onnxgrad_cli.passes.optimizer.groups import parse_group
+from tests.facts import raises_as
 from tests.steps import KINDS, RATE, assert_same, batches, exported, loss, network, options, trained
 
 
@@ -48,17 +49,17 @@ def test_a_group_as_it_is_typed() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("*.bais:weight-decay=0", "'\\*.bais' matches no trained weight"),
-        ("*:momentum=0.9", "adamw has no option 'momentum'"),
-        ("*:lr=-1", "lr takes a factor of the learning rate, not -1"),
+        ("*.bais:weight-decay=0", ("unknown_name", "group", "*.bais")),
+        ("*:momentum=0.9", ("unknown_name", "group", "*:momentum=0.9", "momentum")),
+        ("*:lr=-1", ("usage", "group", "-1")),
         ("*:lr=true", "lr takes a factor"),
         ("*:beta1=x", "option beta1 takes a number"),
-        ("*:beta1=1", "beta1 must be at least 0 and below 1"),
+        ("*:beta1=1", ("usage", "beta1", "0", "1")),
         ("*:", "not of the form GLOB:KEY=VALUE"),
         ("weight_decay=0", "not of the form GLOB:KEY=VALUE"),
         ("*:lr", "not of the form GLOB:KEY=VALUE"),
     ],
 )
-def test_what_does_not_fit_is_refused(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_what_does_not_fit_is_refused(text: str, words: str | tuple[str, ...]) -> None:
+    with raises_as(UsageError, words):
         build(exported(network(torch.float32)), options("adamw", group=(parse_group(text),)))

@@ -9,8 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
-from onnx import ModelProto, parser
+from onnx import ModelProto
 
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
@@ -18,10 +17,6 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import read
 from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.passes.optimizer.split import narrowed, split
-from onnxgrad_cli.training.schedules import parse_schedule
-from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
-from onnxgrad_cli.training.trainer import NotFinite, Trainer
-from tests.cli_harness import MLP
 
 ROOT = Path(__file__).parents[3]
 RATE = {"learning_rate": np.array(0.01, np.float32)}
@@ -106,50 +101,3 @@ def test_what_has_no_optimizer_is_refused() -> None:
         split(digits("").model)
     with pytest.raises(UsageError, match="not a training model"):
         split(onnx.load(ROOT / "sample_models" / "digits_cnn.onnx"))
-
-
-def test_a_trainer_on_the_halves_is_the_trainer() -> None:
-    built = digits("adamw", mode="train")
-    whole, halves = Trainer(built, threads=1), SplitTrainer(split(built.model), threads=1)
-    assert halves.inputs.keys() == whole.inputs.keys()
-    for _ in range(5):
-        assert halves.step(batch(), 0.01) == whole.step(batch(), 0.01)
-    assert halves.weights().keys() == whole.weights().keys() and halves.state().keys() == whole.state().keys()
-    for name, array in {**whole.weights(), **whole.state()}.items():
-        np.testing.assert_array_equal({**halves.weights(), **halves.state()}[name], array)
-    bad = batch()
-    bad["x"] = np.full_like(bad["x"], np.nan)
-    with pytest.raises(NotFinite):
-        halves.step(bad, 0.01)
-    assert halves.steps == 5
-    np.testing.assert_array_equal(halves.weights()["fc2.bias"], whole.weights()["fc2.bias"])
-
-
-def test_a_momentum_that_changes_is_that_of_the_whole() -> None:
-    built = digits("adamw", cycle_momentum=True)
-    whole, halves = Trainer(built, threads=1), SplitTrainer(split(built.model), threads=1)
-    cycle = parse_schedule("one-cycle:cycle-momentum=true,base-momentum=0.1", 0.01, 5)
-    for step in range(5):
-        assert halves.step(batch(), cycle) == whole.step(batch(), cycle)
-        assert halves.state()["beta1"] == whole.state()["beta1"] == np.float32(cycle.momentum(step))
-    for name, array in whole.weights().items():
-        np.testing.assert_array_equal(halves.weights()[name], array)
-
-
-def test_a_step_is_that_of_pytorch() -> None:
-    model = parser.parse_model(MLP)
-    tensors = {t.name: torch.tensor(onnx.numpy_helper.to_array(t)) for t in model.graph.initializer}
-    weights = [tensors[name].requires_grad_() for name in ("w1", "b1", "w2")]
-    adam = torch.optim.AdamW(weights, lr=0.01)
-    trainer = SplitTrainer(split(build(model, Options(optimizer="adamw")).model), threads=1)
-    rng = np.random.default_rng(0)
-    for _ in range(10):
-        x, y = rng.standard_normal((8, 4)).astype(np.float32), rng.standard_normal((8, 2)).astype(np.float32)
-        hidden = torch.sigmoid(torch.tensor(x) @ weights[0] + weights[1])
-        loss = torch.mean((hidden @ weights[2] - torch.tensor(y)) ** 2)
-        adam.zero_grad()
-        loss.backward()
-        assert abs(trainer.step({"x": x, "label": y}, 0.01) - loss.item()) < 1e-4 * loss.item()
-        adam.step()
-    for name, weight in zip(("w1", "b1", "w2"), weights, strict=True):
-        np.testing.assert_allclose(trainer.weights()[name], weight.detach(), atol=1e-4)

@@ -23,6 +23,7 @@ from onnxgrad_cli.options import Group, LoraSpec, Options
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import Shell
+from tests.facts import raises
 from tests.steps import RATE, batches, exported, network, options, trained
 
 ALL = {"accumulate": 2, "loss_scale": "dynamic", "ema": 0.9, "clip_norm": 1.0}
@@ -149,5 +150,5 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`embed_state` requires an optimizer"):
         build(exported(network(torch.float32)), Options(embed_state=False))
     onnx.save(exported(network(torch.float32)), tmp_path / "net.onnx")
-    with pytest.raises(UsageError, match="can't be combined with `training_info`"):
+    with raises(UsageError, "conflict", "embed_state=False", "training_info"):
         run_build(tmp_path / "net.onnx", options=options("sgd", embed_state=False, training_info=True))

@@ -74,48 +74,6 @@ def test_one_element_of_an_operator_that_is_no_factor_is_a_weight() -> None:
     assert roles("h = MatMul(x, square) y = Add(h, w)").reason("w") == ""
 
 
-FREQUENCIES = named("a table of frequencies for Sin or Cos")
-GEOMETRIC, EVEN, LEARNED = "1, 0.1, 0.01", "1.5, 3, 4.5", "1, 0.3, 0.2"
-
-
-@pytest.mark.parametrize("values", [GEOMETRIC, EVEN, LEARNED])
-@pytest.mark.parametrize(
-    ("nodes", "turns"),
-    [
-        ("p = Mul(x, f) y = Sin(p)", 1),
-        ("p = Div(x, f) y = Cos(p)", 1),
-        ("p = Mul(x, f) r = Relu(p) y = Sin(p)", 1),
-        ("p = Mul(x, f) t = Transpose(p) r = Relu(t) y = Sin(p)", 1),
-        ("p = Mul(x, f) q = Sub(p, s) y = Sin(q)", 1),
-        ("t = Transpose(f) p = Mul(x, t) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 2),
-        ("p = Mul(x, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 2),
-        ("p = Mul(x, f) c = Concat<axis = 1>(x, p) a = Sin(c) b = Cos(c) y = Concat<axis = 0>(a, b)", 2),
-        ("h = MatMul(x, square) p = Mul(h, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 1),
-        ("p = Mul(x, f) q = Add(p, w) a = Sin(q) b = Cos(q) y = Concat<axis = 0>(a, b)", 0),
-        ("y = Sin(f)", 0),
-        ("p = Add(x, f) y = Sin(p)", 0),
-        ("p = Mul(x, f) y = Tan(p)", 0),
-        ("p = Mul(x, f) e = Exp(p) y = Sin(e)", 0),
-        ("y = Mul(x, f)", 0),
-    ],
-)
-def test_frequencies_turn_both_ways(nodes: str, turns: int, values: str) -> None:
-    """A learned factor may stand before a sine too, or before both behind a layer.
-
-    `turns` is how many of Sin and Cos the products reach, of what no layer has made if both.
-    """
-    found = roles(nodes, f=f"float[3] f = {{{values}}}")
-    assert found.reason("f") == (FREQUENCIES if turns == 2 else "")
-    assert ("f" in found.doubts) == (turns == 2 and values == LEARNED)
-
-
-def test_random_frequencies_of_an_input_are_told_of() -> None:
-    nodes = "p = Mul(x, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)"
-    found = roles(nodes, f="float[5] f = {0.3, -1, 2.2, 0.7, 0.1}")
-    assert found.reason("f") == FREQUENCIES
-    assert "train it with `train='f'`" in found.doubts["f"]
-
-
 @pytest.mark.parametrize(
     ("branch", "reason"),
     [

@@ -3,7 +3,9 @@
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
@@ -13,6 +15,7 @@ from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.harness import with_gradient
 from tests.nodes import written_out
+from tests.passes.test_pipeline import LINEAR, parse, run
 
 X = {"x": np.array([-1.3, 0.7, 2.0])}
 LEAKY = """<domain: "f", opset_import: ["": 18]> leaky <alpha: float = 0.25> (a) => (b) {
@@ -149,3 +152,18 @@ def test_a_function_of_the_name_of_a_kernel_is_not_what_runs():
     slope = (run({"x": x + step})["y"] - run({"x": x - step})["y"]) / (2 * step)
     found = Executor(with_gradient(model, ["x"], ["y"], "g_"), fallback=False)({"x": x, "g_y": np.ones_like(x)})
     np.testing.assert_allclose(found["g_grad_x"], slope, rtol=1e-3)
+
+
+def test_functions_are_inlined() -> None:
+    double = helper.make_function(
+        "local", "Double", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 18)]
+    )
+    model = parse(LINEAR)
+    model.functions.append(double)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.graph.node[0].output[0] = "h"
+    model.graph.node.append(helper.make_node("Double", ["h"], ["y"], domain="local"))
+    built = build(model).model
+    assert not built.functions
+    x, t = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
+    assert np.all(run(built, {"x": x, "label": t})["w_grad"] > 0)

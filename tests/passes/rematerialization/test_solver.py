@@ -16,7 +16,7 @@ from onnxgrad_cli.passes.rematerialization.dataflow import Dataflow
 from onnxgrad_cli.passes.rematerialization.plan import Plan, flops_of, plan_budget, size_of
 from onnxgrad_cli.passes.rematerialization.solver import plan_optimal
 from tests.passes.rematerialization.test_plan import CHAIN, DIAMOND, PRICES, differentiated
-from tests.passes.rematerialization.test_recompute import BATCH, blocks, data, exported, made, ran
+from tests.passes.rematerialization.test_rewrite import BATCH, blocks, data, exported, made, ran
 
 pytest.importorskip("scipy", reason="the solver is scipy's")
 

@@ -10,20 +10,13 @@ import numpy as np
 import pytest
 
 from onnxgrad_cli.common.packages import REQUIREMENTS
-from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.jobs.train import run_train
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.distributed import connected
-from onnxgrad_cli.training.distributed.communicator import Alone, any_of
 from tests.cli_harness import MLP, Shell, save
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
 SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
-
-
-def test_alone() -> None:
-    with connected() as link:
-        assert (link.rank, link.world, link.broadcast(3), any_of(link, True)) == (0, 1, 3, True)
 
 
 def test_without_a_launcher_no_engine_is_imported() -> None:
@@ -84,16 +77,6 @@ def test_one_announced_process_trains_alone(
     monkeypatch.setenv("WORLD_SIZE", "1")
     done = Shell(tmp_path, capsys)("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1")
     assert done.code == 0 and "processes" not in done.err, done.err
-
-
-def test_several_processes_of_a_python_program_require_a_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would train alone and write the same files."""
-    for name, text in TORCHRUN.items():
-        monkeypatch.setenv(name, text)
-    with pytest.raises(UsageError, match="torchrun has started 2 processes, but run_train got no communicator"):
-        run_train("none.onnx", "none.npz")
-    with pytest.raises(OnnxgradError, match=r"none\.onnx"):
-        run_train("none.onnx", "none.npz", communicator=Alone())
 
 
 def test_slurm_must_say_where_rank_0_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.run.folder import run_folder
 from onnxgrad_cli.training.run.logs import sinks
 from tests.cli_harness import Shell
-from tests.jobs.test_train import shell as shell
+from tests.jobs.train.test_train import shell as shell
 
 RUN = ("train", "mlp.onnx", "--data", "data.npz", "--val", "data.npz", "--batch-size", "20", "--threads", "1")
 

@@ -23,7 +23,7 @@ from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import silent
 from onnxgrad_cli.data import Batches, Data, open_data
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.train import Course, Trained, run_train
 from onnxgrad_cli.options import LoraSpec
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
@@ -243,57 +243,6 @@ def test_a_loss_that_is_no_number_stops_all(tmp_path: Path) -> None:
         return trainer.steps
 
     assert together(2, step) == [0, 0]
-
-
-def test_labels_left_out_of_one_of_two_losses_are_refused() -> None:
-    losses = (LossSpec("cross-entropy"), LossSpec("cross-entropy", label="z"))
-
-    def step(link: Communicator) -> None:
-        trainer = ParallelTrainer(mlp(losses=losses), link, threads=1)
-        feeds = {"x": np.zeros((4, 64), np.float32), "y": np.zeros(4, np.int64), "z": np.zeros(4, np.int64)}
-        x = next(name for name in trainer.inputs if name not in "yz")
-        feeds[x] = feeds.pop("x").reshape(4, *(d.dim_value for d in trainer.inputs[x].tensor_type.shape.dim[1:]))
-        feeds["z"][: 3 * link.rank] = -100
-        trainer.step(feeds, 0.1)
-
-    with pytest.raises(OnnxgradError, match="different numbers of elements"):
-        together(2, step)
-
-
-def total(op, prediction, label):
-    return op.sum(prediction - label, range(prediction.rank), keepdims=False)
-
-
-def centered(op, prediction, label):
-    return prediction - op.mean(prediction, [0]) - label
-
-
-def of_a_mean(op, prediction, label):
-    return op.grad(op.mean(prediction * prediction), prediction) - label
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"reduction": "sum", "l2": 0.1}, "`l1` and `l2`"),
-        ({"losses": (LossSpec("loss.onnx"),)}, "one number for a batch"),
-        ({"losses": (LossSpec("total", function=total),)}, "one number for a batch"),
-        ({"losses": (LossSpec("centered", function=centered),)}, "reduces along the axis of the samples"),
-        ({"losses": (LossSpec("of_a_mean", function=of_a_mean),)}, "computes with the number of samples"),
-    ],
-)
-def test_what_parts_do_not_add_up_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    onnx.save(
-        parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-        squares (float[n, 10] prediction, float[n, 10] label) => (float loss)
-        { d = Sub(prediction, label)  s = Mul(d, d)  loss = ReduceMean <keepdims = 0> (s) }"""),
-        "loss.onnx",
-    )
-    with pytest.raises(UsageError, match=words):
-        together(2, lambda link: ParallelTrainer(mlp(**more), link, threads=1))
 
 
 def test_other_weights_are_refused() -> None:

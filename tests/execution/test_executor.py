@@ -1,0 +1,26 @@
+"""Runs of an executor leave no memory behind."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from onnxgrad_cli.common.memory import taken_memory
+from onnxgrad_cli.execution.executor import Executor
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only there it is known what memory a process has")
+def test_runs_of_an_executor_leave_no_memory_behind() -> None:
+    """Each try of a search for sizes that fit may take gigabytes, and fail at a later node."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        net (int64[1] size) => (float y) <float[1] one = {1}, int64[1] wrong = {3}>
+        { wide = Expand(one, size) more = Exp(wide) bad = Reshape(more, wrong) y = ReduceSum<keepdims = 0>(bad) }""")
+    run, before = Executor(model), taken_memory()
+    for size in (10**6, 4 * 10**7, 8 * 10**7):
+        with pytest.raises(Exception, match="Reshape"):
+            run({"size": np.array([size])})
+    assert taken_memory() - before < 10**8

@@ -1,0 +1,106 @@
+"""Steps of a trainer: what is fed, what is drawn, and losses that are not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from onnxgrad_cli import LossSpec, Options, build
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.training.trainer import NotFinite, Trainer
+from tests.facts import raises_as
+from tests.training.test_trainer import batches, exported, network, training
+
+
+def test_dropout_is_drawn_anew_at_each_step_and_again_by_the_same_seed() -> None:
+    built = training(exported(network(0.5)), "sgd")
+    (batch,) = batches(1)
+
+    def losses(trainer: Trainer, count: int) -> list[float]:
+        return [trainer.step(batch, 0.0) for _ in range(count)]
+
+    first = losses(Trainer(built, threads=1, seed=1), 6)
+    assert len(set(first)) == 6
+    assert losses(Trainer(built, threads=1, seed=1), 6) == first
+    assert losses(Trainer(built, threads=1, seed=2), 6) != first
+    late = Trainer(built, threads=1, seed=1)
+    late.load({}, steps=4)
+    assert losses(late, 2) == first[4:]
+
+
+def test_what_a_step_drops_says_nothing_of_the_next() -> None:
+    """Where the weight of a unit stays as it is, the unit was dropped."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 500] x) => (float[n, 500] y) { k = Mul(x, w) y = Dropout(k) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(500, np.float32), "w"))
+    trainer = Trainer(build(model, Options(losses=(LossSpec("mse"),), optimizer="sgd", mode="train")), threads=1)
+    feeds = {"x": np.ones((1, 500), np.float32), "label": np.zeros((1, 500), np.float32)}
+    weights = [trainer.weights()["w"]]
+    for _ in range(400):
+        trainer.step(feeds, 0.1)
+        weights.append(trainer.weights()["w"])
+    kept = np.where(np.diff(weights, axis=0) != 0, 1.0, -1.0)
+    assert abs(kept.mean()) < 0.01
+    assert (kept[1:] * kept[:-1]).mean(0).std() == pytest.approx(1 / 20, rel=0.2)  # of 400 coins
+
+
+def test_a_loss_that_is_no_number_takes_no_step() -> None:
+    trainer = Trainer(training(exported(network()), "sgd"), threads=1)
+    good, bad = batches(2)
+    trainer.step(good, 0.1)
+    before = trainer.weights()
+    bad["x"][3, 2] = np.nan
+    with pytest.raises(NotFinite, match="the loss is nan"):
+        trainer.step(bad, 0.1)
+    for name, array in before.items():
+        np.testing.assert_array_equal(trainer.weights()[name], array)
+    assert trainer.steps == 1
+    assert np.isfinite(trainer.step(good, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("feeds", "words"),
+    [
+        ({"x": np.zeros((2, 6), np.float32)}, "the batch has no 'label'"),
+        ({"x": np.zeros((2, 6), np.float32), "label": np.zeros(2, np.int64), "z": np.zeros(1)}, "no input 'z'"),
+    ],
+)
+def test_a_batch_of_other_inputs_is_refused(feeds: dict[str, np.ndarray], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Trainer(training(exported(network())), threads=1).step(feeds, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.ones((4, 6), ">f4"), ("usage", "x", "f4")),
+        (np.ones((1, 6), np.float32), ("usage", "1", "6", "4", "6")),
+        ([[1.0] * 6] * 4, "'x' must be an array, but is of type list"),
+    ],
+)
+def test_what_would_be_read_as_other_numbers_is_refused(x: Any, words: str | tuple[str, ...]) -> None:
+    """onnxruntime reads bytes as they lie, and one sample beside four labels as four."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 6] x) => (float[n, 6] y) <float[6] w = {1, 1, 1, 1, 1, 1}> { y = Mul(x, w) }""")
+    trainer = Trainer(build(model, Options(losses=(LossSpec("mse"),), optimizer="sgd")), threads=1)
+    with raises_as(UsageError, words):
+        trainer.step({"x": x, "label": np.zeros((4, 6), np.float32)})
+
+
+def test_what_a_model_draws_itself_follows_from_the_seed() -> None:
+    """RandomNormalLike begins anew in each session, and onnxruntime seeds it by the clock where nobody says."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 6] x) => (float[n, 6] y) <float[6] w = {1, 1, 1, 1, 1, 1}>
+        { e = RandomNormalLike(x) f = Mul(e, w) y = Add(x, f) }"""
+
+    def losses(seed: int) -> list[float]:
+        built = build(parser.parse_model(text), Options(losses=(LossSpec("mse"),), optimizer="sgd"))
+        trainer = Trainer(built, threads=1, seed=seed)
+        return [trainer.step({name: np.ones((4, 6), np.float32) for name in trainer.inputs}) for _ in range(3)]
+
+    assert losses(0) == losses(0) != losses(1)
+    assert len(set(losses(0))) == 3
