@@ -334,8 +334,8 @@ def together(found: Iterable[Read], known: Iterable[AdapterSite]) -> tuple[list[
         both = (factors[adapter.a], factors[adapter.b])
         if (a := min(both, key=lambda array: array.size)).shape[:2] == (adapter.rank, adapter.rank):
             raise OnnxgradError(
-                f"the adapter of '{place.module or place.weight}' has rank {adapter.rank}, and its smaller factor is "
-                f"{list(a.shape)}: it is not a low-rank adapter",
+                f"the adapter of '{place.module or place.weight}' is not a low-rank adapter: its rank is "
+                f"{adapter.rank}, and its smaller matrix is square: {list(a.shape)}",
             )
         module, other = adapters.setdefault(place.weight, (place.module, adapter))
         if other is not adapter and not _same(other, adapter, values, factors):

@@ -144,7 +144,8 @@ class _Walk:
             reason = f"{unknown_fact}{_other_ranks(op.graph, node)}"
             self.refuse(node, reason, unknown_fact.hint or op.graph.rank_hint())
         except ZeroDivisionError:
-            self.refuse(node, f"its rule divides by {ZERO_DIVISOR}", "export the model again")
+            hint = "correct its attributes, and export the model again"
+            self.refuse(node, f"its gradient rule divides by {ZERO_DIVISOR}", hint)
         except UnsupportedError as inner:
             self.refusals.extend(inner.refusals)
         except InternalError:
@@ -249,15 +250,15 @@ def _why_unknown(node: Node, graph: Graph) -> tuple[str, str]:
         return graph.unexpanded[node.name], "freeze the weights before it with `freeze`"
     if stopped(node):
         return (
-            "gradients are stopped at some of its operands, so it needs its own rule",
+            "gradients are stopped at some of its operands, so it needs its own gradient rule",
             "add a rule for it with --rules FILE",
         )
     if not is_standard(node.domain):
         return (
-            f"there is no rule for {short_name(node.op_type, node.domain)}",
+            f"there is no gradient rule for {short_name(node.op_type, node.domain)}",
             "add a rule for it with --rules FILE, or freeze the weights before it with `freeze`",
         )
-    return f"there is no proven rule for {node.op_type}", "freeze the weights before it with `freeze`"
+    return f"there is no proven gradient rule for {node.op_type}", "freeze the weights before it with `freeze`"
 
 
 def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation, after: Val | None = None) -> Val:

@@ -30,7 +30,10 @@ A text such as '3e' means epochs. The function's registry converts it to steps.
 """
 
 Lengths = tuple[float, ...]
-"""The annotation of an option that takes several lengths. In a text, slashes separate them: 10/20, or 3e/6e."""
+"""The annotation of an option that takes several numbers of steps.
+
+In a text, slashes separate them: '10/20' for steps, or '3e/6e' for epochs.
+"""
 
 KINDS = {
     "float": "a number",
@@ -38,7 +41,7 @@ KINDS = {
     "bool": "true or false",
     "Floats": "numbers, or a .npy file",
     "Length": "a number of steps, a fraction of all steps, or a number of epochs such as 3e",
-    "Lengths": "lengths separated by slashes, such as 100/200, 0.5/0.75 or 3e/6e",
+    "Lengths": "numbers of steps, fractions of all steps, or numbers of epochs, such as 100/200, 0.5/0.75 or 3e/6e",
 }
 """Name of an option's annotation -> a description of the values that it takes."""
 

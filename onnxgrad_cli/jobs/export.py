@@ -218,8 +218,8 @@ class _Trained:
         data = given.arrays(self.model, fed_types(self.model), (), tell)
         worst = max(lost, key=lambda each: each.lost)
         tell(
-            f"{len(lost)} matrices with adapters were rounded to integers again, which loses precision; "
-            f"'{worst.weight}' lost the most: {worst.lost:.0%} of the change by its adapter",
+            f"{len(lost)} adapters were merged, and the matrices rounded to integers, which loses precision; "
+            f"'{worst.weight}' lost the most: its rounding error is {worst.lost:.0%} of the change by its adapter",
             0,
         )
         tell("measuring the loss of precision", 1)

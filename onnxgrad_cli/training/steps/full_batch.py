@@ -153,7 +153,7 @@ def _check_is_function(built: TrainingModel, roles: Roles) -> None:
     if drawing is not None:
         raise UsageError(
             f"{WHO} can't train with random numbers, which '{drawing.name or drawing.output[0]}' ({drawing.op_type}) "
-            "draws: each run would have another loss",
+            "draws: each run would have a different loss",
             "use `mode='eval'`, or another optimizer",
         )
     if roles.successors:

@@ -257,7 +257,7 @@ def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
         ("largest", 2, "a value has no truth at build time"),
         ("chained", 2, "a value has no truth at build time"),
         ("equal", 2, "write op.Equal(x, y)"),
-        ("untyped", 2, "in line 20 of 'losses.py': loss/untyped/TopK does not type"),
+        ("untyped", 2, "in line 20 of 'losses.py': can't infer the output types of loss/untyped/TopK"),
         ("wider", 2, "the input 'x' must be float[n, 1], but the given value is float[n, 2]"),
         (
             "broadcast",
