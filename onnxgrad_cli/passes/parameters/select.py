@@ -51,8 +51,8 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
 
     Raises:
         UsageError: a pattern or a preset matches nothing.
-        UnsupportedError: no differentiable path leads from a selected tensor to the loss; or nothing is left to
-            differentiate with respect to, although something must be.
+        UnsupportedError: no differentiable path leads from a selected tensor to the loss. Or there is nothing to
+            differentiate with respect to, and `training.may_be_none` is False.
     """
     floats = _weights(graph)
     tied = tied_to(graph, training.ends)

@@ -21,7 +21,10 @@ from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, put_branch
 BRANCHES = ("then_branch", "else_branch")
 
 MOST_TRIED, MOST_NODES = 8, 50_000
-"""Limits: the number of Ifs that are tried, and the total number of nodes typed. A trial types the graph twice."""
+"""Limits of a search: the number of Ifs that are tried, and this number times the number of nodes of the graph.
+
+For each If, types are inferred for the whole graph twice, once with each branch.
+"""
 
 
 def rule_out_branches(graph: Graph, contradicts: bool = False) -> bool:

@@ -59,7 +59,7 @@ def recompute(graph: Graph, options: RematerializationOptions, training: Trainin
     spec = options.recompute
     assert spec is not None
     results = [training.loss, *training.gradients.values(), *training.state.values()]
-    graph.remove_unused([*results, *training.yielded.values()])  # passes need the seed, zero gradients do not
+    graph.remove_unused([*results, *training.yielded.values()])  # passes read the YieldOp's results
     before = cost(graph, training)
     sizes = Facts(graph, {**before.sizes, **before.assumed})
     offers = trade(_flow(graph, options, training), sizes, before.kept_bytes)
