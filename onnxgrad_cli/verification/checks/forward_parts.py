@@ -1,4 +1,4 @@
-"""Check that a training model still computes the outputs of the model it was made from."""
+"""Check that a training model still computes the outputs of the original model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def computes_the_original(case: ProofCase) -> CheckOutcome:
         forward = _forward(case.described.model, original.model, chunks)
     if forward is None:
         return skipped("the loss is computed on a value that is not an output of the original")
-    try:  # the training model may run where its original does not
+    try:  # the training model may run where the original model does not
         expected = original(case.feeds)
     except Exception as error:  # the executors' exceptions share no base class
         return skipped(f"the original does not run: {str(error).strip()[:500]}")
@@ -78,7 +78,7 @@ def _copy_agrees(case: ProofCase, original: Original, data: str) -> CheckOutcome
     values = [helper.make_value_info(f"{data}/{value.name}", value.type) for value in outputs]
     if not values:
         return NOTHING
-    try:  # the training model may run where its original does not
+    try:  # the training model may run where the original model does not
         expected = original(fed)
     except Exception:  # the executors' exceptions share no base class
         return NOTHING
@@ -94,7 +94,11 @@ def _copy_agrees(case: ProofCase, original: Original, data: str) -> CheckOutcome
 
 
 def _forward(model: ModelProto, original: ModelProto, chunks: Mapping[str, Sequence[str]]) -> ModelProto | None:
-    """Return the part of a training model that computes its original's outputs or chunks of them, or None."""
+    """Return the part of a training model that computes the outputs of the original model.
+
+    If an output is computed in chunks of tokens, the part has one output for each chunk instead. Return None if the
+    training model computes no output of the original.
+    """
     made = {name for node in model.graph.node for name in node.output}
     made.update(value.name for value in model.graph.input)  # an output may be an input
     outputs = [value for value in original.graph.output if value.name in made]
