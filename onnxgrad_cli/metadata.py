@@ -437,7 +437,12 @@ class Derived:
         return {(names.get(x, x),): name for x, name in zip(by, self.inputs, strict=False)}
 
     def results(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
-        """Return (of,), (wrt,), (of, wrt) or (wrt, wrt), depending on `kind` -> the output with this derivative.
+        """Return a map to the outputs that are derivatives. The keys depend on `kind`.
+
+        - jvp: (name in `of`,)
+        - jacobian: (name in `of`, name in `wrt`)
+        - hessian: (name in `wrt`, name in `wrt`)
+        - other kinds: (name in `wrt`,)
 
         Args:
             names: name in `wrt` -> the name to use instead of it in the keys.
