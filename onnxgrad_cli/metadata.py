@@ -65,7 +65,7 @@ class Adapter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the trained tensors of the adapter: both factors, and the magnitudes if there are any."""
+        """The names of the trained tensors of the adapter: both LoRA matrices, and the magnitudes if there are any."""
         return (self.a, self.b, self.magnitude) if self.magnitude else (self.a, self.b)
 
     @property
@@ -291,7 +291,7 @@ class Roles:
         optimizer: the name of the optimizer whose step is part of the model; "" without a step.
         step: the settings of the optimizer's step. None if the optimizer is not one of onnxgrad's, or if an old version
             of onnxgrad built the model.
-        adapters: the low-rank adapters in the model. Their factors have the role 'weight'.
+        adapters: the low-rank adapters in the model. Their LoRA matrices have the role 'weight'.
         slots: name of a state of the optimizer -> its description, with the initial value. Other inputs with the role
             'state' are running statistics, whose initial values the model stores.
         quantized: the tensors that the inference model stores differently, such as weights that it stores as integers.

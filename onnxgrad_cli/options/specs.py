@@ -24,7 +24,7 @@ class LoraSpec:
 
     Attributes:
         rank: the rank of the adapters.
-        alpha: the product of the factors is multiplied by alpha / rank, or with the scaling 'rslora' by alpha /
+        alpha: the product of the LoRA matrices is multiplied by alpha / rank, or with the scaling 'rslora' by alpha /
             sqrt(rank). None: alpha equals the rank.
 
     Raises:

@@ -376,7 +376,7 @@ CASES = [
         then="export other/checkpoint.safetensors --model mlp.onnx --adaptable -o e.onnx",
     ),
     Case(
-        "name a checkpoint, or train with `onnxgrad train --use-ema`, which writes the averages as the factors",
+        "name a checkpoint, or train with `onnxgrad train --use-ema`, which writes the averages as the adapter",
         "export a.safetensors --model mlp.onnx --use-ema -o e.onnx",
         "`onnxgrad train --use-ema`",
         {"onnxgrad train": "onnxgrad " + LORA.replace("a.safe", "b.safe").replace("t.onnx", "u.onnx") + " --ema 0.9"},

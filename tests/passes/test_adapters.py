@@ -489,7 +489,7 @@ def test_what_can_not_be_merged() -> None:
     with pytest.raises(OnnxgradError, match="'b' is missing"):
         merge(model, [adapter], {"a": good["a"]})
     with pytest.raises(
-        OnnxgradError, match=r"does not fit: the weight is .6, 5., but its factors are .6, 2. and .2, 4."
+        OnnxgradError, match=r"does not fit: the weight is .6, 5., but its LoRA matrices are .6, 2. and .2, 4."
     ):
         merge(model, [adapter], {"a": good["a"], "b": np.zeros((2, 4))})
     with pytest.raises(OnnxgradError, match="no weight 'v' to merge"):
@@ -734,7 +734,7 @@ def test_the_command(shell: Shell) -> None:
     assert sum(weight["count"] for weight in report["weights"]) == 8 * 2 * 4 * 32 + 4 * 32 + 4
     text = Path("out.onnx.report.md").read_text()
     assert "8 of rank 4: 2,048 parameters instead of 8,192 (25.0 %)" in text
-    assert "The product of the factors, times 2, is added to the weight" in text
+    assert "The product of the LoRA matrices, times 2, is added to the weight" in text
     checked = shell("check", "out.onnx", "--json")
     assert checked.code == 0, checked.err
     assert "relative error" in checked.out
