@@ -289,7 +289,7 @@ def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation,
 
 
 def as_declared(op: Op, name: str, derivative: Val) -> Val:
-    """Reshape a derivative to the shape of its value, so that a run fails if the derivative has another size.
+    """Reshape a derivative to the shape of its value, so that a run fails if the derivative has a different size.
 
     Rules do not sum over an axis on which two operands have the same symbol. But PyTorch's exporter may give two axes
     the same symbol although their sizes are 5 and 1, and the model then broadcasts them. Without the Reshape, the

@@ -207,7 +207,7 @@ def spelled(text: str) -> tuple[str, dict[str, object]]:
     """Parse `NAME[:KEY=VALUE,KEY=VALUE,...]` as a name and options. Hyphens in keys become underscores.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     name, _, rest = text.partition(":")
     return name.strip(), pairs(rest, text, "NAME:KEY=VALUE,KEY=VALUE")
@@ -217,7 +217,7 @@ def pairs(rest: str, text: str, form: str) -> dict[str, object]:
     """Parse `KEY=VALUE,KEY=VALUE,...`, the last part of `text`, as options. Hyphens in keys become underscores.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     given: dict[str, object] = {}
     for pair in filter(None, (part.strip() for part in rest.split(","))):

@@ -1,7 +1,7 @@
 """The preprocessing of the training data. It is stored in the trained model and in the run folder.
 
-Data for evaluation and prediction get the same preprocessing. Otherwise classes or columns could have another order, or
-pixels another scale, and the results would be wrong without an error.
+Data for evaluation and prediction get the same preprocessing. Otherwise classes or columns could have a different
+order, or pixels a different scale, and the results would be wrong without an error.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
         The model, and the file whose folder its external data are relative to; None for the working directory.
 
     Raises:
-        UsageError: `model` has another type.
+        UsageError: `model` has none of these types.
         OnnxgradError: the file or the bytes are not a valid model (see `load_model`), or a tensor of a ModelProto does
             not store as much data as its sizes require.
     """

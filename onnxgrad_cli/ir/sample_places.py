@@ -141,7 +141,7 @@ class Tracker:
         mixes: True if one of the refused nodes certainly mixes samples.
 
     Args:
-        graph: a typed graph.
+        graph: a graph with inferred types.
         batch: the size of the batch in the graph, a number or a symbol.
         starts: input -> the possible axes of its samples, the likeliest first. An entry None means that the input has
             no samples.

@@ -410,7 +410,7 @@ class MemoryOptions(_Part):
         default=None,
         help="Save memory: compute forward values again in the backward part instead of keeping them. elementwise: "
         "results of elementwise operators. block: all values inside a layer, or between values that match GLOB. "
-        "budget, optimal: as many values as necessary to keep at most SIZE, such as 500MB.",
+        "budget, optimal: enough values that the kept values take at most SIZE, such as 500MB.",
         section=MEMORY,
         metavar="elementwise|block:auto|block:GLOB|budget:SIZE|optimal:SIZE",
         shown="keep all values",

@@ -43,7 +43,7 @@ def parse_lora(text: str) -> LoraSpec:
     """Parse RANK or RANK:ALPHA.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     rank, _, alpha = text.partition(":")
     try:

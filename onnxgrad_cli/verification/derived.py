@@ -280,7 +280,7 @@ def _paired(theirs: Mapping[tuple[str, ...], str], ours: Mapping[tuple[str, ...]
 def _may_be_size(x: np.ndarray) -> bool:
     """Return True if the array is one whole number above 1, which may be a size in the model.
 
-    Executors would round a changed value to another size, so such a weight stays unchanged.
+    Executors would round a changed value to a different size, so such a weight stays unchanged.
     """
     return x.size == 1 and float(x.reshape(())) > 1 and float(x.reshape(())).is_integer()
 
@@ -514,8 +514,8 @@ class _Measure:
         """Return the derivatives of the weighted sum of the outputs, computed from the model's derivatives.
 
         Raises:
-            _Unmeasured: a derivative has another shape than its description says. Or it is not zero for an entry whose
-                value is not finite.
+            _Unmeasured: a derivative has a different shape than its description says. Or it is not zero for an entry
+                whose value is not finite.
         """
         try:
             claims = self._contractions(outputs, factors)

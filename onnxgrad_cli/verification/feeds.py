@@ -130,7 +130,7 @@ def run_on_drawn(
 
     Args:
         run, described, rng, data: see `first_run`.
-        guess: symbol -> its size. If a label or cotangent must have another size, that size is used instead.
+        guess: symbol -> its size. If a label or cotangent must have a different size, that size is used instead.
         fixed: symbol -> its size, for sizes that are never replaced.
         masked: see `random_feeds`.
         first: ranges of floats to try before `RANGES`.

@@ -1,7 +1,7 @@
 """Infer the rank of a value from the operators that read it. For example, a 2-D convolution reads four axes.
 
 An input of the model is then declared with this rank. Any other value gets a guard, which makes a run fail if the value
-has another rank.
+has a different rank.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _with_branch(graph: Graph, node: Node, branch: str) -> Graph:
 def _contradicts(graph: Graph) -> bool:
     """Return True if the types of nodes that run in any case contradict each other.
 
-    Nodes in a body do not always run, and values that depend on a body may have another rank than is declared.
+    Nodes in a body do not always run, and values that depend on a body may have a different rank than is declared.
     """
     try:
         infer_types(graph)

@@ -36,8 +36,8 @@ def inline(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None
 
     Raises:
         OnnxgradError: a function calls itself, or the result has too many nodes (`check_growth`).
-        UnsupportedError: a function has the name of a standard operator; or it was written for another opset, in which
-            one of its operators has another schema.
+        UnsupportedError: a function has the name of a standard operator; or it was written for a different opset, in
+            which one of its operators has a different schema.
     """
     if graph.proto.functions:
         check_growth(graph.proto.functions, graph.nodes)

@@ -41,7 +41,7 @@ OLDEST_OPSET = 13
 
 
 def convert(graph: Graph, opset: int) -> None:
-    """Convert the graph to another opset.
+    """Convert the graph to a different opset.
 
     For an older opset, onnx's version converter is used, which may raise any exception.
     """

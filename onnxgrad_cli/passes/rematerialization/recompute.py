@@ -38,7 +38,7 @@ def parse_recompute(text: str) -> RecomputeSpec:
     """Parse `elementwise`, `block:auto`, `block:GLOB`, `budget:SIZE` or `optimal:SIZE`, such as budget:512MB.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     word, _, rest = (part.strip() for part in text.partition(":"))
     kind = next((kind for kind in KINDS if kind == word), None)

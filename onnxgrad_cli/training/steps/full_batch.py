@@ -88,7 +88,7 @@ class FullBatchTrainer(TrainerBase):
             batches: the batches of all samples. Batches in which no label counts are skipped, so their loss may be nan.
 
         Raises:
-            UsageError: an input is missing in a batch, or has another type.
+            UsageError: an input is missing in a batch, or has a different type.
             NotFinite: the loss of a batch or the gradient is infinite or nan.
             OnnxgradError: there are several losses, and the share of a batch in their divisors differs.
         """

@@ -2,7 +2,7 @@
 
 The nodes from the gradients to the next weights and state are cut out of the model and run alone, so gradients, weights
 and state can be random. Large tensors are cut down to a few rows and columns, because a step treats all elements alike.
-The gradients themselves are checked elsewhere: they are outputs of the model, and other checks compare them with
+The gradients themselves are checked elsewhere: they are outputs of the model, and other checks compare them with finite
 differences of the loss.
 """
 
