@@ -177,7 +177,7 @@ class StepSettings:
         options: option of the optimizer -> its value, including defaults. True is stored as 1.
         groups: the parameter groups. If a weight is in several groups, later ones override earlier ones.
         clip_norm, clip_value: the bounds to which gradients are clipped; None if they are not clipped.
-        accumulate: the number of runs per step.
+        accumulate: the number of batches, each one run of the model, per step of the optimizer.
         ema: the decay of the moving average of the weights; None if there is no average.
     """
 

@@ -1,8 +1,8 @@
 """Accumulate gradients over several runs, so that a step is the same as on one batch of all their samples.
 
-The mean over that batch is the weighted mean of the runs' means. The weight of a run is the divisor of its mean. For
-losses that ignore labels, this is the number of the other labels. For losses that weigh labels, it is the sum of the
-weights.
+Each run of the model takes one batch. The mean over the large batch is the weighted mean of the runs' means. The weight
+of a run is the divisor of its mean. For losses that ignore labels, this is the number of the other labels. For losses
+that weigh labels, it is the sum of the weights.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _compared(step: _StepModel, runs: int) -> str:
     if settings.clip_value is not None:
         parts.append(f"gradients clipped to {settings.clip_value:g}")
     if settings.accumulate > 1:
-        parts.append(f"one step every {settings.accumulate} runs")
+        parts.append(f"one step every {settings.accumulate} batches")
     if SCALE in step.kinds:
         parts.append("dynamic loss scale")
     if settings.ema is not None:
