@@ -53,6 +53,11 @@ class OnnxgradError(Exception):
         if hint:
             self.add_note(f"hint: {hint}")
 
+    def put_place(self, place: str) -> None:
+        """Put the place of the problem, such as a line of a file, in front of the message."""
+        self.message = f"{place}: {self.message}"
+        self.args = ("\n".join([self.message, *(f"  {detail}" for detail in self.details)]),)
+
 
 class UsageError(OnnxgradError):
     """The user's request is wrong, such as an option, a name or a pattern."""

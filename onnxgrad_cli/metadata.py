@@ -168,6 +168,32 @@ class InnerDerivative:
     wrt: tuple[str, ...]
     results: tuple[str, ...]
 
+    def renamed(self, names: Mapping[str, str]) -> InnerDerivative:
+        """Return a copy in which values are renamed. `names` maps old names to new names."""
+        wrt, results = ([names.get(name, name) for name in field] for field in (self.wrt, self.results))
+        of, seed = names.get(self.of, self.of), names.get(self.seed, self.seed)
+        return InnerDerivative(self.kind, of, seed, tuple(wrt), tuple(results))
+
+
+@dataclass(frozen=True)
+class InnerEvaluation:
+    """An evaluation of the model on other inputs that is part of a loss.
+
+    Attributes:
+        inputs: input of the model -> the value that the evaluation uses for it.
+        outputs: output of the model -> the value that the evaluation computes for it.
+    """
+
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+    def renamed(self, names: Mapping[str, str]) -> InnerEvaluation:
+        """Return a copy in which values are renamed. `names` maps old names to new names."""
+        inputs, outputs = (
+            {key: names.get(name, name) for key, name in field.items()} for field in (self.inputs, self.outputs)
+        )
+        return InnerEvaluation(inputs, outputs)
+
 
 @dataclass(frozen=True)
 class StepSettings:
@@ -202,7 +228,9 @@ TENSORS = "onnxgrad.tensors"
 """The keys of onnxgrad's entries in the model's metadata_props."""
 
 
-_FIELDS = "inputs outputs estimated partial optimizer step adapters slots quantized held inner sets".split()
+_FIELDS = (
+    "inputs outputs estimated partial optimizer step adapters slots quantized held inner evaluated proof_part sets"
+).split()
 PORTS = {name: "state" if name == "slots" else name for name in _FIELDS}
 """Field of `Roles` that is stored in the metadata entry `ROLES` -> its key in that entry."""
 
@@ -218,6 +246,9 @@ OUTPUTS = frozenset({"loss", "gradient", "next state", "kept output"})
 
 CHANGED = "the model was changed after it was built: build it again"
 """The hint of errors about a model that does not match the description in its metadata."""
+
+PROOF_PREFIX = "proof/"
+"""The prefix of the names of the values that only `Roles.proof_part` computes."""
 
 AVERAGE = "ema"
 """The `Slot.kind` of a state that is the moving average of a weight."""
@@ -298,6 +329,9 @@ class Roles:
         held: values that are treated as constants in the gradients although they depend on weights, such as DoRA's
             norms.
         inner: the derivatives that are parts of the loss.
+        evaluated: the evaluations of the model on other inputs that are parts of the loss.
+        proof_part: the nodes and constants that compute the values in `inner` and `evaluated` if the training model
+            does not need these values itself. It is the base64 text of a GraphProto; "" if there are none.
         sets: data set -> a map from the name of each array of the set to the input that takes it. Empty if the losses
             name no data sets.
     """
@@ -316,6 +350,8 @@ class Roles:
     held: tuple[str, ...] = ()
     step: StepSettings | None = None
     inner: tuple[InnerDerivative, ...] = ()
+    evaluated: tuple[InnerEvaluation, ...] = ()
+    proof_part: str = ""
     sets: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property

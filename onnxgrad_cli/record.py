@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from onnx import TensorProto
+
 from onnxgrad_cli.autodiff.differentiation import Cautions, Differentiation
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import ROLE, metadata_of
-from onnxgrad_cli.metadata import Adapter, InnerDerivative, IntegerWeight, Slot, StepSettings
+from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
+from onnxgrad_cli.metadata import Adapter, InnerDerivative, InnerEvaluation, IntegerWeight, Slot, StepSettings
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,9 @@ class LossRecord(ParameterRecord, Differentiation):
         masks: position of a loss -> the label that is its mask.
         mixing: position of a loss -> why the loss of a sample may depend on other samples of the batch.
         inner: the derivatives that are parts of the loss.
+        evaluated: the evaluations of the model on other inputs that are parts of the loss.
+        proof_nodes: copies of the nodes that compute the values in `inner` and `evaluated`.
+        proof_constants: map from a name to each initializer that these nodes read.
         sets: data set -> a map from the name of each array of the set to the input of the model. Empty if the losses
             name no data sets.
     """
@@ -166,6 +171,9 @@ class LossRecord(ParameterRecord, Differentiation):
     masks: dict[int, str] = field(default_factory=dict)
     mixing: dict[int, str] = field(default_factory=dict)
     inner: list[InnerDerivative] = field(default_factory=list)
+    evaluated: list[InnerEvaluation] = field(default_factory=list)
+    proof_nodes: list[Node] = field(default_factory=list)
+    proof_constants: dict[str, TensorProto] = field(default_factory=dict)
     sets: dict[str, dict[str, str]] = field(default_factory=dict)
 
 

@@ -115,7 +115,7 @@ class Facts(dict[str, Fact]):
         return any(dim.dim_value < 0 for each in self._exact.values() for dim in each.tensor_type.shape.dim)
 
     def inside(self, body: Graph) -> Facts:
-        """Return the facts about the values in a body, whose symbols have the same sizes as here."""
+        """Return the facts about the values in a subgraph, with the same sizes of symbols."""
         self._bodies.append(Facts(body, self._sizes))
         return self._bodies[-1]
 

@@ -195,7 +195,7 @@ class DoubleExecutor:
         return stashes or not self._single.isdisjoint((inner.domain, inner.op_type) for inner in nodes)
 
     def _last_reads(self, pieces: Sequence[_Piece]) -> dict[int, list[str]]:
-        """Return number of pieces that have run -> the values that no later piece reads and that can be deleted."""
+        """Return a map: number of pieces that have run -> the values to free, which no later piece reads."""
         last = {name: position for position, piece in enumerate(pieces, 1) for name in piece.inputs}
         gone: dict[int, list[str]] = defaultdict(list)
         for name, position in last.items():

@@ -60,7 +60,7 @@ EXACT_INTEGERS = "session.x64quantprecision"
 """The session setting that prevents overflow in sums of 8-bit products on x86 processors without VNNI."""
 
 PLATFORMS = ["NchwcTransformer"]
-"""Names of optimizations for one kind of processor. onnxruntime's own conversion tool omits them too."""
+"""Names of onnxruntime's optimizations that make a model depend on the processor. They are left out of saved models."""
 
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 """Execution provider with memory of its own -> the name of its device."""

@@ -54,7 +54,7 @@ LEADING = 2
 
 ALIKE = (0, 0)
 APART = ((1, 1), (1, 0), ALIKE)
-"""Pairs of flags, for batches and for other symbols: 1 if each symbol gets a different size, 0 if all get the same."""
+"""Pairs of flags, for batch symbols and for other symbols. 1: all have different sizes. 0: all have the same size."""
 
 
 def sizes_to_try(

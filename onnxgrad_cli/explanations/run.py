@@ -160,7 +160,7 @@ class Run:
 
     def _each(self, name: str, asked: Sequence[int], default: list[int]) -> list[int]:
         if len(asked) not in (0, 1, len(default)):
-            raise UsageError(f"`{name}` has {len(asked)} sizes, but there are {len(default)} axes of positions")
+            raise UsageError(f"`{name}` has {len(asked)} sizes, but the window has {len(default)} axes")
         return list(asked) * (len(default) if len(asked) == 1 else 1) if asked else default
 
 

@@ -46,7 +46,7 @@ class Graph:
         declared_shapes: values whose shape a rule or a pass determined, because shape inference alone may not find it.
         hints: inner value -> the type that the model declares, which is used only if inference finds none; see
             `passes.prepare.declarations`.
-        assumed: value whose shape is known only from `hints`, at least in part -> its type.
+        assumed: value whose shape depends on `hints` -> its type.
         confirmed: values of `assumed` whose shape a run of the model confirmed.
         follows_shapes: True if shape inference uses onnx's data propagation: it tracks the integers from which shapes
             are computed. False if these integers would fill the memory.

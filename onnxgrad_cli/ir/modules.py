@@ -122,11 +122,11 @@ def readers(nodes: Iterable[Node], names: Iterable[str]) -> dict[str, list[Node]
 
 
 def known_as(nodes: Iterable[Node], names: Iterable[str]) -> Mapping[str, frozenset[str]]:
-    """Return initializer -> further names under which it is known, from the nodes that read it and their modules.
+    """Return a map: initializer -> other names that select it, taken from the modules of the nodes that read it.
 
     An exporter that folds or merges weights gives them names such as 'val_20'. But the module that reads the weight
-    identifies it: 'encoder.layers.0.linear1' and 'encoder.layers.0.linear1.val_20' are further names. If a node
-    replaces a node of the file, the name of the replaced node is added too.
+    identifies it, so 'encoder.layers.0.linear1' and 'encoder.layers.0.linear1.val_20' select it too. If a pass has
+    replaced a node of the file, the name of that node does so too.
     """
     found: dict[str, frozenset[str]] = {}
     for name, nodes_of in readers(nodes, names).items():

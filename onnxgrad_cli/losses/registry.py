@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -208,7 +209,8 @@ def of_function(function: Callable[..., Any]) -> Loss:
     known = next((each for each in LOSSES if each.function is function), None)
     if known is not None:
         return known
-    what = f"the loss '{getattr(function, '__name__', function)}'"
+    name = getattr(function, "__name__", written_function(function).__qualname__.partition(".")[0])
+    what = f"the loss '{name}'"
     hint = (
         "write the loss as function(op, prediction, label, *, option=default); annotate an input of the model as "
         "x: 'input'"
@@ -225,7 +227,14 @@ def of_function(function: Callable[..., Any]) -> Loss:
         raise UsageError(f"{what} has the parameters {', '.join(map(str, parameters)) or '(none)'}", hint)
     label = labels[0] if labels else "none"
     values = {name: kind if isinstance(kind, tuple) else ("label", "") for name, kind in kinds.items()}
-    return Loss(function.__name__, function, label, RANKS.get(label, 0), undocumented(function, what), {}, values)
+    return Loss(name, function, label, RANKS.get(label, 0), undocumented(function, what), {}, values)
+
+
+def written_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function behind a `functools.partial`, or the method `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__code__") else type(function).__call__
 
 
 def _kind_of(parameter: inspect.Parameter, what: str) -> str | tuple[str, str]:
@@ -234,6 +243,7 @@ def _kind_of(parameter: inspect.Parameter, what: str) -> str | tuple[str, str]:
         return "same"
     text = str(getattr(parameter.annotation, "__name__", parameter.annotation)).strip("'\"")
     kind, _, name = text.partition(" ")
+    name = name.strip()
     if kind in OTHERS and (name or kind in ("input", "output")):
         return kind, name or parameter.name
     if text == "Val":

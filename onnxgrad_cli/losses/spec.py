@@ -12,7 +12,7 @@ from typing import Any
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.losses.registry import LOSSES, Loss, of_function
+from onnxgrad_cli.losses.registry import LOSSES, Loss, of_function, written_function
 
 FORM = "[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]"
 
@@ -76,7 +76,7 @@ class LossSpec:
     @property
     def typed(self) -> str:
         """The loss as it is typed on the command line. A Python function is written as FILE.py:FUNCTION."""
-        code = getattr(self.function, "__code__", None)
+        code = getattr(written_function(self.function), "__code__", None) if self.function else None
         name = self.name if code is None else f"{code.co_filename}:{code.co_name}"
         parts = [(part or "").replace(":", "\\:") for part in (self.output, self.label)]
         share = f"{self.weight!r}" if self.weight != 1.0 or self.schedule else ""

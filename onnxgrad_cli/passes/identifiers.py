@@ -15,6 +15,7 @@ from onnx import GraphProto
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD
 from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
 from onnxgrad_cli.passes.pipeline import Pass
@@ -102,11 +103,10 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     training.adapters = [
         replace(each, a=own(each.a), b=own(each.b), magnitude=own(each.magnitude)) for each in training.adapters
     ]
-    training.inner = [
-        replace(each, of=own(each.of), seed=own(each.seed), wrt=tuple(map(own, each.wrt)),
-                results=tuple(map(own, each.results)))
-        for each in training.inner
-    ]  # fmt: skip
+    training.inner = [each.renamed(names) for each in training.inner]
+    training.evaluated = [each.renamed(names) for each in training.evaluated]
+    rename(training.proof_nodes, names)
+    training.proof_constants = {own(name): tensor for name, tensor in training.proof_constants.items()}
     graph.held = set(map(own, graph.held))
     training.integer_weights = [replace(w, weight=own(w.weight)) for w in training.integer_weights]
     if training.chunks is not None:

@@ -10,6 +10,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.metadata import Quantized, Role, Roles, Term, write
 from onnxgrad_cli.options import StepOptions
+from onnxgrad_cli.passes.proof_part import proof_part
 from onnxgrad_cli.record import StepRecord
 
 
@@ -47,7 +48,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         ),
         tuple(sorted(graph.held.intersection(graph.producers()))) if graph.held else (),
         training.step,
-        tuple(training.inner),
+        *proof_part(graph, training),
         {data: {name: own for name, own in arrays.items() if own in there} for data, arrays in training.sets.items()},
     )
 

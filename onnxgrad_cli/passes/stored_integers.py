@@ -95,7 +95,7 @@ def scaling_chain(
         graph: the graph, with inferred types.
         cast: any node.
         uses: the readers of each value.
-        kept: the outputs of the model. The values between the nodes must have no reader outside, so none may be in it.
+        kept: the outputs of the model. A value between the nodes must have no other reader, so it may not be an output.
     """
     stored = graph.initializers.get(cast.input[0] if cast.op_type == "Cast" else "")
     if stored is None or stored.data_type not in NARROW or cast.input[0] in graph.input_names:

@@ -612,7 +612,10 @@ class _Measure:
             moved: output -> the distance along the tangents.
         """
         derived, start = self._derived, self._start()
-        tangents = {x: self._case.feeds[name] for x, name in zip(derived.wrt, derived.inputs, strict=True)}
+        tangents = {
+            x: np.asarray(self._case.feeds[name], np.float64)
+            for x, name in zip(derived.wrt, derived.inputs, strict=True)
+        }
         total = 0.0
         for far in {float(moved.get(name, 0.0)) for name in factors}:
             values = self._values({x: start[x] + far * tangent for x, tangent in tangents.items()})

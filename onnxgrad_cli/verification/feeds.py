@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import math
 import time
@@ -11,16 +12,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.common.memory import free_memory
+from onnxgrad_cli.errors import unreadable
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import counted
 from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try, switch_values
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
-from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.metadata import ROLES, Roles
 
 Run = Callable[[Arrays], Arrays]
 Sizes = Mapping[str, int]
@@ -282,6 +285,24 @@ def part(model: ModelProto, outputs: Iterable[str | ValueInfoProto]) -> ModelPro
     graph = Graph(part)
     graph.remove_unused()
     return graph.commit()
+
+
+def with_proof_part(described: DescribedModel) -> ModelProto:
+    """Return a training model with the nodes that only proofs need. They are stored in its metadata.
+
+    Raises:
+        OnnxgradError: the nodes can't be read.
+    """
+    if not described.roles.proof_part:
+        return described.model
+    try:
+        more = GraphProto.FromString(base64.b64decode(described.roles.proof_part, validate=True))
+    except (ValueError, DecodeError) as error:
+        raise unreadable(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
+    model = copied(described.model)
+    model.graph.node.extend(more.node)
+    model.graph.initializer.extend(more.initializer)
+    return model
 
 
 def loss_part(model: ModelProto, loss: str) -> ModelProto:

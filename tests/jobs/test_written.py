@@ -149,8 +149,8 @@ def test_data_outside_the_folder_are_neither_read_nor_written(
     assert shell.files() == before
 
 
-def test_a_loss_with_data_elsewhere_is_refused(shell: Shell) -> None:
-    """Those of a Constant too: beside the model, another file may have that name."""
+def test_external_data_of_a_loss_are_read_beside_the_loss(shell: Shell) -> None:
+    """Those of a Constant too. Beside the model, another file has that name."""
     loss = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> l (float[n, 2] prediction, float[n, 2] label) => (float loss)'
         "{ c = Constant<value = float[2] {1, 2}>() d = Sub(prediction, label) e = Mul(d, c)"
@@ -160,10 +160,19 @@ def test_a_loss_with_data_elsewhere_is_refused(shell: Shell) -> None:
     tensor.ClearField("float_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="c.bin")
+    Path("losses").mkdir()
+    Path("losses/c.bin").write_bytes(np.float32([3, 5]).tobytes())
     Path("c.bin").write_bytes(bytes(8))
-    onnx.save(loss, "loss.onnx")
-    result = shell("build", "mlp.onnx", "--loss", "loss.onnx", "-o", "out/train.onnx")
-    assert result.code == 2 and "stores tensors in another file" in result.err
+    onnx.save(loss, "losses/loss.onnx")
+    result = shell("build", "mlp.onnx", "--loss", "losses/loss.onnx", "-o", "train.onnx")
+    assert result.code == 0, result.err
+    x, label = np.ones((3, 4), np.float32), np.zeros((3, 2), np.float32)
+    (y,) = onnxruntime.InferenceSession("mlp.onnx").run(None, {"x": x})
+    (found,) = onnxruntime.InferenceSession("train.onnx").run(["loss"], {"x": x, "label": label})
+    np.testing.assert_allclose(found, (y * np.float32([3, 5])).sum(), rtol=1e-5)
+    Path("losses/c.bin").unlink()
+    result = shell("build", "mlp.onnx", "--loss", "losses/loss.onnx", "-o", "train.onnx", "--force")
+    assert result.code == 1 and "c.bin" in result.err, result.err
 
 
 def test_a_model_and_its_report_take_their_names_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

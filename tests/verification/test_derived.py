@@ -49,6 +49,18 @@ def test_right_derivatives_are_proved(kind: Derivative) -> None:
     assert ("--original" in alone.why) == (kind in (*SECOND, "gnvp"))
 
 
+@pytest.mark.parametrize("kind", ["vjp", "jvp", "hvp"])
+def test_right_derivatives_of_a_16_bit_model_are_proved(kind: Derivative) -> None:
+    """Inputs move by less than the spacing of float16."""
+    original = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float16[N, 3] x) => (float16[N, 3] y) { a = Tanh(x) y = Mul(a, x) }""")
+    model = derive(original, kind)
+    said = read_derived(model)
+    assert said is not None
+    proof = prove_derived(model, said, original=original)
+    assert proof.verdict == "proved", proof.why
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_rule_fails(kind: Derivative) -> None:
     """A thousandth too much; of second derivatives what differentiates the gradient is wrong alone."""

@@ -110,7 +110,7 @@ def _run(path: Path, flag: str) -> ModuleType:
         raise missing_file(f"{flag}: no such file: '{path}'")
     protect_inputs(path)
     module = ModuleType(path.stem)
-    module.__file__ = str(path)
+    module.__file__ = str(path.absolute())
     try:
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     except OnnxgradError:

@@ -1,4 +1,4 @@
-"""Remove unused nodes, fold constants, transpose products, and scale channels by convolutions.
+"""Remove unused nodes, fold constants, and replace nodes by faster ones.
 
 Unused nodes exist because differentiation rules also write gradients of operands that need no gradient.
 """
@@ -15,17 +15,22 @@ from onnxgrad_cli.passes.cleanup.faster_forms import convolve_channels, turn_pro
 from onnxgrad_cli.passes.cleanup.narrow_kernels import compute_in_float32
 from onnxgrad_cli.passes.cleanup.optimizer_faults import concatenate_zeros, keep_cubic_layout, separate_views
 from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import find_target
 
 
-def _run(graph: Graph, options: Options, training: object) -> bool:
+def _run(graph: Graph, options: Options, training: Training) -> bool:
     changed = compute_constants(graph)
     changed = turn_products(graph) or changed
     if find_target(options.target).fuses_convolutions and not options.as_gradient_op:  # a Gradient is expanded later
         changed = convolve_channels(graph) or changed
     if graph.runs_bfloat16 and find_target(options.target).on_processor:
         changed = compute_in_float32(graph) or changed
-    return tidy(graph) or changed
+    changed = tidy(graph) or changed
+    if training.inner or training.evaluated:
+        embed(graph, options, training)
+    return changed
 
 
 def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:

@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.losses.classes import causal_lm, soft_cross_entropy
-from onnxgrad_cli.losses.registry import FOR_OUTPUTS
+from onnxgrad_cli.losses.registry import FOR_OUTPUTS, written_function
 from onnxgrad_cli.losses.spec import LossSpec, default_loss, settings_of
 from onnxgrad_cli.losses.values import checked_axis, weighted_mean
 from onnxgrad_cli.options import AppendOptions, LossOptions
@@ -34,8 +34,9 @@ from onnxgrad_cli.passes.loss.chunks import write_chunks
 from onnxgrad_cli.passes.loss.data_sets import evaluations
 from onnxgrad_cli.passes.loss.function import LossOp
 from onnxgrad_cli.passes.loss.model_file import LossFile
-from onnxgrad_cli.passes.parameters.select import drop_untied
+from onnxgrad_cli.passes.parameters.select import drop_untied, refuse_constant_loss
 from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.proof_part import keep_for_proof
 from onnxgrad_cli.record import LossRecord, StepRecord
 
 LABEL = LossOptions.label
@@ -68,6 +69,8 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     if any(spec.function for spec in options.losses):
         op.flush()
         drop_untied(graph, training, training.terms)
+        if not options.l1 and not options.l2:
+            refuse_constant_loss(graph, training, training.terms)
     for kind, factor in (("ReduceL1", options.l1), ("ReduceSumSquare", options.l2)):
         op.scope = f"loss/{kind}"
         if factor:
@@ -80,8 +83,26 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     training.loss = op.rename(total, graph.fresh("loss")).name
     training.terms = [training.loss if name == total.name else name for name in training.terms]
     graph.nodes.extend(op.nodes)
+    keep_for_proof(graph, training)
+    if any(spec.function for spec in options.losses):
+        _drop_unread_labels(graph, training)
     fed_first(graph)
     return True
+
+
+def _drop_unread_labels(graph: Graph, training: LossRecord) -> None:
+    """Remove the labels that no loss reads from the model, with a note for each. Masks stay; data may lack them."""
+    needed = graph.ancestors([training.loss]).union(training.masks.values())
+    for name in [label for label in training.labels if label not in needed]:
+        refill(graph.proto.graph.input, [value for value in graph.proto.graph.input if value.name != name])
+        training.labels.remove(name)
+        training.judged = ["" if label == name else label for label in training.judged]
+        training.more = {at: [label for label in labels if label != name] for at, labels in training.more.items()}
+        for arrays in training.sets.values():
+            for array in [array for array, own in arrays.items() if own == name]:
+                del arrays[array]
+        text = f"no loss reads the label '{name}', so the training model has no such input"
+        training.cautions.append(Caution("note", name, text))
 
 
 def _factor(op: LossOp, training: LossRecord, spec: LossSpec, term: Val) -> Val | float:
@@ -169,6 +190,7 @@ def _term(
     else:
         values += _operands(op, training, spec.data, loss.operands, label)
     found, weights = _called(op, spec, loss, values, loss.settings(given))
+    found, weights = op.wide(found), None if weights is None else op.wide(weights)
     if len(training.judged) - 1 in training.masks:
         _refuse_padded_mean(spec, loss, found)
     if found.known_shape is not None and all(size == 1 for size in found.known_shape):
@@ -248,7 +270,7 @@ def _operands(
             training.masks[position] = mask.name
             yield op.wide(mask)
         else:
-            yield op.val(op.evaluation.own(name))
+            yield op.wide(op.val(op.evaluation.own(name)))
 
 
 def _mask_type(value: Val, parameter: str) -> TypeProto:
@@ -274,18 +296,25 @@ def _refuse_padded_mean(spec: LossSpec, loss: losses.Loss, found: Val) -> None:
 
 
 def _called(
-    op: Op, spec: LossSpec, loss: losses.Loss, values: Sequence[Val], settings: Mapping[str, Any]
+    op: LossOp, spec: LossSpec, loss: losses.Loss, values: Sequence[Val], settings: Mapping[str, Any]
 ) -> tuple[Val, Val | None]:
     """Call a loss function, and return losses and weights. Errors of a user's function become UsageErrors."""
     op.in_function = spec.function is not None
+    code = getattr(written_function(loss.function), "__code__", None)
+    file = code.co_filename if code is not None else ""
+    op.folder = Path(file).parent
     try:
         result = loss.function(op, *values, **settings)
     except Exception as error:
-        if spec.function is None or (isinstance(error, OnnxgradError) and not isinstance(error, InternalError)):
+        if spec.function is None:
             raise
-        file = getattr(getattr(spec.function, "__code__", None), "co_filename", None)
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        where = f" in line {lines[-1]} of '{file}'" if lines else ""
+        place = f"in line {lines[-1]} of '{file}'" if lines else ""
+        if isinstance(error, OnnxgradError) and not isinstance(error, InternalError):
+            if place:
+                error.put_place(place)
+            raise
+        where = place and f" {place}"
         reason = f"{type(error).__name__}{where}: {str(error).removeprefix('internal: ')}"
         raise UsageError(
             f"`losses`: the function '{loss.name}' raised an error: {reason}", "correct the function"
@@ -299,11 +328,12 @@ def _called(
             f"{type(result).__name__}",
             "compute the losses with op and return them, or return a tuple of the losses and their weights",
         )
-    if not is_float(parts[0].type):
-        raise UsageError(
-            f"`losses`: the function '{loss.name}' must return floats, but returns {in_words(parts[0].type)}",
-            "compute the losses from floats",
-        )
+    for part in filter(None, parts):
+        if not is_float(part.type):
+            raise UsageError(
+                f"`losses`: the function '{loss.name}' must return floats, but returns {in_words(part.type)}",
+                "compute the losses from floats",
+            )
     return parts[0], parts[1]
 
 
@@ -409,7 +439,7 @@ def _note_mixing(op: LossOp, training: LossRecord, spec: LossSpec, values: Seque
     if batch is None:
         return
     op.flush()
-    samples = [value.name for value in values if (value.known_shape or (None,))[0] == batch]
+    samples = [op.own(value).name for value in values if (value.known_shape or (None,))[0] == batch]
     tracker = Tracker(op.graph, batch, {name: [SampleAxis(0)] for name in samples}, frees=False)
     tracker.run([found.name], "")
     if tracker.refusals:

@@ -34,9 +34,10 @@ More chunks are not better: each chunk unpacks a low-bit matrix of the head agai
 """
 
 MAX_THIN_COLUMNS = 64
-"""Chunks are used only if each trained matrix of the head has a side of at most this size, as adapters have.
+"""Chunks are used only if each trained matrix of the head has at most this many rows or columns, as LoRA matrices have.
 
-If the head's whole matrix is trained, its gradient is as large as the logits, and each chunk would compute one.
+If the whole matrix of the head is trained, its gradient is as large as the logits. Each chunk would compute such a
+gradient, so chunks would save no memory.
 """
 
 OPSET = 18

@@ -2,6 +2,9 @@
 
 A derivative is emitted by the same reverse walk as the backward part, as nodes of the loss. The backward part
 differentiates through these nodes, and the gradients are checked as for any other loss.
+
+The values of a 16-bit model are cast to float32 before a loss function receives them. A derivative with respect to such
+a value is the derivative with respect to the model's own value, cast to float32.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from onnx import TypeProto
+from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
@@ -22,13 +26,20 @@ from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import in_words, is_float, known_sizes, shape_of
-from onnxgrad_cli.metadata import InnerDerivative
+from onnxgrad_cli.ir.types import HALVES, in_words, is_float, known_sizes, shape_of
+from onnxgrad_cli.metadata import InnerDerivative, InnerEvaluation
 from onnxgrad_cli.passes.loss.model_file import ModelFile, append_copy
-from onnxgrad_cli.record import LossRecord
+from onnxgrad_cli.record import StepRecord
 
 LEAVE_OUT = "remove this derivative from the loss"
 """The hint for a derivative that is zero."""
+
+
+PIECEWISE_LINEAR = frozenset(
+    "Abs Clip GlobalMaxPool HardSigmoid LeakyRelu Max MaxPool Min PRelu ReduceL1 ReduceMax ReduceMin Relu Shrink "
+    "ThresholdedRelu".split()
+)
+"""Operators whose second derivative is zero wherever it exists."""
 
 
 class _IndependentError(UsageError):
@@ -65,13 +76,36 @@ class LossOp(Op):
 
     Attributes:
         evaluation: the evaluation of the model that the current loss is computed on.
+        folder: the folder of the file with the current loss.
     """
 
-    def __init__(self, graph: Graph, training: LossRecord) -> None:
+    def __init__(self, graph: Graph, training: StepRecord) -> None:
         super().__init__(graph)
         self.role, self.training = "loss", training
+        self._has_statistics = bool(training.state or training.fusions)
         self.evaluation = Evaluation({}, list(graph.nodes))
+        self.folder = Path()
         self._derived: set[str] = set()  # results of derivatives
+        self._linear_pieces: set[str] = set()  # operators in `PIECEWISE_LINEAR` that were differentiated
+        self._narrow: dict[str, str] = {}  # value that was cast to float32 -> the 16-bit value
+
+    # -- 16-bit models ----------------------------------------------------------------------------------------
+
+    def wide(self, x: Val) -> Val:
+        """Return `x`, cast to float32 if it has 16 bits."""
+        found = super().wide(x)
+        if found is not x:
+            self._narrow[found.name] = x.name
+        return found
+
+    def own(self, x: Val) -> Val:
+        """Return the 16-bit value that `x` was cast from by `wide`, or `x` itself."""
+        return self.val(self._narrow.get(x.name, x.name))
+
+    def _as(self, place: Val, value: Val) -> Val:
+        """Return a float32 value in the 16-bit type of its place, or the value itself."""
+        is_wide = isinstance(value, Val) and place.dtype in HALVES and value.dtype == TensorProto.FLOAT
+        return self.cast(self.own(value), place.dtype) if is_wide else value
 
     # -- derivatives ------------------------------------------------------------------------------------------
 
@@ -97,10 +131,14 @@ class LossOp(Op):
         return self._vjp("vjp", y, cotangent, xs)
 
     def _vjp(self, name: str, y: Val, cotangent: Val | None, xs: Sequence[Val]) -> Any:
-        found = self._walk(name, y, self.fill(1.0, y) if cotangent is None else cotangent, xs)
+        self._check_values(name, y, *xs)
+        own = [self.own(x) for x in xs]
+        cotangent = None if cotangent is None else self._apart(cotangent, y)
+        found = self._walk(name, y, self.fill(1.0, y) if cotangent is None else cotangent, own)
         seed = "" if cotangent is None else cotangent.name
-        self._record("vjp", y, seed, xs, found)
-        return found[0] if len(found) == 1 else tuple(found)
+        self._record("vjp", y, seed, own, found)
+        results = [each if x is given else self.wide(each) for each, x, given in zip(found, own, xs, strict=True)]
+        return results[0] if len(results) == 1 else tuple(results)
 
     def jvp(self, y: Val, x: Val, tangent: Val) -> Val:
         """Return the product of the Jacobian dy/dx with `tangent`, which has the shape of x.
@@ -112,12 +150,26 @@ class LossOp(Op):
             UsageError: y does not depend on x.
             UnsupportedError: a node between x and y can't be differentiated twice.
         """
+        self._check_values("jvp", y, x)
+        x = self.own(x)
+        tangent = self._as(x, tangent)
         self._check_fits("jvp", f"the tangent of '{x.name}'", x, tangent)
+        tangent = self._apart(tangent, y)
         cotangent = self.rename(self.fill(0.0, y), self.graph.fresh(f"{self.scope}/cotangent"))
         (transposed,) = self._walk("jvp", y, cotangent, [x])
         (found,) = self._walk("jvp", transposed, tangent, [cotangent])
         self._record("jvp", y, tangent.name, [x], [found])
         return found
+
+    def _apart(self, seed: Val, y: Val) -> Val:
+        """Return a copy of a cotangent or tangent if `y` is computed from it. The proof replaces the seed by an input,
+        which must not change `y`.
+        """
+        if not isinstance(seed, Val):
+            return seed  # refused by _check_fits
+        self.flush()
+        is_shared = seed.name in self.graph.initializers or seed.name in self.graph.ancestors([y.name])
+        return self.Identity(seed) if is_shared else seed
 
     def _record(self, kind: str, y: Val, seed: str, xs: Sequence[Val], found: Sequence[Val]) -> None:
         wrt, results = tuple(x.name for x in xs), tuple(each.name for each in found)
@@ -179,11 +231,6 @@ class LossOp(Op):
 
     def _walk(self, name: str, y: Val, cotangent: Val, xs: Sequence[Val]) -> list[Val]:
         """Append nodes for the products of `cotangent` with dy/dx, and return the product for each x."""
-        if not xs or not all(isinstance(each, Val) for each in (y, cotangent, *xs)):
-            raise UsageError(
-                f"`op.{name}` accepts only values of the graph",
-                "pass parameters of the loss function, or results of op",
-            )
         for each in (y, *xs):
             if not is_float(each.type):
                 raise UsageError(
@@ -209,8 +256,10 @@ class LossOp(Op):
         for x in wanted:
             if found[x] is None:
                 raise _IndependentError(f"`op.{name}`: '{y.name}' does not depend on '{x}'", LEAVE_OUT)
-        if training.kinks and self.graph.ancestors([y.name]) & self._derived:
-            kinds = ", ".join(sorted(training.kinks))
+        if self.graph.ancestors([y.name]).isdisjoint(self._derived):
+            self._linear_pieces.update(PIECEWISE_LINEAR.intersection(record.kinks))
+        elif self._linear_pieces:
+            kinds = ", ".join(sorted(self._linear_pieces))
             text = f"a second derivative passes through {kinds}, whose own second derivative is zero wherever it exists"
             training.cautions.append(Caution("note", y.name, text))
         training.rules.update(record.rules)
@@ -220,6 +269,14 @@ class LossOp(Op):
         results = [value for x in wanted if (value := found[x]) is not None]
         self._derived.update(value.name for value in results)
         return results
+
+    def _check_values(self, name: str, y: Val, *xs: Val) -> None:
+        """Check that there are values to differentiate with respect to, and that all are values of the graph."""
+        if not xs or not all(isinstance(each, Val) for each in (y, *xs)):
+            raise UsageError(
+                f"`op.{name}` accepts only values of the graph",
+                "pass parameters of the loss function, or results of op",
+            )
 
     def _check_fits(self, name: str, what: str, place: Val, value: Val) -> None:
         """Check that a value has the type and the fixed sizes that its place, such as an input, requires.
@@ -249,6 +306,22 @@ class LossOp(Op):
         self.nodes = []
         self._readers = self._makers = None
 
+    # -- reductions -------------------------------------------------------------------------------------------
+
+    def reduce(self, kind: str, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
+        """Reduce `x` over `axes` as `Op.reduce` does.
+
+        Raises:
+            UsageError: `x` has no such axis.
+        """
+        for axis in axes or ():
+            if not -x.rank <= axis < x.rank:
+                raise UsageError(
+                    f"a reduction over axis {axis}: '{x.name}' is {in_words(x.type)}",
+                    f"choose axes from {-x.rank} to {x.rank - 1}",
+                )
+        return super().reduce(kind, x, axes, keepdims)
+
     # -- models -----------------------------------------------------------------------------------------------
 
     def model(self, **inputs: Val) -> Any:
@@ -263,16 +336,27 @@ class LossOp(Op):
         Raises:
             UsageError: the model has no such input, or a value is of a different type.
         """
-        names: dict[str, str] = {}
+        names, known = dict[str, str](), self.training.inputs
         for name, value in inputs.items():
-            known = self.training.inputs
             if name not in known:
                 raise unknown_name(f"`op.model`: the model has no input '{name}'", suggest(name, known, "inputs"))
             own = self.val(self.evaluation.own(name))
+            value = self._as(own, value)
             self._check_fits("model", f"the input '{name}'", own, value)
             names[own.name] = value.name
+        if self._has_statistics:
+            text = (
+                "`op.model` evaluates BatchNormalization with the statistics of its own batch, and leaves the running "
+                "statistics unchanged: they follow the model's inputs"
+            )
+            self.training.cautions.append(Caution("note", "", text))
+        given = dict(names)
         found = self.evaluate(names)
-        outputs = [self.val(found.own(self.evaluation.own(name))) for name in self.graph.output_names]
+        before = {name: self.evaluation.own(name) for name in (*known, *self.graph.output_names)}
+        fed = {name: given.get(before[name], before[name]) for name in known}
+        made = {name: found.own(before[name]) for name in self.graph.output_names if before[name] in found.names}
+        self.training.evaluated.append(InnerEvaluation(fed, made))
+        outputs = [self.wide(self.val(found.own(self.evaluation.own(name)))) for name in self.graph.output_names]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def evaluate(self, names: dict[str, str], retyped: Callable[[TypeProto], TypeProto] | None = None) -> Evaluation:
@@ -299,11 +383,12 @@ class LossOp(Op):
         self.flush()
         return Evaluation(names, copies)
 
-    def load(self, path: str, **inputs: Val) -> Any:
+    def load(self, path: str | Path, **inputs: Val) -> Any:
         """Evaluate another model, whose weights are constants, such as the teacher of a distillation.
 
         Args:
-            path: an ONNX file that contains the weights. It is converted to the opset of the model.
+            path: an ONNX file. Its path is relative to the folder of the file with the loss. The file is converted to
+                the opset of the model.
             inputs: map from an input of the file to its value. An input that is left out gets the model's value with
                 the same name.
 
@@ -313,7 +398,7 @@ class LossOp(Op):
         Raises:
             UsageError: the file can't be used, has no such input, or lacks a value for one.
         """
-        file = ModelFile(path, self.graph)
+        file = ModelFile(str(self.folder / path), self.graph)
         given = {}
         for name in file.inputs:
             own = self.evaluation.labels.get(name, self.evaluation.own(name))
@@ -325,7 +410,7 @@ class LossOp(Op):
         if unknown := inputs.keys() - given.keys():
             name = min(unknown)
             raise unknown_name(f"`op.load`: '{path}' has no input '{name}'", suggest(name, list(given), "inputs"))
-        outputs = tuple(file.splice(self, given).values())
+        outputs = tuple(map(self.wide, file.splice(self, given).values()))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 

@@ -15,13 +15,13 @@ from onnx import TypeProto, ValueInfoProto, numpy_helper
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import load_model, tensors
+from onnxgrad_cli.files import load_external_data, load_model
 from onnxgrad_cli.ir.dialects import checker_error, repair
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, copied
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.ir.types import dtype_of, is_external, is_float, shape_of, tensor_type
+from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of, tensor_type
 from onnxgrad_cli.passes.prepare.infer_and_lower import settle_part
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import convert
@@ -41,7 +41,7 @@ class ModelFile:
 
     Raises:
         OnnxgradError: the file can't be read.
-        UsageError: the file keeps tensors in another file, has sparse tensors, or can't be converted.
+        UsageError: the file has sparse tensors, or can't be converted.
     """
 
     kind = "model"
@@ -50,12 +50,11 @@ class ModelFile:
         self.path, self._by_run = path, by_run
         try:
             model = load_model(path)[0]
+            load_external_data(model, Path(path))  # external data are read beside the file, not beside the model
         except OnnxgradError as error:
             raise OnnxgradError(f"`losses`: {error.message}", error.hint, error.details) from error
         repair(model)
         self._graph = Graph(model, Path(path))
-        if any(map(is_external, tensors(model))):  # also in nodes: files would be sought beside the model
-            raise self._unfit("stores tensors in another file", "save it with its tensors inside the file")
         if self._graph.proto.graph.sparse_initializer:
             raise self._unfit("has sparse initializers", "store them as dense initializers")
         normalise(self._graph)
@@ -112,6 +111,9 @@ class ModelFile:
             assert value.type is not None
             self.inputs[name].type.CopyFrom(value.type)
         del inner.proto.graph.value_info[:]
+        for output in inner.proto.graph.output:  # they may have been declared for other sizes of the inputs
+            for dim in output.type.tensor_type.shape.dim:
+                dim.Clear()
         inner.share_names(op.graph)  # an unnamed size of the file is not a size of the model
         try:
             settle_part(inner, op.training, self._by_run)

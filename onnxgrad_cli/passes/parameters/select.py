@@ -247,6 +247,21 @@ def drop_untied(graph: Graph, training: ParameterRecord, losses: list[str]) -> N
     training.cautions.extend(untrained_floats(graph, training, untied))
 
 
+def refuse_constant_loss(graph: Graph, training: ParameterRecord, losses: list[str]) -> None:
+    """Refuse losses that depend on none of the trained weights.
+
+    Raises:
+        UnsupportedError: weights must be trained, no gradient of an input is requested, and no differentiable path
+            leads from a trained weight to one of `losses`.
+    """
+    optional = not training.trained or training.may_be_none or training.grad_of_input
+    if not optional and tied_to(graph, losses).isdisjoint(training.trained):
+        raise UnsupportedError(
+            "no differentiable path leads from a trained weight to the loss, so there is nothing to train",
+            hint="compute the loss from outputs of the model, with differentiable operators",
+        )
+
+
 def tied_to(graph: Graph, outputs: list[str], read: Callable[[Node], Sequence[str]] = open_reads) -> set[str]:
     """Return every value from which a path leads to `outputs`, through differentiable or refused operators.
 

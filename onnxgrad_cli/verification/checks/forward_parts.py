@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.metadata import InnerEvaluation, Roles
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
-from onnxgrad_cli.verification.feeds import part, run_on_own
+from onnxgrad_cli.verification.feeds import part, run_on_own, with_proof_part
 from onnxgrad_cli.verification.gradients.judgement import off
 from onnxgrad_cli.verification.original import Original
 
@@ -35,15 +36,16 @@ QMoE does so for blockwise 8-bit weights.
 def computes_the_original(case: ProofCase) -> CheckOutcome:
     """Compare the training model's outputs with the outputs of the same names in the original.
 
-    The copies of the model for further data sets are compared, too.
+    Further evaluations of the model, for data sets and inside the loss, are compared, too.
     """
     original = case.original
     if original is None:
         return NOTHING
-    for data in list(case.roles.sets)[1:]:
-        outcome = _copy_agrees(case, original, data)
-        if outcome.status == "failed":
-            return outcome
+    whole = with_proof_part(case.described)
+    copies = [_copy_agrees(case, original, whole, *each) for each in _evaluations(case.roles, original.model)]
+    failed = next((outcome for outcome in copies if outcome.status == "failed"), None)
+    if failed is not None:
+        return failed
     chunks = {term.output: term.chunks for term in case.roles.losses if term.chunks}
     forward = _forward(case.described.model, original.model, chunks)
     if forward is None and (last := _last_shared(case.described.model, original.model)):
@@ -51,7 +53,8 @@ def computes_the_original(case: ProofCase) -> CheckOutcome:
         original = original.with_outputs(last)
         forward = _forward(case.described.model, original.model, chunks)
     if forward is None:
-        return skipped("the loss is computed on a value that is not an output of the original")
+        passed = [outcome for outcome in copies if outcome.status == "passed"]
+        return passed[0] if passed else skipped("the loss is computed on a value that is not an output of the original")
     try:  # the training model may run where the original model does not
         expected = original(case.feeds)
     except Exception as error:  # the executors' exceptions share no base class
@@ -70,27 +73,48 @@ def computes_the_original(case: ProofCase) -> CheckOutcome:
     return CheckOutcome(status, f"largest relative difference {worst:.1e} ({original.executor.name})")
 
 
-def _copy_agrees(case: ProofCase, original: Original, data: str) -> CheckOutcome:
-    """Compare the outputs of a data set's copy of the model with those of the original for the same data."""
-    fed = {name: case.feeds[own] for name, own in case.roles.sets[data].items() if own in case.feeds}
-    made = {name for node in case.described.model.graph.node for name in node.output}
-    outputs = [value for value in original.model.graph.output if f"{data}/{value.name}" in made]
-    values = [helper.make_value_info(f"{data}/{value.name}", value.type) for value in outputs]
+def _evaluations(roles: Roles, original: ModelProto) -> Iterator[tuple[str, InnerEvaluation]]:
+    """Yield each further evaluation of the model, for data sets and inside the loss, with its place in words."""
+    for data in list(roles.sets)[1:]:
+        outputs = {value.name: f"{data}/{value.name}" for value in original.graph.output}
+        yield f"on the data set '{data}'", InnerEvaluation(roles.sets[data], outputs)
+    yield from (("on other inputs in the loss", each) for each in roles.evaluated)
+
+
+def _copy_agrees(
+    case: ProofCase, original: Original, whole: ModelProto, where: str, copy: InnerEvaluation
+) -> CheckOutcome:
+    """Compare the outputs of a further evaluation of the model with those of the original for the same inputs.
+
+    Args:
+        case: the case.
+        original: the original.
+        whole: the training model with the nodes that only proofs need.
+        where: the place of the evaluation, in words.
+        copy: the evaluation.
+    """
+    made = {name for node in whole.graph.node for name in node.output}
+    stored = {tensor.name: tensor for tensor in whole.graph.initializer if tensor.name in copy.inputs.values()}
+    outputs = [value for value in original.model.graph.output if copy.outputs.get(value.name) in made]
+    values = [helper.make_value_info(copy.outputs[value.name], value.type) for value in outputs]
     if not values:
         return NOTHING
+    computed = [name for name in copy.inputs.values() if name in made.difference(case.feeds)]
+    inputs = {name: x for name, x in case.feeds.items() if name in case.roles.fed}  # with the stored weights
+    found = run_on_own(part(whole, [*values, *computed]), inputs)
+    known = {**{name: numpy_helper.to_array(tensor) for name, tensor in stored.items()}, **case.feeds, **found}
+    fed = {name: known[own] for name, own in copy.inputs.items() if own in known}
     try:  # the training model may run where the original model does not
         expected = original(fed)
     except Exception:  # the executors' exceptions share no base class
         return NOTHING
-    inputs = {name: x for name, x in case.feeds.items() if name in case.roles.fed}  # with the stored weights
-    found = run_on_own(part(case.described.model, values), inputs)
-    got = {value.name: found[f"{data}/{value.name}"] for value in outputs}
+    got = {value.name: found[copy.outputs[value.name]] for value in outputs}
     names = [name for name, x in got.items() if isinstance(x, np.ndarray)]
     worst, allowed = _largest_difference(got, expected, names), _allowed(got, names, original)
     if worst > allowed:  # perhaps due to rounding on these data
         allowed += 10 * _largest_difference(original.noise(fed, case.roles.gradients, case.rng), expected, names)
     status = "passed" if worst <= allowed else "failed"
-    return CheckOutcome(status, f"on the data set '{data}': largest relative difference {worst:.1e}")
+    return CheckOutcome(status, f"{where}: largest relative difference {worst:.1e} ({original.executor.name})")
 
 
 def _forward(model: ModelProto, original: ModelProto, chunks: Mapping[str, Sequence[str]]) -> ModelProto | None:

@@ -204,7 +204,7 @@ class Judge:
         return [name for name in names if found.visible[name] >= self.loss.fault]
 
     def wrong_among(self, names: Sequence[str]) -> dict[str, float]:
-        """Find by bisection the tensors whose gradients are wrong on their own, and return tensor -> relative error."""
+        """Find the tensors with wrong gradients by bisection, and return a map: tensor -> relative error."""
         wrong: dict[str, float] = {}
         groups = [list(names)]
         while groups and len(wrong) < NAMED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.node import make_node
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.passes.loss.function import LossOp
 from tests.cli_harness import Shell
 
 LOSSES = """
@@ -182,6 +186,180 @@ def test_gradients_of_weights_pass_through_derivatives(shell: Shell, name: str, 
         assert np.abs(gradient - wanted).max() <= 1e-5 * scale, parameter
 
 
+SECOND = """
+def product(op, y, x: "input", v: "label x"):
+    h = op.jvp(op.grad(y, x), x, v)
+    return h * h
+
+def transposed(op, y, x: "input", v: "label x"):
+    h = op.vjp(op.grad(y, x), v, x)
+    return h * h
+
+def curvature(op, y, x: "input", v: "label x"):
+    c = op.jvp(op.jvp(y, x, v), x, v)
+    return c * c
+
+def of_itself(op, y, x: "input"):
+    g = op.grad(y, x)
+    return op.vjp(y * y, y, x) * op.jvp(g, x, g)
+
+def laplace(op, y, x: "input"):
+    d = op.laplacian(y, x)
+    return d * d
+
+def unread(op, y, x: "input"):
+    op.laplacian(op.model(x=2.0 * x), x)
+    return y * y
+"""
+
+SECOND_WITH_TORCH: dict[str, Callable[..., Tensor]] = {
+    "product": lambda net, x, v: grad((grad(net(x), x) * v).sum(1), x) ** 2,
+    "transposed": lambda net, x, v: grad((grad(net(x), x) * v).sum(1), x) ** 2,
+    "curvature": lambda net, x, v: (grad((grad(net(x), x) * v).sum(1), x) * v).sum(1) ** 2,
+    "of_itself": lambda net, x: 2 * net(x) ** 2 * grad(net(x), x) * grad((grad(net(x), x) ** 2).sum(1), x) / 2,
+    "laplace": lambda net, x: laplacian(net(x), x) ** 2,
+    "unread": lambda net, x: net(x) ** 2,
+}
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["any batch", "fixed batch"])
+@pytest.mark.parametrize("name", SECOND_WITH_TORCH)
+def test_derivatives_whose_values_the_loss_does_not_read_are_proved(shell: Shell, name: str, fixed: bool) -> None:
+    """The training model computes neither these values nor anything that is not read; `check` still proves them."""
+    Path("losses.py").write_text(SECOND)
+    torch.manual_seed(3)
+    net, x = Net(3), torch.randn(7, 3, requires_grad=True)
+    axes = {} if fixed else {"x": {0: "n"}, "y": {0: "n"}}
+    torch.onnx.export(net, (x,), "net.onnx", dynamo=False, input_names=["x"], output_names=["y"], dynamic_axes=axes)
+    built = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert built.code == 0, built.err
+    again = shell("check", "train.onnx", "--original", "net.onnx")
+    assert again.code == 0, again.out
+    if name in ("product", "laplace"):  # with a Gradient node, the names of unread values are used again
+        assert shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "g.onnx", "--as-gradient-op").code == 0
+        assert shell("check", "g.onnx", "--original", "net.onnx").code == 0
+    session = onnxruntime.InferenceSession("train.onnx")
+    feeds = {"x": x.detach().numpy(), "v": np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)}
+    feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, feeds), strict=True))
+    loss = SECOND_WITH_TORCH[name](net, x, *(torch.tensor(array) for key, array in feeds.items() if key != "x")).mean()
+    loss.backward()
+    np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-4)
+    for key, value in net.named_parameters():
+        if value.grad is not None and value.grad.any():
+            scale = float(value.grad.abs().max())
+            np.testing.assert_allclose(found[f"{key}_grad"], value.grad.numpy(), atol=1e-5 * scale, err_msg=key)
+    graph = onnx.load("train.onnx").graph
+    read = {name for node in graph.node for name in node.input} | set(names)
+    assert all(read.intersection(node.output) for node in graph.node)
+
+
+IN_16_BITS = """
+def forces(op, y, label, force: "label x", x: "input"):
+    error = op.grad(y, x) + force
+    return (y - label) * (y - label) + op.sum(error * error, [1])
+
+def laplacian(op, y, x: "input"):
+    error = op.laplacian(y, x) - y
+    return error * error
+
+def along(op, y, x: "input", v: "label x"):
+    error = op.jvp(y, x, v) - y
+    return error * error
+
+def moved(op, y, x: "input", v: "label x"):
+    error = op.model(x=v + 0.5 * op.grad(y, x)) - op.load("net.onnx", x=v)
+    return error * error
+
+def weighted(op, y, x: "input"):
+    weights = op.Exp(op.sum(x, [1]))
+    return y * y * weights, weights
+"""
+
+WITH_TORCH_IN_16_BITS: dict[str, Callable[..., Tensor]] = {
+    "forces": lambda net, x, label, force: (net(x) - label) ** 2 + ((grad(net(x), x) + force) ** 2).sum(1, True),
+    "laplacian": lambda net, x: (laplacian(net(x), x)[:, None] - net(x)) ** 2,
+    "along": lambda net, x, v: ((grad(net(x), x) * v).sum(1, True) - net(x)) ** 2,
+    "moved": lambda net, x, v: (net(v + 0.5 * grad(net(x), x)) - net(v).detach()) ** 2,
+    "weighted": lambda net, x: (net(x) ** 2 * x.sum(1, True).exp()).sum() / x.sum(1, True).exp().sum(),
+}
+
+
+@pytest.mark.parametrize("name", WITH_TORCH_IN_16_BITS)
+def test_losses_of_a_16_bit_model_are_computed_in_float32(shell: Shell, name: str) -> None:
+    Path("losses.py").write_text(IN_16_BITS)
+    torch.manual_seed(3)
+    net = Net(3)
+    net.load_state_dict({key: value.half().float() for key, value in net.state_dict().items()})
+    export(net, "net.onnx", {"x": 3})
+    model = onnx.load("net.onnx")
+    del model.graph.value_info[:]
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    onnx.save(model, "net.onnx")
+    built = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert built.code == 0, built.err
+    session = onnxruntime.InferenceSession("train.onnx")
+    sizes = {value.name: value.shape[1] for value in session.get_inputs()}
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((7, size)).astype(np.float16) for name, size in sizes.items()}
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, feeds), strict=True))
+    assert found["loss"].dtype == np.float32
+    arrays = {n: torch.tensor(x, dtype=torch.float64, requires_grad=n == "x") for n, x in feeds.items()}
+    loss = WITH_TORCH_IN_16_BITS[name](net.double(), **arrays).mean()
+    loss.backward()
+    np.testing.assert_allclose(found["loss"], loss.item(), rtol=3e-3)
+    for key, value in net.named_parameters():
+        if value.grad is not None and value.grad.any():
+            scale = float(value.grad.abs().max())
+            np.testing.assert_allclose(found[f"{key}_grad"], value.grad.numpy(), atol=1e-2 * scale, err_msg=key)
+
+
+LOADED = """
+from pathlib import Path
+
+def near(op, y, x: "input"):
+    error = y - op.load("teacher.onnx")
+    return error * error
+
+def absolute(op, y, x: "input"):
+    error = y - op.load(Path(__file__).parent / "teacher.onnx", x=x)
+    return error * error
+"""
+
+
+@pytest.mark.parametrize("name", ["near", "absolute"])
+@pytest.mark.parametrize("saved", ["plain", "external data", "fixed batch", "opset 13"])
+def test_another_model_is_read_beside_the_loss(shell: Shell, name: str, saved: str) -> None:
+    """In the working directory, another file has its name. It may store its weights elsewhere or have other sizes."""
+    torch.manual_seed(5)
+    net, teacher = Net(3), Net(3)
+    Path("losses").mkdir()
+    Path("losses/losses.py").write_text(LOADED)
+    export(net, "net.onnx", {"x": 3})
+    export(net, "teacher.onnx", {"x": 3})
+    axes = {} if saved == "fixed batch" else {"x": {0: "batch"}, "y": {0: "batch"}}
+    opset = 13 if saved == "opset 13" else 17
+    torch.onnx.export(teacher, (torch.zeros(7, 3),), "losses/teacher.onnx", dynamo=False, input_names=["x"],
+                      output_names=["y"], dynamic_axes=axes, opset_version=opset)  # fmt: skip
+    if saved == "external data":
+        model = onnx.load("losses/teacher.onnx")
+        onnx.save(model, "losses/teacher.onnx", save_as_external_data=True, size_threshold=0, location="teacher.data")
+    built = shell("build", "net.onnx", "--loss", f"losses/losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert built.code == 0, built.err
+    x = torch.randn(5, 3)
+    (found,) = onnxruntime.InferenceSession("train.onnx").run(["loss"], {"x": x.numpy()})
+    np.testing.assert_allclose(found, ((net(x) - teacher(x)) ** 2).mean().item(), rtol=1e-5)
+    Path("losses/teacher.onnx").unlink()
+    missing = shell("build", "net.onnx", "--loss", f"losses/losses.py:{name}", "-o", "again.onnx")
+    words = f"in line {5 if name == 'near' else 9} of 'losses/losses.py'"
+    assert missing.code == 1 and words in missing.err and "teacher.onnx" in missing.err, missing.err
+
+
 def test_training_takes_the_steps_of_pytorch(shell: Shell) -> None:
     """Force matching for 50 steps of Adam, and its evaluation."""
     torch.manual_seed(0)
@@ -233,6 +411,11 @@ def untyped(op, y): return op.TopK(y, [1], outputs=2)[0]
 def wider(op, y, x: "input"): return op.model(x=op.Concat(x, x, axis=1)) + y
 def broadcast(op, y, x: "input"): return op.vjp(op.Tanh(y), op.const(2.0, y), x)
 def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
+def tangled(op, y, x: "input"): return op.grad("y", x)
+def far(op, y): return op.mean(y, [2])
+def counted(op, y): return y, op.Shape(y)
+def constant(op, y, x: "input"): return x * x
+def stepped(op, y): return op.Sign(y)
 """
 
 
@@ -241,7 +424,7 @@ def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
     [
         ("stranger", 2, "the parameter 'z' names 'z', which is not one of the model's inputs"),
         ("no_value", 2, "which is not one of the model's inputs and outputs"),
-        ("apart", 2, "does not depend on 't'"),
+        ("apart", 2, "in line 4 of 'losses.py': `op.grad`: "),
         ("whole", 2, "pass float tensors, because only they have derivatives"),
         ("number", 2, "`op.grad` accepts only values of the graph"),
         ("wide", 2, "`op.divergence`: "),
@@ -265,6 +448,11 @@ def narrow(op, y, x: "input"): return op.jvp(y, x, op.cast(x, 11))
             "the cotangent of 'loss/broadcast/Tanh_out' must be float[n, 1], but the given value is float[]",
         ),
         ("narrow", 2, "the tangent of 'x' must be float[n, 1], but the given value is double[n, 1]"),
+        ("tangled", 2, "`op.grad` accepts only values of the graph"),
+        ("far", 2, "in line 25 of 'losses.py': a reduction over axis 2: 'y' is float[n, 1]"),
+        ("counted", 2, "must return floats, but returns int64[2]"),
+        ("constant", 3, "no differentiable path leads from a trained weight to the loss"),
+        ("stepped", 3, "no differentiable path leads from a trained weight to the loss"),
     ],
 )
 def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: str) -> None:
@@ -273,6 +461,40 @@ def test_misuse_is_refused_by_name(shell: Shell, name: str, code: int, words: st
     result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx")
     assert result.code == code and words in result.err, result.err
     assert not Path("train.onnx").exists()
+
+
+@pytest.mark.parametrize("name", ["Scaled", "doubled"])
+def test_a_loss_may_be_an_object_or_a_partial_function(shell: Shell, name: str) -> None:
+    Path("losses.py").write_text("""
+from functools import partial
+
+class _Scaled:
+    def __call__(self, op, y, x: "input  x", *, by: float = 2.0):
+        return by * y * op.load("net.onnx", x=x)
+
+def scaled(op, y, x: "input", *, by: float):
+    return by * y * op.load("net.onnx", x=x)
+
+Scaled, doubled = _Scaled(), partial(scaled, by=2.0)
+""")
+    net, x = Net(3), torch.randn(4, 3)
+    export(net, "net.onnx", {"x": 3})
+    for more, factor in (((), 2.0), (("--loss-option", "by=3"), 3.0)):
+        built = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--force", *more)
+        assert built.code == 0, built.err
+        (found,) = onnxruntime.InferenceSession("train.onnx").run(["loss"], {"x": x.numpy()})
+        np.testing.assert_allclose(found, factor * (net(x) ** 2).mean().item(), rtol=1e-5)
+
+
+def test_a_loss_without_gradients_can_be_evaluated(shell: Shell) -> None:
+    Path("losses.py").write_text("def wrong(op, y, label): return op.Abs(op.Sign(y) - op.Sign(label)) * 0.5")
+    net, x = Net(3), torch.randn(20, 3)
+    label = torch.randn(20, 1)
+    export(net, "net.onnx", {"x": 3})
+    np.savez("data.npz", x=x.numpy(), label=label.numpy())
+    judged = shell("evaluate", "net.onnx", "--loss", "losses.py:wrong", "--data", "data.npz", "--json")
+    assert judged.code == 0, judged.err
+    assert judged.json["results"]["loss"] == pytest.approx(((net(x) > 0) != (label > 0)).float().mean().item())
 
 
 OF_TWO_HEADS = """
@@ -336,8 +558,8 @@ def kinked(op, y, x: "input"):
     second = op.grad(op.grad(y, x), x)
     return y + second * second
 
-def constant(op, y, x: "input"):
-    return x * x
+def of_a_slope(op, y, x: "input"):
+    return op.grad(y, x)
 
 def paired(op, y, x: "input"):
     return y - op.squeeze(x, [1])
@@ -354,7 +576,7 @@ def of_a_mean(op, y, x: "input"):
     ("name", "words"),
     [
         ("kinked", "a second derivative passes through Relu"),
-        ("constant", "the gradient of 'net.0.weight' is zero"),
+        ("of_a_slope", "the gradient of 'net.4.bias' is zero"),
         ("paired", "one for each pair of samples"),
         ("centered", "the loss centered of a sample depends on its batch"),
         ("of_a_mean", "it computes with the number of samples"),
@@ -372,6 +594,38 @@ def test_what_changes_a_result_unseen_is_a_warning(shell: Shell, name: str, word
     assert result.code == 0 and words in result.out, result.out
 
 
+@pytest.mark.parametrize("activation", [nn.ELU(), nn.Hardswish()])
+def test_a_second_derivative_that_exists_is_no_warning(shell: Shell, activation: nn.Module) -> None:
+    """These operators have a kink or a jump, but also a second derivative."""
+    net = Net(2)
+    net.net[1] = activation
+    Path("losses.py").write_text(CAUTIONS + 'def laplace(op, y, x: "input"): return op.laplacian(y, x)')
+    export(net, "net.onnx", {"x": 2})
+    result = shell("build", "net.onnx", "--loss", "losses.py:laplace", "-o", "train.onnx")
+    assert result.code == 0 and "passes through" not in result.out, result.out
+
+
+def test_running_statistics_follow_the_inputs_of_the_model(shell: Shell) -> None:
+    """PyTorch would update them again for each evaluation."""
+    Path("losses.py").write_text('def moved(op, y, x: "input"): return y * op.model(x=0.5 * x)')
+    net = Net(3)
+    net.net[1] = nn.BatchNorm1d(16)
+    export(net, "net.onnx", {"x": 3})
+    words = "leaves the running statistics unchanged"
+    for mode in ("train", "eval"):
+        built = shell("build", "net.onnx", "--loss", "losses.py:moved", "--mode", mode, "-o", f"{mode}.onnx")
+        assert built.code == 0 and (words in " ".join(built.out.split())) == (mode == "train"), built.out
+    x = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
+    session = onnxruntime.InferenceSession("train.onnx")
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, {"x": x}), strict=True))
+    (mean,) = (value for name, value in found.items() if "running_mean" in name)
+    linear = net.net[0]
+    assert isinstance(linear, nn.Linear)
+    wanted = 0.1 * linear(torch.tensor(x)).mean(0).detach().numpy()
+    np.testing.assert_allclose(mean, wanted, atol=1e-6)
+
+
 def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
     """The gradients of the weights stay right; the description then speaks of a derivative that is not computed."""
     export(Net(2), "net.onnx", {"x": 1, "t": 1})
@@ -387,6 +641,97 @@ def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
     assert result.code == 4 and "derivatives in the loss" in result.out + result.err
 
 
+def test_labels_that_the_loss_does_not_read_are_no_inputs(shell: Shell) -> None:
+    Path("losses.py").write_text(
+        'def squared(op, y, label, x: "input", old: "label x", edge: "label x"):\n    return y * y + op.model(x=edge)\n'
+    )
+    net = Net(3)
+    export(net, "net.onnx", {"x": 3})
+    result = shell("build", "net.onnx", "--loss", "losses.py:squared", "-o", "train.onnx", "--verify")
+    assert result.code == 0, result.err
+    for name in ("label", "old"):
+        assert f"no loss reads the label '{name}'" in result.out
+    session = onnxruntime.InferenceSession("train.onnx")
+    assert [value.name for value in session.get_inputs()] == ["x", "edge"]
+    x, edge = torch.randn(2, 5, 3)
+    (found,) = session.run(["loss"], {"x": x.numpy(), "edge": edge.numpy()})
+    np.testing.assert_allclose(found, (net(x) ** 2 + net(edge)).mean().item(), rtol=1e-5)
+    np.savez("data.npz", x=x.numpy(), edge=edge.numpy())
+    command = ("--loss", "losses.py:squared", "--data", "data.npz")
+    assert shell("train", "net.onnx", *command, "--epochs", 1, "-o", "trained.onnx").code == 0
+    assert shell("evaluate", "trained.onnx", *command).code == 0
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("name", ["product", "transposed", "curvature", "of_itself", "laplace"])
+def test_a_wrong_derivative_inside_the_loss_fails(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, name: str, call: int
+) -> None:
+    """One derivative is 1 % too large. The gradients of the weights are those of this other loss, and so agree."""
+    record, calls = LossOp._record, 0
+
+    def scaled(op: LossOp, kind: str, y: Val, seed: str, xs: Sequence[Val], found: Sequence[Val]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            names = {each.name: f"{each.name}_right" for each in found}
+            rename(op.graph.nodes, names)
+            for old, new in names.items():
+                op.graph.types[new] = op.graph.types[old]
+                node = make_node("Mul", [new, op.const(np.float32(1.01)).name], [old], f"{old}/Mul")
+                op.graph.nodes.append(node)
+        record(op, kind, y, seed, xs, found)
+
+    monkeypatch.setattr(LossOp, "_record", scaled)
+    Path("losses.py").write_text(SECOND)
+    torch.manual_seed(3)
+    torch.onnx.export(Net(3), (torch.zeros(7, 3),), "net.onnx", dynamo=False, input_names=["x"], output_names=["y"])
+    result = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx")
+    assert result.code == 4 and "derivatives in the loss against differences: the derivative of" in result.err
+
+
+EVALUATED = """
+def moved(op, y, x: "input", edge: "label x"):
+    value = op.model(x=edge)
+    return value * value
+
+def stretched(op, y, x: "input"):
+    z = 2.0 * x
+    g = op.grad(op.model(x=z), z)
+    return g * g
+"""
+
+
+@pytest.mark.parametrize("name", ["moved", "stretched"])
+def test_evaluations_in_the_loss_are_compared_with_the_original(shell: Shell, name: str) -> None:
+    """The loss does not read the output itself. A check notices if the evaluation is that of another model."""
+    Path("losses.py").write_text(EVALUATED)
+    net = Net(3)
+    export(net, "net.onnx", {"x": 3})
+    built = shell("build", "net.onnx", "--loss", f"losses.py:{name}", "-o", "train.onnx", "--verify")
+    assert built.code == 0, built.err
+    model = onnx.load("net.onnx")
+    next(node for node in model.graph.node if node.op_type == "Tanh").op_type = "Sin"
+    onnx.save(model, "other.onnx")
+    result = shell("check", "train.onnx", "--original", "other.onnx")
+    assert result.code == 4 and "on other inputs in the loss" in result.out + result.err, result.out
+
+
+def test_the_nodes_of_a_proof_may_be_unreadable(shell: Shell) -> None:
+    Path("losses.py").write_text(SECOND)
+    export(Net(3), "net.onnx", {"x": 3})
+    assert shell("build", "net.onnx", "--loss", "losses.py:product", "-o", "train.onnx").code == 0
+    for text in ("?", "AAAA", "CgA="):
+        model = onnx.load("train.onnx")
+        (entry,) = (each for each in model.metadata_props if each.key == "onnxgrad.roles")
+        roles = json.loads(entry.value)
+        assert roles["proof_part"]
+        entry.value = json.dumps({**roles, "proof_part": text})
+        onnx.save(model, "changed.onnx")
+        result = shell("check", "changed.onnx", "--original", "net.onnx")
+        assert result.code in (1, 4) and "internal" not in result.err, result.err
+
+
 def test_a_loss_that_depends_on_its_batch_is_not_computed_in_parts(shell: Shell) -> None:
     """Its parts don't add up to it: a step is not split into runs, and an evaluation says so."""
     Path("losses.py").write_text(CAUTIONS)
@@ -399,5 +744,5 @@ def test_a_loss_that_depends_on_its_batch_is_not_computed_in_parts(shell: Shell)
     refused = shell("train", *command, "--loss", "losses.py:centered")
     assert refused.code == 2 and "can't be split into several runs" in refused.err
     assert "reduces along the axis of the samples" in refused.err
-    refused = shell("train", *command, "--loss", "losses.py:constant")
+    refused = shell("train", *command, "--loss", "losses.py:of_a_slope")
     assert refused.code == 2 and "can't be split" not in refused.err
