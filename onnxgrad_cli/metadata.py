@@ -65,7 +65,7 @@ class Adapter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the trained tensors of the adapter: both factors, and the magnitudes if there are any."""
+        """The names of the trained tensors of the adapter: both LoRA matrices, and the magnitudes if there are any."""
         return (self.a, self.b, self.magnitude) if self.magnitude else (self.a, self.b)
 
     @property
@@ -203,7 +203,7 @@ class StepSettings:
         options: option of the optimizer -> its value, including defaults. True is stored as 1.
         groups: the parameter groups. If a weight is in several groups, later ones override earlier ones.
         clip_norm, clip_value: the bounds to which gradients are clipped; None if they are not clipped.
-        accumulate: the number of runs per step.
+        accumulate: the number of batches, each one run of the model, per step of the optimizer.
         ema: the decay of the moving average of the weights; None if there is no average.
     """
 
@@ -322,7 +322,7 @@ class Roles:
         optimizer: the name of the optimizer whose step is part of the model; "" without a step.
         step: the settings of the optimizer's step. None if the optimizer is not one of onnxgrad's, or if an old version
             of onnxgrad built the model.
-        adapters: the low-rank adapters in the model. Their factors have the role 'weight'.
+        adapters: the low-rank adapters in the model. Their LoRA matrices have the role 'weight'.
         slots: name of a state of the optimizer -> its description, with the initial value. Other inputs with the role
             'state' are running statistics, whose initial values the model stores.
         quantized: the tensors that the inference model stores differently, such as weights that it stores as integers.
@@ -473,7 +473,12 @@ class Derived:
         return {(names.get(x, x),): name for x, name in zip(by, self.inputs, strict=False)}
 
     def results(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
-        """Return (of,), (wrt,), (of, wrt) or (wrt, wrt), depending on `kind` -> the output with this derivative.
+        """Return a map to the outputs that are derivatives. The keys depend on `kind`.
+
+        - jvp: (name in `of`,)
+        - jacobian: (name in `of`, name in `wrt`)
+        - hessian: (name in `wrt`, name in `wrt`)
+        - other kinds: (name in `wrt`,)
 
         Args:
             names: name in `wrt` -> the name to use instead of it in the keys.

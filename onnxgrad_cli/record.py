@@ -78,7 +78,7 @@ class ParameterRecord(Cautions):
         heuristics: weight in `not_trained` that a heuristic classified as a constant -> the identifier of the
             heuristic.
         adaptable: with adapters, the weights that would be trained if there were no adapters.
-        adapters: the low-rank adapters, whose factors are trained.
+        adapters: the low-rank adapters, whose LoRA matrices are trained.
         grad_of_input: the inputs that get a gradient.
         predictions: for each loss, the model output on which it is computed. For a data set with a copy of the model,
             this becomes the output of the copy.

@@ -54,13 +54,13 @@ def add_branches(
     Args:
         model: the inference model; it is changed.
         adapters: the adapters.
-        values: name -> factor of an adapter.
+        values: name -> LoRA matrix of an adapter.
         path: the file that the model was read from; external data are relative to it.
 
     Raises:
         UsageError: no matrix product in the model's main graph reads an adapted weight, or another kind of node reads
             it.
-        OnnxgradError: the factors don't fit the matrix.
+        OnnxgradError: the LoRA matrices don't fit the matrix.
     """
     own = {adapter.weight: adapter for adapter in adapters}
     graph, branches = Graph(model), _Branches()
@@ -81,22 +81,22 @@ def add_branches(
 
 
 def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
-    """Add branches to an inference model, with factors that add nothing until a runtime overrides them.
+    """Add branches to an inference model, with LoRA matrices that add nothing until a runtime overrides them.
 
-    The factors have the names that `.onnx_adapter` files use, `<module>.lora_A.weight` and `<module>.lora_B.weight`.
-    Weights in `values` that were trained in full keep the values that they have in the model, and can be overridden,
-    too.
+    The LoRA matrices have the names that `.onnx_adapter` files use, `<module>.lora_A.weight` and
+    `<module>.lora_B.weight`. Weights in `values` that were trained in full keep the values that they have in the model,
+    and can be overridden, too.
 
     Args:
         model: the inference model; it is changed.
         adapters: the adapters. The matrix products that read their weights get a branch.
-        values: name -> array: the factors of the adapters, of which only the dtypes are used, and weights that were
-            trained in full.
+        values: name -> array: the LoRA matrices of the adapters, of which only the dtypes are used, and weights that
+            were trained in full.
 
     Raises:
         UsageError: an adapter uses DoRA; a weight that was trained in full is not an initializer; no matrix product in
             the model's main graph reads an adapted weight; or another kind of node reads it.
-        OnnxgradError: the factors don't fit the matrix.
+        OnnxgradError: the LoRA matrices don't fit the matrix.
     """
     refuse_magnitudes(adapters, "`adaptable`")
     own = {adapter.weight: adapter for adapter in adapters}
@@ -105,7 +105,7 @@ def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mappi
     graph, branches = Graph(model), _Branches()
     for key, found in keys(_checked(graph, adapters)).items():
         for place in found:
-            place.of(own[place.weight], values)  # checks that the factors fit
+            place.of(own[place.weight], values)  # checks that the LoRA matrices fit
         names = name_a, name_b = f"{key}.lora_A.weight", f"{key}.lora_B.weight"
         for name, tensor in zip(names, _empty(found[0], values[own[found[0].weight].a].dtype), strict=True):
             _add_overridable(graph, name, tensor, f"{key}.rank")
@@ -127,13 +127,13 @@ def refuse_magnitudes(adapters: Sequence[Adapter], option: str) -> None:
         UsageError: an adapter uses DoRA.
     """
     if any(adapter.magnitude for adapter in adapters):
-        message = f"{option}: onnxruntime's adapters have only two factors, but DoRA adapters also have magnitudes"
+        message = f"{option}: onnxruntime's adapters have two LoRA matrices, but DoRA adapters also have magnitudes"
         hint = "write a .safetensors file or a folder of PEFT, or merge them into the model with `onnxgrad export`"
         raise UsageError(message, hint)
 
 
 def arrays_of(place: AdapterSite, found: Factors, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors in the shapes that the operators of a branch read, with B multiplied by `scale`.
+    """Return the LoRA matrices in the shapes that the operators of a branch read, with B multiplied by `scale`.
 
     The shapes are A [in, rank] and B [rank, out] if the product is x W. Otherwise they are A [rank, in] and B [out,
     rank], followed by the kernel axes of a convolution.
@@ -145,7 +145,7 @@ def arrays_of(place: AdapterSite, found: Factors, scale: float) -> tuple[np.ndar
 
 
 def factors_of(place: AdapterSite, a: np.ndarray, b: np.ndarray, scale: float) -> Factors:
-    """Return the factors of an adapter from the arrays of a branch; the inverse of `arrays_of`.
+    """Return the LoRA matrices of an adapter from the arrays of a branch; the inverse of `arrays_of`.
 
     Args:
         place: the matrix product.
@@ -207,7 +207,7 @@ class _Branches:
         Args:
             graph: the graph of the model.
             place: the matrix product.
-            names: the names of the factors A and B.
+            names: the names of the LoRA matrices A and B.
             alpha: the factor by which the branch's result is multiplied.
             gain: for DoRA, the name of the value by which the sum of product and branch is multiplied, before the bias
                 is added; "" without DoRA.
@@ -254,7 +254,7 @@ def _lengthened(branch: _Branch, place: AdapterSite, total: Sequence[str], gain:
 
 
 def _product(branch: _Branch, place: AdapterSite, names: Sequence[str], alpha: float) -> str:
-    """Write nodes that multiply the input of a matrix product by the factors A and B. Return the name of the result."""
+    """Write nodes that multiply the input of a matrix product by the LoRA matrices. Return the name of the result."""
     node, settings, (a, b) = place.reader.node, place.reader.settings, names
     if place.kernel:
         thin = branch.write("Conv", node.input[0], a, **settings)
@@ -277,7 +277,7 @@ def _constant(graph: Graph, number: float, like: str) -> str:
 
 
 def _empty(place: AdapterSite, dtype: np.dtype) -> Iterable[np.ndarray]:
-    """Return factors that add nothing: of rank 0 if the product is x W, otherwise of rank 1 and all zeros.
+    """Return LoRA matrices that add nothing: of rank 0 if the product is x W, otherwise of rank 1 and all zeros.
 
     Rank 0 is not used for W x and convolutions. If W has no columns and x a batch axis, some versions of onnxruntime
     (1.23, but not 1.32) leave parts of W x unwritten. These have arbitrary values. Convolutions without channels had

@@ -83,7 +83,7 @@ class AdapterTarget:
         Args:
             model: the inference model that was adapted.
             adapters: the adapters of the model.
-            values: name -> array: factors of adapters, weights that were trained in full, and running statistics.
+            values: name -> array: LoRA matrices of adapters, weights that were trained in full, and running statistics.
 
         Raises:
             OnnxgradError: the format can't store an adapter or a value.
@@ -151,8 +151,8 @@ def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple
         tell: receives a warning if the file has no checksums, or if the adapters were trained on another model.
 
     Returns:
-        The adapters; and a map name -> array of their factors, of weights that were trained in full, and of running
-        statistics.
+        The adapters; and a map name -> array of their LoRA matrices, of weights that were trained in full, and of
+        running statistics.
 
     Raises:
         OnnxgradError: the source can't be read, is damaged, or doesn't fit the model.

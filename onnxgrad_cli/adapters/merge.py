@@ -43,7 +43,7 @@ def merge(
         model: the model that the training model was built from; not changed. External data are read only for adapted
             weights.
         adapters: the adapters, such as `describe(training_model).adapters` or those that `load_adapter` returns.
-        values: name -> array: the factors of the adapters, and weights that were trained in full.
+        values: name -> array: the LoRA matrices of the adapters, and weights that were trained in full.
         path: the file that the model was read from; external data are relative to it.
         state: the other values of a trainer. Running statistics, which the model has, are written to it; the rest is
             ignored.
@@ -51,8 +51,8 @@ def merge(
         quantized: the tensors that the training model and the inference model store differently.
 
     Raises:
-        OnnxgradError: a factor is missing or does not fit, a weight can't be converted back to integers, or the model
-            is not the one that was trained.
+        OnnxgradError: a LoRA matrix is missing or does not fit, a weight can't be converted back to integers, or the
+            model is not the one that was trained.
     """
     beside = of_integers(model, adapters)
     found = _with_floats(model, adapters, values, path, state, quantized)
@@ -80,8 +80,8 @@ def requantized(
 
     Raises:
         UsageError: a matrix is stored in a form that can't be quantized again.
-        OnnxgradError: a factor is missing or does not fit, a weight can't be converted back to integers, or the model
-            is not the one that was trained.
+        OnnxgradError: a LoRA matrix is missing or does not fit, a weight can't be converted back to integers, or the
+            model is not the one that was trained.
     """
     found = _with_floats(model, adapters, values, path, state, quantized)
     lost = requantize(found, of_integers(model, adapters), values, path)
@@ -112,13 +112,13 @@ def adaptable(
     Args:
         model: the model that the training model was built from; not changed.
         adapters: the adapters. The matrix products that read their weights get a branch.
-        values: name -> array: the factors of the adapters, and weights that were trained in full, which can be
+        values: name -> array: the LoRA matrices of the adapters, and weights that were trained in full, which can be
             overridden, too.
         keep_mode: leave BatchNormalization and Dropout in their mode.
 
     Raises:
         UsageError: an adapter uses DoRA, a matrix product can't get a branch, or a weight can't be overridden.
-        OnnxgradError: a factor is missing or does not fit.
+        OnnxgradError: a LoRA matrix is missing or does not fit.
     """
     check_factors(adapters, values)
     found = copied(model)
@@ -131,8 +131,8 @@ def merged(
 ) -> dict[str, np.ndarray]:
     """Return a map: weight of a model -> its new value. The arguments are those of `merge`.
 
-    The value of an adapted weight is W + alpha / rank times the product of the factors. Values that are not factors are
-    returned unchanged. Adapted weights that are stored as integers are left out.
+    The value of an adapted weight is W + alpha / rank times the product of the LoRA matrices. Values that are not LoRA
+    matrices are returned unchanged. Adapted weights that are stored as integers are left out.
     """
     factors = {name for adapter in adapters for name in adapter.names}
     after = {name: array for name, array in values.items() if name not in factors}
@@ -159,7 +159,7 @@ def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray])
     The result is computed in float64 and rounded once.
 
     Raises:
-        OnnxgradError: the factors don't fit the weight.
+        OnnxgradError: the LoRA matrices don't fit the weight.
     """
     check_factors([adapter], values)
     a, b = values[adapter.a], values[adapter.b]
@@ -170,7 +170,7 @@ def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray])
     fits = [left.shape, right.shape] == shapes
     if not fits or (adapter.magnitude and values[adapter.magnitude].shape != (outputs,)):
         raise OnnxgradError(
-            f"the adapter of '{adapter.weight}' does not fit: the weight is {list(dims)}, but its factors are "
+            f"the adapter of '{adapter.weight}' does not fit: the weight is {list(dims)}, but its LoRA matrices are "
             f"{list(a.shape)} and {list(b.shape)}",
             "use the model that was adapted",
         )

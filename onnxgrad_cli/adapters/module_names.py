@@ -2,9 +2,9 @@
 
 The builder names the modules of all decoders as in Llama: `self_attn.q_proj`, `mlp.gate_proj`. In transformers, for
 which PEFT adapters are made, a module may have another name, or several of the builder's modules may be packed into
-one. An adapter of a packed module has one factor A for all parts. If the parts were adapted separately, each has its
-own factor A. In that case their adapters are joined to one adapter of the packed module, whose rank is the sum of their
-ranks.
+one. An adapter of a packed module has one LoRA matrix A for all parts. If the parts were adapted separately, each has
+its own LoRA matrix A. In that case their adapters are joined to one adapter of the packed module, whose rank is the sum
+of their ranks.
 
 Source: the modules in transformers, `modeling_phi.py`, `modeling_phi3.py`.
 """
@@ -24,10 +24,10 @@ from onnxgrad_cli.ir.modules import GENAI, GENAI_KIND
 from onnxgrad_cli.metadata import Adapter
 
 Arrays = Mapping[str, np.ndarray]
-"""The factors of a module: 'A', 'B', and with DoRA the magnitudes -> array."""
+"""The LoRA matrices of a module: 'A', 'B', and with DoRA the magnitudes -> array."""
 
 Own = tuple[Adapter, Factors]
-"""The adapter of a module, and its factors in the shapes that the module's layer in PyTorch requires."""
+"""The adapter of a module, and its LoRA matrices in the shapes that the module's layer in PyTorch requires."""
 
 LIKE_LLAMA = frozenset({
     "ernie4_5", "gemma", "gemma2", "gptoss", "granite", "llama", "mistral", "nemotron", "olmo", "qwen2", "qwen3",
@@ -147,15 +147,15 @@ def scaled_to(own: Factors, scale: float) -> tuple[np.ndarray, np.ndarray]:
 def as_built(
     kind: str, stored: Mapping[str, Arrays], sizes: Mapping[str, int]
 ) -> tuple[Mapping[str, Arrays], dict[str, str]]:
-    """Convert factors of the modules in transformers to factors of onnxruntime-genai's modules. Split packed modules.
+    """Convert LoRA matrices of transformers' modules to those of onnxruntime-genai's modules. Split packed modules.
 
     Args:
         kind: the model type in genai_config.json; "" if it is unknown.
-        stored: module in transformers -> its factors.
+        stored: module in transformers -> its LoRA matrices.
         sizes: module of the builder -> its number of outputs.
 
     Returns:
-        Two maps: module of the builder -> its factors; and module of the builder -> its module in transformers.
+        Two maps: module of the builder -> its LoRA matrices; and module of the builder -> its module in transformers.
     """
     called = {name: renamed(kind, name) for name in sizes}
     found: dict[str, dict[str, np.ndarray]] = {name: dict(stored[own]) for name, own in called.items() if own in stored}
@@ -171,11 +171,11 @@ def as_built(
 
 
 def nothing(size: int, like: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors A and B of an adapter of rank 0.
+    """Return the LoRA matrices A and B of an adapter of rank 0.
 
     Args:
         size: the number of outputs.
-        like: the factor A of an adapter with the same input.
+        like: the LoRA matrix A of an adapter with the same input.
     """
     return like[:0], np.zeros((size, 0), like.dtype)
 

@@ -50,11 +50,11 @@ def onnx_adapter_bytes(model: ModelProto, adapters: Sequence[Adapter], values: M
     Args:
         model: the inference model.
         adapters: its adapters.
-        values: name -> array: the factors of the adapters, and weights that were trained in full.
+        values: name -> array: the LoRA matrices of the adapters, and weights that were trained in full.
 
     Raises:
         UsageError: an adapter uses DoRA.
-        OnnxgradError: a factor is missing or does not fit, or the file format doesn't support a dtype.
+        OnnxgradError: a LoRA matrix is missing or does not fit, or the file format doesn't support a dtype.
     """
     check_factors(adapters, values)
     refuse_magnitudes(adapters, "`adapter`")
@@ -90,7 +90,7 @@ def load_onnx_adapter(path: Path, model: ModelProto) -> tuple[list[Adapter], dic
     """Read the adapters of a model from a file.
 
     Returns:
-        The adapters; and a map name -> array of their factors and of weights that were trained in full.
+        The adapters; and a map name -> array of their LoRA matrices and of weights that were trained in full.
 
     Raises:
         OnnxgradError: the file is damaged, or the model has no matrix product or weight to which one of its tensors
@@ -110,7 +110,7 @@ def load_onnx_adapter(path: Path, model: ModelProto) -> tuple[list[Adapter], dic
     for name, array in tensors.items():
         if stored.get(name) != list(array.shape):
             message = f"'{path}' holds '{name}' of shape {list(array.shape)}, but the model has no place for it"
-            hint = suggest(name, [key + end for key in named for end in (A, B)], "factors")
+            hint = suggest(name, [key + end for key in named for end in (A, B)], "LoRA matrices")
             raise OnnxgradError(message, hint, code="unknown_name")
     adapters, values = together(found, known)
     return adapters, {**values, **tensors}
@@ -132,7 +132,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check(path: Path, key: str, place: AdapterSite, a: np.ndarray, b: np.ndarray) -> None:
-    """Check that the factors A and B have the shapes that a matrix product requires.
+    """Check that the LoRA matrices A and B have the shapes that a matrix product requires.
 
     Raises:
         OnnxgradError: they have other shapes.
@@ -143,6 +143,6 @@ def _check(path: Path, key: str, place: AdapterSite, a: np.ndarray, b: np.ndarra
     if rank < 1 or [a.shape, b.shape] != [(*shape, *ones) for shape in shapes]:
         raise OnnxgradError(
             f"'{path}' does not fit the model: '{key}' maps {size_in} values to {size_out}, "
-            f"but its factors are {list(a.shape)} and {list(b.shape)}",
-            "use an adapter of this model; quantized factors are not supported",
+            f"but its LoRA matrices are {list(a.shape)} and {list(b.shape)}",
+            "use an adapter of this model; quantized LoRA matrices are not supported",
         )

@@ -1,9 +1,10 @@
 """Read and write adapters in onnxgrad's format: a safetensors file, far smaller than the model that it adapts.
 
-The file has the factors `<weight>_lora_A` and `<weight>_lora_B`, and with DoRA the magnitudes
+The file has the LoRA matrices `<weight>_lora_A` and `<weight>_lora_B`, and with DoRA the magnitudes
 `<weight>_lora_magnitude`. It also has weights that were trained in full, and running statistics. The metadata list the
 adapters, each with its weight, rank and alpha. For a weight [out, in] (Gemm with transB, Linear after a Transpose,
-Conv) the factors are equal to PEFT's `lora_A.weight` and `lora_B.weight`. For a weight [in, out] they are transposed.
+Conv) the LoRA matrices are equal to PEFT's `lora_A.weight` and `lora_B.weight`. For a weight [in, out] they are
+transposed.
 """
 
 from __future__ import annotations
@@ -32,21 +33,23 @@ def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
 
     Args:
         adapters: the adapters, such as `describe(training_model).adapters`.
-        values: name -> array: the factors of the adapters, weights that were trained in full, and running statistics.
+        values: name -> array: the LoRA matrices of the adapters, weights that were trained in full, and running
+            statistics.
         base: the digest of the base model; "" if it is unknown.
 
     Raises:
-        OnnxgradError: a factor is missing.
+        OnnxgradError: a LoRA matrix is missing.
     """
     check_factors(adapters, values)
     return tensor_bytes(values, {ADAPTERS: [asdict(adapter) for adapter in adapters], **({BASE: base} if base else {})})
 
 
 def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
-    """Read adapters from a file. Return them, and a map: name -> array of their factors and other trained values.
+    """Read adapters from a file. Return them, and a map: name -> array of their LoRA matrices and other trained values.
 
     Raises:
-        OnnxgradError: the file can't be read, or has no adapters of onnxgrad, or a factor is missing or doesn't fit.
+        OnnxgradError: the file can't be read, or has no adapters of onnxgrad, or a LoRA matrix is missing or doesn't
+            fit.
     """
     values, words = load_tensors(path, tell)
     if not are_adapters(words.get(ADAPTERS)):
@@ -76,10 +79,11 @@ def base_of(path: Path) -> str:
 
 
 def check_factors(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
-    """Check that the factors of adapters exist and fit together.
+    """Check that the LoRA matrices of adapters exist and fit together.
 
     Raises:
-        OnnxgradError: a factor is missing, a factor doesn't have the adapter's rank, or magnitudes are not a vector.
+        OnnxgradError: a LoRA matrix is missing, a LoRA matrix doesn't have the adapter's rank, or magnitudes are not a
+            vector.
     """
     for adapter in adapters:
         for name in adapter.names:
@@ -89,7 +93,7 @@ def check_factors(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray])
         if any(len(shape) < 2 or adapter.rank not in shape[:2] for shape in shapes):
             sizes = " and ".join(str(list(shape)) for shape in shapes)
             raise OnnxgradError(
-                f"the adapter of '{adapter.weight}' has rank {adapter.rank}, but its factors are {sizes}"
+                f"the adapter of '{adapter.weight}' has rank {adapter.rank}, but its LoRA matrices are {sizes}"
             )
         if adapter.magnitude and values[adapter.magnitude].ndim != 1:
             raise OnnxgradError(f"the adapter of '{adapter.weight}' has magnitudes that are not a vector")

@@ -1,9 +1,9 @@
-"""Read and write adapters in the format of Hugging Face's PEFT: a folder with a configuration and the factors.
+"""Read and write adapters in the format of Hugging Face's PEFT: a folder with a configuration and the LoRA matrices.
 
 `adapter_model.safetensors` has `base_model.model.<module>.lora_A.weight` [rank, in] and `lora_B.weight` [out, rank],
 which are not multiplied by the scale, and with DoRA `lora_magnitude_vector` [out]. `adapter_config.json` has the rank
 and alpha, from which the scale follows. If a configuration makes PEFT compute anything other than LoRA or DoRA with
-these factors, it is refused.
+these LoRA matrices, it is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ from onnxgrad_cli.files.safetensors_header import read_header
 from onnxgrad_cli.metadata import VERSION, Adapter
 
 CONFIG, MODEL, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-"""The names of the files in a folder: the configuration, the factors, and the factors as a pickle, which is refused."""
+"""The names of the files in a folder: the configuration, and the LoRA matrices as safetensors or as a pickle.
+
+A pickle is refused.
+"""
 
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_(?:(A|B)\.weight|(magnitude_vector)(?:\.weight)?)")
 MAGNITUDE = "magnitude_vector"
@@ -66,7 +69,7 @@ STRANGE = (
 )  # fmt: skip
 """Entries of a configuration that must not be set.
 
-With them, an adapter would be more than a product of two factors.
+With them, an adapter would be more than a product of two LoRA matrices.
 """
 
 
@@ -79,12 +82,12 @@ def peft_bytes(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[s
     Args:
         model: the inference model.
         adapters: its adapters.
-        values: name -> array, with the factors of the adapters.
+        values: name -> array, with the LoRA matrices of the adapters.
 
     Raises:
         UsageError: the module of an adapted matrix is unknown, weights were trained in full, or only some adapters use
             DoRA.
-        OnnxgradError: a factor is missing or does not fit.
+        OnnxgradError: a LoRA matrix is missing or does not fit.
     """
     check_factors(adapters, values)
     found = in_transformers(model, dict(_modules(model, adapters, values)))
@@ -111,7 +114,7 @@ def peft_bytes(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[s
 def _modules(
     model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, tuple[Adapter, Factors]]]:
-    """Yield each adapted module, with its adapter, and the factors in the shapes that PyTorch's layer requires.
+    """Yield each adapted module, with its adapter, and the LoRA matrices in the shapes that PyTorch's layer requires.
 
     Raises:
         UsageError: the module of an adapted matrix is unknown, weights were trained in full, or only some adapters use
@@ -172,11 +175,11 @@ def _safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
 
 
 def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str, np.ndarray]]:
-    """Read the adapters of a model from a folder of PEFT. Return them, and a map: name of a factor -> array.
+    """Read the adapters of a model from a folder of PEFT. Return them, and a map: name of a LoRA matrix -> array.
 
     Raises:
-        OnnxgradError: a file is missing or damaged, contains more than factors, or contains a module that the model
-            lacks.
+        OnnxgradError: a file is missing or damaged, contains more than LoRA matrices, or contains a module that the
+            model lacks.
     """
     config = _config(folder / CONFIG)
     stored = _factors(folder / MODEL, folder / PICKLE)
@@ -187,8 +190,8 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
     target, excluded = _names(config, "target_modules"), _names(config, "exclude_modules")
     ignored = sorted(module for module in stored if not _is_meant(module, target, excluded))
     if ignored:
-        message = f"'{folder}' has factors of '{ignored[0]}', but its configuration gives this module no adapter"
-        raise OnnxgradError(message, "add its module to target_modules: PEFT would ignore the factors")
+        message = f"'{folder}' has LoRA matrices of '{ignored[0]}', but its configuration gives this module no adapter"
+        raise OnnxgradError(message, "add its module to target_modules: PEFT would ignore the LoRA matrices")
     unknown = sorted(stored.keys() - called.values())
     if unknown:
         message = f"'{folder}' has an adapter of '{unknown[0]}', but the model has no such module"
@@ -204,17 +207,17 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
 def _at(
     folder: Path, config: Mapping[str, Any], place: AdapterSite, own: Mapping[str, Arrays], called: Mapping[str, str]
 ) -> tuple[Adapter, dict[str, np.ndarray]]:
-    """Join the adapters of the modules that one matrix product computes. Return the adapter, and its factors by name.
+    """Join the adapters of the modules that one matrix product computes. Return the adapter and its LoRA matrices.
 
     Args:
         folder: the folder, for messages.
         config: the configuration.
         place: the matrix product.
-        own: module that the product computes and that has an adapter -> its factors.
+        own: module that the product computes and that has an adapter -> its LoRA matrices.
         called: module -> its name in transformers.
 
     Raises:
-        OnnxgradError: the factors don't fit, or DoRA adapts only some of the product's modules.
+        OnnxgradError: the LoRA matrices don't fit, or DoRA adapts only some of the product's modules.
     """
     parts = {name: _module(folder, config, place, name, found, called[name]) for name, found in own.items()}
     if not place.parts:
@@ -225,7 +228,7 @@ def _at(
         message = f"'{folder}' uses DoRA for '{next(iter(parts))}' but not for '{lacking}', which are one matrix here"
         raise OnnxgradError(message, "merge the adapter into its model with PEFT, and export this model")
     first = next(found for found, _ in parts.values())
-    # in float64, so that the scaled factors are rounded only once
+    # in float64, so that the scaled LoRA matrices are rounded only once
     wide = {name: replace(found, b=found.b.astype(np.float64)) for name, (found, _) in parts.items()}
     pairs = {name: scaled_to(found, 1.0) for name, found in wide.items()}
     a, b = side_by_side([pairs.get(name, nothing(size, first.a)) for name, size in place.parts])
@@ -236,7 +239,7 @@ def _at(
 def _module(
     folder: Path, config: Mapping[str, Any], place: AdapterSite, name: str, own: Arrays, called: str
 ) -> tuple[Factors, float]:
-    """Return the factors of a module, and its alpha.
+    """Return the LoRA matrices of a module, and its alpha.
 
     Args:
         folder: the folder, for messages.
@@ -247,7 +250,7 @@ def _module(
         called: the module's name in transformers.
 
     Raises:
-        OnnxgradError: the factors or magnitudes don't fit.
+        OnnxgradError: the LoRA matrices or magnitudes don't fit.
     """
     rank = _of(config, "rank_pattern", called, config["r"])
     alpha = _of(config, "alpha_pattern", called, config["lora_alpha"])
@@ -262,7 +265,7 @@ def _module(
     if [a.shape, b.shape] != shapes:
         raise OnnxgradError(
             f"'{folder}' does not fit the model: '{name}' maps {place.shape[0]} values to {out}, "
-            f"but its factors of rank {rank} are {list(a.shape)} and {list(b.shape)}",
+            f"but its LoRA matrices of rank {rank} are {list(a.shape)} and {list(b.shape)}",
             "use an adapter of this model",
         )
     adapter = Adapter(place.weight, "", "", rank, alpha, _scaling(config))
@@ -346,7 +349,7 @@ def _config(path: Path) -> dict[str, Any]:
     if strange or config.get("bias", "none") != "none":
         hint = "merge the adapter into its model with PEFT, and export this model"
         raise OnnxgradError(
-            f"'{path}' describes more than two factors for each matrix: {(strange or ['bias'])[0]}", hint
+            f"'{path}' describes more than two LoRA matrices for each weight: {(strange or ['bias'])[0]}", hint
         )
     return config
 
@@ -364,14 +367,14 @@ def _check_ranks(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Read the factors in a file: module -> its arrays 'A', 'B', and with DoRA `MAGNITUDE`.
+    """Read the LoRA matrices in a file: module -> its arrays 'A', 'B', and with DoRA `MAGNITUDE`.
 
     Args:
         path: the safetensors file.
         pickled: the path of PEFT's pickle format, for the error message: pickles are not read.
 
     Raises:
-        OnnxgradError: the file is missing, damaged or incomplete, or has tensors that are not factors.
+        OnnxgradError: the file is missing, damaged or incomplete, or has tensors that are not LoRA matrices.
     """
     if pickled.exists() and not path.exists():
         hint = "save the adapter as safetensors with PEFT"
@@ -395,5 +398,5 @@ def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
         found.setdefault(match[1], {})[match[2] or match[3]] = array
     alone = next((module for module, own in found.items() if not {"A", "B"} <= own.keys()), None)
     if alone is not None or not found:
-        raise OnnxgradError(f"'{path}' is incomplete: '{alone}' lacks a factor" if found else f"'{path}' is empty")
+        raise OnnxgradError(f"'{path}' is incomplete: '{alone}' lacks a LoRA matrix" if found else f"'{path}' is empty")
     return found

@@ -1,7 +1,7 @@
 """Find the matrix products of an inference model that can have adapters, and the module that each product belongs to.
 
-Other programs name an adapter after its module, such as 'model.layers.0.self_attn.q_proj'. They store the factors A
-[rank, in] and B [out, rank] for y = x W + scale (x Aᵀ) Bᵀ. Several modules may share a matrix. Their adapters must be
+Other programs name an adapter after its module, such as 'model.layers.0.self_attn.q_proj'. They store the LoRA matrices
+A [rank, in] and B [out, rank] for y = x W + scale (x Aᵀ) Bᵀ. Several modules may share a matrix. Their adapters must be
 equal, and become one adapter of the matrix.
 """
 
@@ -40,11 +40,11 @@ Quantizers may append text: 'weight_quantized', 'weight_Q4'.
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors of an adapter, in PEFT's orientation.
+    """The LoRA matrices of an adapter, in PEFT's orientation.
 
     Attributes:
-        a: the factor A, [rank, in].
-        b: the factor B, [out, rank].
+        a: the LoRA matrix A, [rank, in].
+        b: the LoRA matrix B, [out, rank].
         scale: the number by which the product B A is multiplied.
         magnitude: with DoRA, the trained norm of each output's weights, [out]; otherwise None.
     """
@@ -126,10 +126,10 @@ class AdapterSite:
         return ""
 
     def of(self, adapter: Adapter, values: Mapping[str, np.ndarray]) -> Factors:
-        """Return the factors of the matrix's adapter for this product, as A [rank, in] and B [out, rank], like in PEFT.
+        """Return the LoRA matrices of an adapter for this product, as A [rank, in] and B [out, rank], like in PEFT.
 
         Raises:
-            OnnxgradError: the factors don't fit the matrix.
+            OnnxgradError: the LoRA matrices don't fit the matrix.
         """
         a, b = flat(values[adapter.a]), flat(values[adapter.b])
         rank = adapter.rank
@@ -148,7 +148,7 @@ class AdapterSite:
         return Factors(a, b, adapter.scale, m)
 
     def adapter(self, found: Factors, alpha: float, scaling: str = "lora") -> tuple[Adapter, dict[str, np.ndarray]]:
-        """Return the adapter of the matrix, and a map: name -> factor. This is the inverse of `of`."""
+        """Return the adapter of the matrix, and a map: name -> LoRA matrix. This is the inverse of `of`."""
         names = f"{self.weight}_lora_A", f"{self.weight}_lora_B"
         a, b = (found.b.T, found.a.T) if self.swapped else (found.a, found.b)
         if self.reader.leads != self.swapped:
@@ -163,7 +163,7 @@ class AdapterSite:
 
 
 def flat(factor: np.ndarray) -> np.ndarray:
-    """Return a factor as a matrix: remove the kernel axes of a convolution, which have size 1."""
+    """Return a LoRA matrix as a matrix: remove the kernel axes of a convolution, which have size 1."""
     return factor.reshape(factor.shape[0], factor.shape[1])
 
 
@@ -288,10 +288,10 @@ def _named(
 
 
 def keys(found: Iterable[AdapterSite]) -> dict[str, list[AdapterSite]]:
-    """Group sites by the name that their factors have in a file. Return name -> sites.
+    """Group sites by the name that their LoRA matrices have in a file. Return name -> sites.
 
     The name is the module's. If the module is unknown or has several matrices, the name is the matrix's. Sites of one
-    matrix that take the same factors have the same name.
+    matrix that take the same LoRA matrices have the same name.
     """
     found = list(found)
     kinds = {(place.module, place.weight, place.swapped, place.leads) for place in found}
@@ -304,7 +304,7 @@ def keys(found: Iterable[AdapterSite]) -> dict[str, list[AdapterSite]]:
 
 
 Read = tuple[AdapterSite, Adapter, dict[str, np.ndarray]]
-"""A site, its adapter from a file, and a map: name -> factor of the adapter."""
+"""A site, its adapter from a file, and a map: name -> LoRA matrix of the adapter."""
 
 
 def together(found: Iterable[Read], known: Iterable[AdapterSite]) -> tuple[list[Adapter], dict[str, np.ndarray]]:
@@ -315,11 +315,11 @@ def together(found: Iterable[Read], known: Iterable[AdapterSite]) -> tuple[list[
         known: all sites of the model.
 
     Returns:
-        The kept adapters, and a map: name -> factor, for these adapters.
+        The kept adapters, and a map: name -> LoRA matrix, for these adapters.
 
     Raises:
-        OnnxgradError: modules that share a matrix have different adapters, a factor is not finite, or the rank equals
-            the smaller size of the matrix, so that the adapter is not of low rank.
+        OnnxgradError: modules that share a matrix have different adapters, a LoRA matrix is not finite, or the rank
+            equals the smaller size of the matrix, so that the adapter is not of low rank.
     """
     found = list(found)
     read = {(place.weight, place.module) for place, *_ in found}
@@ -334,8 +334,8 @@ def together(found: Iterable[Read], known: Iterable[AdapterSite]) -> tuple[list[
         both = (factors[adapter.a], factors[adapter.b])
         if (a := min(both, key=lambda array: array.size)).shape[:2] == (adapter.rank, adapter.rank):
             raise OnnxgradError(
-                f"the adapter of '{place.module or place.weight}' has rank {adapter.rank}, and its smaller factor is "
-                f"{list(a.shape)}: it is not a low-rank adapter",
+                f"the adapter of '{place.module or place.weight}' is not a low-rank adapter: its rank is "
+                f"{adapter.rank}, and its smaller matrix is square: {list(a.shape)}",
             )
         module, other = adapters.setdefault(place.weight, (place.module, adapter))
         if other is not adapter and not _same(other, adapter, values, factors):

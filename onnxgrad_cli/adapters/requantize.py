@@ -104,7 +104,7 @@ def requantize(
         model: the inference model, which is changed. Changed matrices that were external data are then stored in the
             model.
         adapters: adapters of matrices that are stored as integers; see `of_integers`.
-        values: the factors of the adapters, by name.
+        values: the LoRA matrices of the adapters, by name.
         path: the file that the model was read from; external data are relative to it.
 
     Returns:
@@ -113,7 +113,7 @@ def requantize(
     Raises:
         UsageError: a matrix is stored in a form that can't be quantized again, or a node other than a matrix product
             reads it.
-        OnnxgradError: the factors don't fit the matrix.
+        OnnxgradError: the LoRA matrices don't fit the matrix.
     """
     graph = Graph(model)
     uses = graph.uses()

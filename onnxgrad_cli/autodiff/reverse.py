@@ -140,7 +140,8 @@ class _Walk:
             reason = f"{unknown_fact}{_other_ranks(op.graph, node)}"
             self.refuse(node, reason, unknown_fact.hint or op.graph.rank_hint())
         except ZeroDivisionError:
-            self.refuse(node, f"its rule divides by {ZERO_DIVISOR}", "export the model again")
+            hint = "correct its attributes, and export the model again"
+            self.refuse(node, f"its gradient rule divides by {ZERO_DIVISOR}", hint)
         except UnsupportedError as inner:
             self.refusals.extend(inner.refusals)
         else:
@@ -240,15 +241,15 @@ def _why_unknown(node: Node, graph: Graph) -> tuple[str, str]:
         return graph.unexpanded[node.name], "freeze the weights before it with `freeze`"
     if stopped(node):
         return (
-            "gradients are stopped at some of its operands, so it needs its own rule",
+            "gradients are stopped at some of its operands, so it needs its own gradient rule",
             "add a rule for it with --rules FILE",
         )
     if not is_standard(node.domain):
         return (
-            f"there is no rule for {short_name(node.op_type, node.domain)}",
+            f"there is no gradient rule for {short_name(node.op_type, node.domain)}",
             "add a rule for it with --rules FILE, or freeze the weights before it with `freeze`",
         )
-    return f"there is no proven rule for {node.op_type}", "freeze the weights before it with `freeze`"
+    return f"there is no proven gradient rule for {node.op_type}", "freeze the weights before it with `freeze`"
 
 
 def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation, after: Val | None = None) -> Val:
@@ -279,7 +280,7 @@ def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation,
 
 
 def as_declared(op: Op, name: str, derivative: Val) -> Val:
-    """Reshape a derivative to the shape of its value, so that a run fails if the derivative has another size.
+    """Reshape a derivative to the shape of its value, so that a run fails if the derivative has a different size.
 
     Rules do not sum over an axis on which two operands have the same symbol. But PyTorch's exporter may give two axes
     the same symbol although their sizes are 5 and 1, and the model then broadcasts them. Without the Reshape, the

@@ -50,10 +50,10 @@ def call_rule(
     xs = _operands(op, node, asked, names, active)
     attributes, unknown = node_attributes(op, node, asked)
     if unknown:
-        raise Refused(f"the rule does not cover its attribute {unknown}")
+        raise Refused(f"the gradient rule does not cover its attribute {unknown}")
     if not asked.all_cotangents and (gs[0] is None or any(gs[1:])):
         used = [name for name, g in zip(node.output, gs, strict=True) if g is not None]
-        raise Refused(f"the rule does not cover the gradient through its output {', '.join(used)}")
+        raise Refused(f"the gradient rule does not cover the gradient through its output {', '.join(used)}")
     ys = tuple([op.val(name) if name else None for name in node.output])
     assert rule.function is not None
     result = rule.function(
@@ -61,7 +61,7 @@ def call_rule(
     )
     cotangents = result if isinstance(result, (tuple, list)) else (result,)
     if len(names) > len(cotangents) and any(name in active for name in names[len(cotangents) :]):
-        raise Refused(f"the rule returns {len(cotangents)} cotangents, but the node has {len(xs)} inputs")
+        raise Refused(f"the gradient rule returns {len(cotangents)} cotangents, but the node has {len(xs)} inputs")
     triples = zip(names, xs, cotangents, strict=False)
     return [(x, g) for name, x, g in triples if name in active and x is not None and g is not None]
 
@@ -74,7 +74,7 @@ def _operands(op: Op, node: Node, asked: Signature, names: Sequence[str], active
     if asked.variadic:
         return xs
     if len(inputs) > asked.inputs and any(name in active for name in names[asked.inputs : len(inputs)]):
-        raise Refused(f"the rule has {asked.inputs} inputs, but the node has {len(xs)}")
+        raise Refused(f"the gradient rule has {asked.inputs} inputs, but the node has {len(xs)}")
     return (xs + [None] * asked.inputs)[: asked.inputs]
 
 
@@ -112,11 +112,14 @@ def shape_mismatch(cotangent: Val, x: Val) -> str:
     have, want = cotangent.known_shape, x.known_shape
     if is_float(x.type) and cotangent.dtype != x.dtype:
         types = [onnx.helper.tensor_dtype_to_string(v.dtype).removeprefix("TensorProto.") for v in (cotangent, x)]
-        return f"its rule returns a cotangent of type {types[0]} for '{x.name}', which has the type {types[1]}"
+        return f"its gradient rule returns a cotangent of type {types[0]} for '{x.name}', which has the type {types[1]}"
     if not x.is_tensor or have is None or want is None:
         return ""
     sizes = zip(have[::-1], want[::-1], strict=False)
     clash = any(isinstance(h, int) and isinstance(w, int) and w not in (1, h) for h, w in sizes)
     if clash or len(have) < len(want):
-        return f"its rule returns a cotangent of shape {list(have)} for '{x.name}', which has the shape {list(want)}"
+        return (
+            f"its gradient rule returns a cotangent of shape {list(have)} for '{x.name}', which has the shape "
+            f"{list(want)}"
+        )
     return ""

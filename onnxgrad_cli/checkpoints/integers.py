@@ -154,7 +154,7 @@ def _rounded(weight: IntegerWeight, array: np.ndarray, scale: np.ndarray, stored
     """Quantize a weight as QuantizeLinear does: round half to even, add the zero point, and saturate.
 
     Raises:
-        OnnxgradError: the weight has another shape than the stored integers, or a bias is too large for int32.
+        OnnxgradError: the weight has a different shape than the stored integers, or a bias is too large for int32.
     """
     integers = stored[weight.tensor]
     if integers.shape != array.shape:

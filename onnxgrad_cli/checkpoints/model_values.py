@@ -60,8 +60,8 @@ def check_fits(
         tell: receives a note about weights for which the file has no values; they keep the model's values.
 
     Raises:
-        OnnxgradError: the model lacks a weight, a weight has another type or shape, or an untrained tensor has other
-            values in the model.
+        OnnxgradError: the model lacks a weight, a weight has a different type or shape, or an untrained tensor has
+            other values in the model.
     """
     apart = {name for adapter in held.adapters for name in adapter.names}
     apart.update(weight.weight for weight in held.quantized.weights)

@@ -28,7 +28,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: M
         others: name -> further values, such as running statistics. Names that the model doesn't have are ignored.
 
     Raises:
-        OnnxgradError: the model lacks a weight in `weights`, or has it with another shape or type.
+        OnnxgradError: the model lacks a weight in `weights`, or has it with a different shape or type.
     """
     copy = copied(model)
     made = {name for node in model.graph.node for name in node.output}

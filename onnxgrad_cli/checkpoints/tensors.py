@@ -224,7 +224,8 @@ def _check_foreign(path: Path, said: Mapping[str, str], tell: Tell) -> None:
     """Warn that damage to a file would not be noticed, if the file has entries of onnxgrad but no checksums.
 
     Raises:
-        OnnxgradError: the file has entries of onnxgrad and an unknown entry, whose key must be damaged.
+        OnnxgradError: the metadata have keys of onnxgrad and an unknown key. The unknown key is taken for a damaged key
+            of onnxgrad.
     """
     strange = said.keys() - KNOWN
     if not KNOWN & said.keys():

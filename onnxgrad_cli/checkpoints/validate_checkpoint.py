@@ -188,8 +188,8 @@ def check_ema(ema: Mapping[str, str], values: Mapping[str, np.ndarray]) -> dict[
         A copy of `ema`.
 
     Raises:
-        UsageError: there are no averages, a weight or an average is missing, or an average has another dtype than its
-            weight.
+        UsageError: there are no averages, a weight or an average is missing, or an average has a different dtype than
+            its weight.
     """
     if not ema:
         raise UsageError(

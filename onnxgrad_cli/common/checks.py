@@ -125,7 +125,7 @@ def path(name: str, value: Any) -> Path:
     """Convert a string or a path-like object to a Path.
 
     Raises:
-        UsageError: the value has another type; or it is empty, which pathlib would take for the working directory.
+        UsageError: the value has a different type; or it is empty, which pathlib would take for the working directory.
     """
     of_type(name, value, (str, os.PathLike), "a path", "a text or a pathlib.Path")
     if not os.fspath(value):
@@ -170,7 +170,7 @@ def of_type(name: str, value: object, wanted: type | tuple[type, ...], words: st
     """Check that the value of the argument `name` has the type `wanted`, which `words` describes for the message.
 
     Raises:
-        UsageError: the value has another type.
+        UsageError: the value has a different type.
     """
     if not isinstance(value, wanted):
         raise wrong_value(f"`{name}={value!r}`: expected {words}, got {_article(type(value).__name__)}", hint)
@@ -203,7 +203,7 @@ def text(name: str, value: object, optional: bool = False) -> None:
     """Check that the value of the argument `name` is a string; with `optional`, it may also be None.
 
     Raises:
-        UsageError: the value has another type.
+        UsageError: the value has a different type.
     """
     of_type(name, value, (str, type(None)) if optional else str, "a string or None" if optional else "a string")
 
@@ -218,7 +218,7 @@ def tuple_of(name: str, value: object, kind: type, example: str) -> tuple[Any, .
         example: a valid value, for the hint.
 
     Raises:
-        UsageError: the value is neither a sequence nor a set, or an element has another type.
+        UsageError: the value is neither a sequence nor a set, or an element has a different type.
     """
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, (Sequence, set, frozenset)):
         raise wrong_value(f"`{name}={value!r}`: expected a tuple, got {_article(type(value).__name__)}", example)

@@ -30,7 +30,10 @@ A text such as '3e' means epochs. The function's registry converts it to steps.
 """
 
 Lengths = tuple[float, ...]
-"""The annotation of an option that takes several lengths. In a text, slashes separate them: 10/20, or 3e/6e."""
+"""The annotation of an option that takes several numbers of steps.
+
+In a text, slashes separate them: '10/20' for steps, or '3e/6e' for epochs.
+"""
 
 KINDS = {
     "float": "a number",
@@ -38,7 +41,7 @@ KINDS = {
     "bool": "true or false",
     "Floats": "numbers, or a .npy file",
     "Length": "a number of steps, a fraction of all steps, or a number of epochs such as 3e",
-    "Lengths": "lengths separated by slashes, such as 100/200, 0.5/0.75 or 3e/6e",
+    "Lengths": "numbers of steps, fractions of all steps, or numbers of epochs, such as 100/200, 0.5/0.75 or 3e/6e",
 }
 """Name of an option's annotation -> a description of the values that it takes."""
 
@@ -204,7 +207,7 @@ def spelled(text: str) -> tuple[str, dict[str, object]]:
     """Parse `NAME[:KEY=VALUE,KEY=VALUE,...]` as a name and options. Hyphens in keys become underscores.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     name, _, rest = text.partition(":")
     return name.strip(), pairs(rest, text, "NAME:KEY=VALUE,KEY=VALUE")
@@ -214,7 +217,7 @@ def pairs(rest: str, text: str, form: str) -> dict[str, object]:
     """Parse `KEY=VALUE,KEY=VALUE,...`, the last part of `text`, as options. Hyphens in keys become underscores.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     given: dict[str, object] = {}
     for pair in filter(None, (part.strip() for part in rest.split(","))):

@@ -188,7 +188,9 @@ def _check_is_number(loss: str, derivative: DerivativeModel) -> None:
     shape = shape_of(loss_type)
     if loss not in derivative.outputs or shape is None or any(size != 1 for size in shape):
         message = f"the loss '{loss}' is not one float number: it is {in_words(loss_type) or 'of unknown type'}"
-        raise UsageError(message, "name another output, as loss=..., or declare its shape in the model")
+        raise UsageError(
+            message, f"choose a different output with loss=..., or declare the shape of '{loss}' in the model"
+        )
 
 
 def _chosen(given: str | Sequence[str], known: Sequence[str], argument: str, kind: str) -> list[str]:

@@ -9,7 +9,7 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 
 VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
-"""Operators whose output has another shape but shares the memory of their input."""
+"""Operators whose output has a different shape but shares the memory of their input."""
 
 FORWARD = ("model", "loss")
 """The parts of a training model that come before its backward part."""

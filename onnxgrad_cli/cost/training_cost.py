@@ -84,10 +84,10 @@ class Cost:
 
 
 def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = None) -> Cost:
-    """Count the operations and the kept bytes of a training model, which may be incomplete.
+    """Count the operations of a training model, which may be incomplete, and the bytes of its stored activations.
 
     Args:
-        graph: the model, typed.
+        graph: the model, with inferred types.
         training: the results of the passes.
         sizes: symbol -> its size. Other symbols get size 1, or more if the network can't take such a small input.
     """

@@ -137,7 +137,7 @@ class Transformed:
 
         Raises:
             UsageError: the function fails; it returns arrays with other names than the batch has; or an array has
-                another number of samples or axes than before, or a dtype that can't be cast.
+                a different number of samples or axes than before, or a dtype that can't be cast.
         """
         arguments = (None if part is None else drawn(self.seed, part),) if self.draws else ()
         given = {name: array.copy() for name, array in batch.items()}
@@ -166,7 +166,7 @@ def _fitting(name: str, array: object, before: np.ndarray) -> np.ndarray:
     """Return the array that the function returned for an input, cast to the dtype that the input had before.
 
     Raises:
-        UsageError: the array has another number of axes or samples than before, or a dtype that can't be cast.
+        UsageError: the array has a different number of axes or samples than before, or a dtype that can't be cast.
     """
     found = np.asarray(array)
     if found.ndim != before.ndim or found.shape[:1] != before.shape[:1]:

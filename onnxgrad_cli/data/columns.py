@@ -4,7 +4,7 @@ An input with one number per sample takes the column with its name. An input wit
 columns `name_0`, `name_1`, ... or `name[0]`, `name[1]`, ..., or one column of lists. If only one input has none of
 these columns, it takes all remaining columns, except for the unnamed column in which pandas writes row numbers. The
 order of these columns in the training data is stored. Validation and test data must have the same columns, and they are
-taken in that order, because in another order the values would belong to other features.
+taken in that order, because in a different order the values would belong to other features.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _as_before(path: Path, feed: str, left: list[str], order: Chosen) -> list[st
 
 
 def _check_width(path: Path, feed: str, found: Sequence[str], inputs: InputTypes, others: Sequence[str]) -> None:
-    """Check that an input gets as many columns as it needs.
+    """Check that an input gets the number of columns that it needs.
 
     A single column with the input's name is accepted: it may hold lists.
 

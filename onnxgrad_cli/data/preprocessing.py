@@ -1,7 +1,7 @@
 """The preprocessing of the training data. It is stored in the trained model and in the run folder.
 
-Data for evaluation and prediction get the same preprocessing. Otherwise classes or columns could have another order, or
-pixels another scale, and the results would be wrong without an error.
+Data for evaluation and prediction get the same preprocessing. Otherwise classes or columns could have a different
+order, or pixels a different scale, and the results would be wrong without an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from onnxgrad_cli.files import save_bytes
 from onnxgrad_cli.metadata import Term
 
 INPUTS = "onnxgrad.preprocessing"
-"""The key in a trained model's metadata_props.
+"""The key of the preprocessing in a trained model's metadata_props.
 
-The value is a JSON object: input -> its normalization, '' -> resize and order.
+The value is a JSON object. The name of an input is the key of its normalization. The key "" has `Preprocessing.resize`
+and `Preprocessing.order`.
 """
 
 FILE = "preprocessing.json"
@@ -136,12 +137,14 @@ class Preprocessing:
             text = file.read_text("utf-8") if file.is_file() else None
             entries = {} if text is None else strict_json.loads(text)
         except (OSError, ValueError, RecursionError) as error:
-            hint = "take another copy, or start a new run"
+            hint = "restore the file, or start a new run"
             raise unreadable(f"'{file}' can't be read: {error}", hint) from None
         if text is None:
             return None
         if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-            raise OnnxgradError(f"'{file}' was not written by onnxgrad", "take another copy, or start a new run")
+            raise OnnxgradError(
+                f"'{file}' does not have the format that onnxgrad writes", "restore the file, or start a new run"
+            )
         return replace(cls.of_json(entries, f"'{file}'"), settled=True)
 
     def write_to_run(self, folder: Path) -> None:

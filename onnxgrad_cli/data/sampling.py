@@ -1,13 +1,13 @@
 """Choose samples: hold some out, balance classes, shuffle, form batches, and divide each batch among processes.
 
 The order of the samples in an epoch depends only on the seed and the index of the epoch. A position in a run is
-therefore two integers, the epoch and the batch. A stopped run continues in the same order, even with another number of
-processes. The choice of held-out samples depends only on the seed, the fraction and the number of samples. A resumed
+therefore two integers, the epoch and the batch. A stopped run continues in the same order, even with a different number
+of processes. The choice of held-out samples depends only on the seed, the fraction and the number of samples. A resumed
 run therefore holds out the same samples.
 
 `balance` returns sampling weights with which all classes are drawn equally often. Each sample weighs 1 / (size of its
-class), as is usual with PyTorch's WeightedRandomSampler. An epoch then draws with replacement as many samples as the
-data have, so some samples are drawn several times and others never. The loss function does not change.
+class), as is usual with PyTorch's WeightedRandomSampler. An epoch of N samples then consists of N draws with
+replacement, so some samples are drawn several times and others never. The loss function does not change.
 
 If a run trains on several data sets at once (`NamedSet`), each step takes a batch of each set.
 """
@@ -125,7 +125,7 @@ class Batches:
         """Continue from a position that `state` returned.
 
         Raises:
-            UsageError: the position belongs to another order: the number of samples, the batch size, the seed or
+            UsageError: the position belongs to a different order: the number of samples, the batch size, the seed or
                 another setting differs.
             OnnxgradError: there is no such position in the data.
         """

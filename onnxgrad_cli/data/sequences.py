@@ -198,8 +198,8 @@ class Preparation:
         """Return the prepared columns, and the rules for converting their batches to arrays.
 
         Raises:
-            UsageError: a sequence is empty, is longer than the model takes, or has another length than its labels; or
-                the loss ignores all tokens of all samples.
+            UsageError: a sequence is empty, is longer than the model takes, or has a different length than its labels;
+                or the loss ignores all tokens of all samples.
         """
         columns = self._as_lists({**columns, **self._labels(columns)})
         uneven = [name for name, column in columns.items() if isinstance(column, Lists)]
@@ -386,7 +386,7 @@ def _ends(tokens: np.ndarray, pad: int) -> np.ndarray:
 
 
 def _ends_of_rows(offsets: np.ndarray, longest: int) -> np.ndarray:
-    """Pack samples into rows: each row takes as many whole samples as fit into `longest` tokens.
+    """Pack whole samples, in order, into rows of at most `longest` tokens. A sample that does not fit begins a new row.
 
     Return the offsets of the rows, beginning with 0.
 

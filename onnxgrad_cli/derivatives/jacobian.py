@@ -23,12 +23,16 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import Shape
 
 MAX_VECTORIZED_ELEMENTS = 1 << 21
-"""Maximum number of elements of each value over all rows that are computed at once. It limits the number of such rows.
+"""Rows are computed at once only if no value has more elements than this in all of these rows together.
 
-Unknown sizes count as 1. Measured on one thread, for a perceptron of 64-128-10, with rows x elements of the largest
-value: computing all rows at once is 3.4 times as fast as a Scan over single rows for 80 x 1,024, 1.3 times for
-320 x 4,096, and 0.9 times for 640 x 8,192. The Scan needs less memory: for the result, and for one row of the other
-values.
+Unknown sizes count as 1. The speed of computing all rows at once was compared with a Scan over single rows, for a
+perceptron of 64-128-10 on one thread. It depends on the number of rows and of elements of the largest value in a row:
+
+- 80 rows x 1,024 elements: 3.4 times as fast
+- 320 rows x 4,096 elements: 1.3 times as fast
+- 640 rows x 8,192 elements: 0.9 times as fast
+
+The Scan needs less memory, because it has only one row of each inner value in memory.
 """
 
 
@@ -43,8 +47,8 @@ def jacobian(
         wanted: the names of the values to differentiate with respect to.
         training: the record of the rules used.
         meetings: for derivatives per sample, the nodes that read both samples and weights. Axis 0 of `y` must then be
-            the axis of independent samples. One unit vector is used for all samples at once, and the derivatives of one
-            sample with respect to another sample, which are zero, are omitted.
+            the axis of independent samples. One unit vector is used for all samples at once. The derivatives of a
+            sample with respect to a different sample are zero, and are omitted.
 
     Returns:
         For each x a value of shape [*y, *x]. With `meetings` the shape is [samples, *y, *x], where *y and *x do not
@@ -122,9 +126,10 @@ def _stack(
 ) -> list[Val]:
     """Return the values `names` for every unit vector in the shape of `y`, stacked on axis 0.
 
-    `nodes` compute the values from the unit vector `seed`. If `per_sample`, a unit vector has the shape of one sample
-    of `y` and is repeated for all samples. If `bounded`, sizes that are known only at run time also limit the number
-    of rows that are computed at once. This saves memory if the results are smaller than the inner values of `nodes`.
+    `nodes` compute the values from the unit vector, which is the value named `seed`. If `per_sample`, a unit vector has
+    the shape of one sample of `y` and is repeated for all samples. If `bounded`, sizes that are known only at run time
+    also limit the number of rows that are computed at once. This saves memory if the results are smaller than the inner
+    values of `nodes`.
     """
     shape = y.shape[per_sample:]
     known, static = _known_size(shape), all(isinstance(size, int) for size in shape)
@@ -170,7 +175,8 @@ def _in_blocks(
         op, nodes, seed, names, y: as in `_stack`.
         unit: a function that returns the unit vectors for positions.
         steps: the positions of all rows.
-        most: the maximum number of rows in a block, if all unknown sizes are 1.
+        most: the maximum number of rows in a block. Unknown sizes count as 1 here. At run time, the maximum is divided
+            by the product of the unknown sizes of `y`.
     """
     count = op.size(steps, 0)
     length: int | Val

@@ -73,8 +73,8 @@ def derive(
     laplacian                                `<x>_laplacian`: the sum of that diagonal, one number
     ================ ======================= ====================================================================
 
-    The Gauss-Newton matrix is the sum over all y of J^T J, with J = dy/dx. A diagonal or a Laplacian costs as many
-    Hessian-vector products as x has elements, or as one sample of x has elements if derivatives are per sample.
+    The Gauss-Newton matrix is the sum over all y of J^T J, with J = dy/dx. A diagonal or a Laplacian costs one
+    Hessian-vector product per element of x, or per element of one sample of x if derivatives are per sample.
 
     The cotangent of y is called `<y>_grad_external` instead if another differentiated output depends on y, or if y is
     itself an x. If a name is already used in the model, `_1` is appended to it.

@@ -178,7 +178,7 @@ def _elementwise(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
 
 
 def _all_along(attribute: str) -> Form:
-    """Return the function for operators such as Concat, whose `attribute` is an axis of all operands."""
+    """Return a `Form` for operators such as Concat, where `attribute` gives an axis that all operands have."""
 
     def write(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
         moved = {**attributes, attribute: _behind(attributes[attribute])}
@@ -197,9 +197,9 @@ def _first_along(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
 
 
 def _axes_at(position: int) -> Form:
-    """Return the function for operators whose axes are given by the operand at `position`.
+    """Return a `Form` for operators such as Slice, whose operand at `position` lists axes of the first operand.
 
-    If that operand is absent, the axes are 0, 1, ..., as many as the second operand has elements.
+    If the list is absent, the axes are 0 to n - 1, where n is the number of elements of the second operand.
     """
 
     def write(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:

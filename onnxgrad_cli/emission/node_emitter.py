@@ -116,7 +116,7 @@ class NodeEmitter:
         return self._constants[key]
 
     def cast(self, x: Val, dtype: int | Val) -> Val:
-        """Return `x` in another element type."""
+        """Return `x`, converted to the element type `dtype` or to that of another value."""
         to = dtype.dtype if isinstance(dtype, Val) else dtype
         return x if x.dtype == to else self.Cast(x, to=to)
 

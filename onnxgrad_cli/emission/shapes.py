@@ -84,7 +84,7 @@ class ShapeOps(NodeEmitter):
             return self.ints(parts)  # type: ignore[arg-type]
         return self.Concat(*(p if isinstance(p, Val) else self.ints([p]) for p in parts), axis=0)
 
-    # -- the same elements in another shape -----------------------------------------------------------------
+    # -- the same elements in a different shape -----------------------------------------------------------------
 
     def reshape(self, x: Val, dims: Sequence[int | Val]) -> Val:
         """Return `x` reshaped to the given dimensions.

@@ -91,7 +91,8 @@ class OutputTypes:
         try:
             found = infer(schema, as_message(node), types, data, opset_imports=self._imports)
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, KeyError, ValueError) as error:
-            raise InternalError(f"internal: {node.name} does not type: {str(error).strip()} ({operands})") from error
+            text = f"internal: can't infer the output types of {node.name}: {str(error).strip()} ({operands})"
+            raise InternalError(text) from error
         types = {name: graph.shared(graph.named(value_type)) for name, value_type in found.items()}
         if shape is not None:
             name = node.output[0]

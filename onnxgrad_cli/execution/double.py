@@ -1,8 +1,8 @@
 """Run a model in float64. Operators without a float64 kernel in onnxruntime run on onnx.reference.
 
-Many activations have only float32 kernels in onnxruntime. The model is cut into pieces that run one after the other.
-Pieces of such operators run on onnx.reference, and the other pieces on onnxruntime. Convolutions are replaced by matrix
-products, and average pooling by sums.
+Many activations have only float32 kernels in onnxruntime. The nodes are divided into pieces (`_Piece`), which run one
+after the other. A piece with such operators runs on onnx.reference, and other pieces on onnxruntime. Convolutions are
+replaced by matrix products, and average pooling by sums.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of
 SHARED = 1 << 20
 """Arrays of at least this many bytes in float64 are passed as `Deferred`.
 
-Their float64 copy is made for one piece of one run, in memory that the next piece uses again.
+Their float64 copy exists only while one piece runs, in memory that the next piece uses again.
 """
 
 PIECE = 64 << 20
-"""Bytes of deferred arrays that one piece may read. Nodes that would exceed this begin a new piece."""
+"""The most bytes of deferred arrays that one piece of the model may read. Further nodes are put into the next piece."""
 
 
 class Deferred:
-    """A float64 array that is created only when a piece of a model reads it, so that few exist at the same time.
+    """A float64 array that is created only when a piece of the model reads it, so that few exist at the same time.
 
     Args:
         shape: the shape of the array.

@@ -215,7 +215,7 @@ def _widen_nodes(nodes: Iterable[NodeProto]) -> None:
 STASHES = 21
 """The first opset at which the function body of GroupNormalization computes in the type that `stash_type` gives.
 
-The other normalizations are not changed, because onnxruntime has float64 kernels for them.
+Other operators with this attribute, such as LayerNormalization, keep it: onnxruntime has float64 kernels for them.
 """
 
 

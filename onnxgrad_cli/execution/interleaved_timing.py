@@ -1,7 +1,7 @@
 """Interleaved timing: measure steps in alternation, so that other load on the machine affects all of them alike.
 
-The steps are measured in blocks. A block is as many steps as fit into a fraction of a second, after one step that is
-not measured. This module only requires the standard library.
+The steps are measured in blocks. A block has one step that is not measured, and then all the steps that fit into a
+fraction of a second. This module only requires the standard library.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Probe:
 
 
 def _drawn(dtype: int, shape: Sequence[int], fill: int) -> np.ndarray:
-    """Return random floats, or an array of another element type (a TensorProto.DataType) filled with `fill`.
+    """Return an array of a type (a TensorProto.DataType): random floats, or filled with `fill` for other types.
 
     A single integer is always 1, because it may be a step or a length.
     """

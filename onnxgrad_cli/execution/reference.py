@@ -264,7 +264,7 @@ def _sums(
     return x, inside[0], padded[0]
 
 
-class LRN(OpRun):  # onnx.reference sums over as many channels as there are samples, for images only
+class LRN(OpRun):  # onnx.reference sums over N channels, where N is the number of samples, and accepts only images
     """Local response normalization."""
 
     def _run(

@@ -409,7 +409,7 @@ def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
     """Bind an array to an input of a session's runs. Memory of the processor is not copied.
 
     Raises:
-        RuntimeError: the input has another type.
+        RuntimeError: the type of the array is not that of the input.
     """
     if array.dtype == BFLOAT16:  # onnxruntime does not take this numpy type
         binding.bind_ortvalue_input(name, Buffer(array).value)

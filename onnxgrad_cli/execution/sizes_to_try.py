@@ -60,15 +60,22 @@ APART = ((1, 1), (1, 0), ALIKE)
 def sizes_to_try(
     shapes: Mapping[str, Shape], model: ModelProto, apart: bool = False, ones: bool = True
 ) -> Iterator[dict[str, int]]:
-    """Yield maps from symbol to size, for the symbols in the shapes of inputs: small sizes first, no map twice.
+    """Yield maps from symbol to size, for the symbols in the shapes of inputs. No map is yielded twice.
 
-    1. Batches have size 2, other symbols a size from `SIZES`, then small sizes found in the model's constants: in
-       shapes of the exporter's example, or as lengths of stored vectors and matrices.
-    2. All symbols have the same size. Then the sizes of step 1 are repeated with batches of 1. Then each symbol alone,
-       and then all symbols, have size 1. These come late, because at size 1 broadcasting hides errors.
-    3. Large sizes, from the model's constants or `OF_IMAGES`, in the order of the number of elements of the inputs:
-       each with batches of 2, then of 1.
-    4. Sizes from `OF_SIGNALS`. In models with operators of `OF_SPECTRA` they come first.
+    The steps are, in this order:
+
+    1. Batches have size 2. All other symbols have the same size: each of `SIZES` in turn.
+    2. The same with small sizes from the model's constants: from shapes, which exporters take from their example
+       inputs, and from the lengths of stored vectors and matrices.
+    3. Batches have the same size as the other symbols: each size of steps 1 and 2 in turn. This step is left out if
+       there is only one symbol and no input is a vector.
+    4. Steps 1 and 2 with batches of size 1.
+    5. Each symbol alone has size 1, then all symbols have. Sizes of 1 come late, because broadcasting hides errors.
+    6. Large sizes, from `OF_IMAGES` and the model's constants, with batches of 2 and then of 1. They are sorted by the
+       number of elements of the largest input.
+    7. Sizes from `OF_SIGNALS`. If the model has operators of `OF_SPECTRA`, these sizes come before step 1 too.
+
+    If the model has operators of `OF_SQUARES`, all symbols have the same size, the first or second of `SIZES`.
 
     A symbol is a batch if its name contains 'batch', or if it occurs only as the first axis of inputs. It may also be a
     batch if it is the first axis of one input and a later axis of another, as in the states of a recurrent network, or
@@ -80,8 +87,8 @@ def sizes_to_try(
     Args:
         shapes: input -> its shape.
         model: the model to run.
-        apart: begin with a different size for each symbol.
-        ones: include the sizes of step 2.
+        apart: for each size of step 1, first give each symbol a different size.
+        ones: include steps 3 to 5 and the batches of 1 in step 6.
     """
     leading = leading_symbols(shapes)
     if any(node.op_type in OF_SQUARES for node in with_bodies(model.graph.node)):

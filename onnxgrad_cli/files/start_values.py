@@ -206,8 +206,8 @@ def read_values(path: Path, roles: Path | None = None) -> HeldValues:
         roles: the JSON file that describes the .bin file; by default the one with the same name beside it.
 
     Raises:
-        OnnxgradError: a file is missing, can't be read or is damaged, or the .bin file has another length than the JSON
-            file says.
+        OnnxgradError: a file is missing, can't be read or is damaged, or the .bin file has a different length than the
+            JSON file says.
     """
     described = roles or path.with_suffix(ROLES)
     if not described.is_file():

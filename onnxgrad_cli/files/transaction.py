@@ -319,9 +319,12 @@ def _sync_names(folder: Path) -> None:
 
 
 def _remove_unread_data(head: Path) -> None:
-    """Remove data files of earlier models with the head's name, to which no model in the folder refers any more.
+    """Remove data files of earlier models with the name of `head`, if no model in the folder refers to them any more.
 
     Files are recognized as models by their first byte. A model refers to a data file if it contains the file's name.
+
+    Args:
+        head: the main file of the group, a model (see `AtomicWriteGroup`).
     """
     pattern = re.compile(re.escape(head.name) + rf"\.[0-9a-f]{{{DIGITS}}}\.data")
     with suppress(OSError):  # files that can't be read may refer to the data, so these stay

@@ -18,7 +18,7 @@ VIEWS = frozenset({"Cast", "CastLike", "Flatten", "Identity", "Reshape", "Squeez
 """Operators that only change the shape or type of a weight, so that their result still counts as the weight."""
 
 HANDED_ON = VIEWS | {"DequantizeLinear", "Expand", "QuantizeLinear"}
-"""Operators whose result counts as the weight in their first input when `readers` searches the readers of a weight."""
+"""Operators through which `readers` follows a weight: if their first input is a weight, so is their result."""
 
 
 def modules_around(node: Node) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Run the type and shape inference of onnx on models in which some types are unknown.
 
 onnx crashes at a few operators if the type of their input is unknown, as for the result of a custom operator. Nodes of
-these operators are hidden from onnx until it has inferred the types of their inputs.
+these operators are moved to an unknown domain, so that onnx skips them, until the types of their inputs are inferred.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FRAGILE = {"EyeLike": "", "RegexFullMatch": "", "DictVectorizer": ML, "LabelEnco
 """Operator at which onnx 1.22 crashes if the type of an input is unknown -> its domain."""
 
 HIDDEN = "onnxgrad.hidden"
-"""A domain that no model uses. onnx skips operators in unknown domains."""
+"""The domain to which nodes are moved so that onnx skips them. No model uses it."""
 
 
 class OutOfProportion(OnnxgradError):
@@ -75,7 +75,7 @@ def _ready_to_raise() -> None:
 
 @contextmanager
 def _out_of_sight(model: ModelProto, nodes: Sequence[Node]) -> Iterator[None]:
-    """Move nodes of a model to the domain `HIDDEN` until the end of the block."""
+    """Move nodes of a model to the domain `HIDDEN`, and back to their own domains at the end of the block."""
     model.opset_import.add(domain=HIDDEN, version=1)
     for node in nodes:
         node.domain = HIDDEN
@@ -86,7 +86,7 @@ def _out_of_sight(model: ModelProto, nodes: Sequence[Node]) -> Iterator[None]:
 
 
 def _in_sight(model: ModelProto) -> ModelProto:
-    """Move the hidden nodes of a model back to their domains, and return the model."""
+    """Move the nodes of a model that are in the domain `HIDDEN` back to their own domains, and return the model."""
     for node in with_bodies(model.graph.node):
         if node.domain == HIDDEN:
             node.domain = FRAGILE[node.op_type]

@@ -73,7 +73,7 @@ class SampleAxis(NamedTuple):
 
     A reshape may have merged the batch with other axes: the size of the axis is before * batch * after. If a model
     squeezes its batch of 1 away, a value may have no axes. Its samples then count as lying on axis 0, which the value
-    gets when the batch is freed.
+    gets when `free_batch` makes the batch size dynamic.
     """
 
     axis: int
@@ -86,7 +86,7 @@ class SampleAxis(NamedTuple):
         return self.before == self.after == ONE
 
     def at(self, axis: int) -> SampleAxis:
-        """Return a copy with another axis."""
+        """Return a copy with `axis` in place of its axis."""
         return self._replace(axis=axis)
 
 
@@ -141,7 +141,7 @@ class Tracker:
         mixes: True if one of the refused nodes certainly mixes samples.
 
     Args:
-        graph: a typed graph.
+        graph: a graph with inferred types.
         batch: the size of the batch in the graph, a number or a symbol.
         starts: input -> the possible axes of its samples, the likeliest first. An entry None means that the input has
             no samples.
@@ -372,7 +372,7 @@ class _NodeAxes:
         self.edits.append(Edit(self.node.output[0], position, kind, *change, **value))
 
     def repeat(self, position: int, place: SampleAxis, broadcasts: bool = False) -> None:
-        """Record that an operand without samples needs one copy per sample. Do nothing if the batch is not freed.
+        """Record that an operand without samples needs one copy per sample, if the batch size is made dynamic.
 
         Args:
             position: the position of the operand.
@@ -432,7 +432,7 @@ class _NodeAxes:
         return found
 
     def as_reshape(self, place: SampleAxis, otherwise: str) -> SampleAxis:
-        """Return the axis of the samples in the result of a node that becomes a Reshape when the batch is freed.
+        """Return the axis of the samples in the result of a node that a Reshape can replace for any batch size.
 
         If the node can't become a Reshape, raise Mixed with the reason `otherwise`.
         """
@@ -449,9 +449,9 @@ class _NodeAxes:
     def own_entries(self, data: SampleAxis, indices: SampleAxis | None, shape: Shape, behind: int = 0) -> SampleAxis:
         """Return the axis of the samples in the result of indexing along the axis of the samples.
 
-        This is allowed only if a batch of 1 is to be freed. The node is then changed so that the indices of each sample
-        select only entries of that sample. In the result, the samples lie along an axis of the indices. If the indices
-        depend on no sample, this is an axis of size 1.
+        This is allowed only if a batch size of 1 is made dynamic. The node is then changed so that the indices of each
+        sample select only entries of that sample. In the result, the samples lie along an axis of the indices. If the
+        indices depend on no sample, this is an axis of size 1.
 
         Args:
             data: the axis of the samples in the data.
@@ -822,7 +822,7 @@ def _quantized(n: _NodeAxes) -> SampleAxis:
 def _nothing(n: _NodeAxes) -> list[SampleAxis | None]:
     """Shape and Size: their results depend on no sample.
 
-    The pass that frees the batch keeps these results, which are sizes for the fixed batch.
+    When `free_batch` makes the fixed batch size dynamic, these results stay the sizes at the fixed batch size.
     """
     return [None] * len(n.node.output)
 

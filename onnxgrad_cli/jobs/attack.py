@@ -125,7 +125,10 @@ class Fooling(checks.KnownKeywords):
                 "`restarts` requires random starts, because without them all runs are equal", "leave `start=False` out"
             )
         if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
-            raise UsageError("`clip` must be a number and a larger one", "such as 0 and 1")
+            raise UsageError(
+                "`clip` must be two numbers, the second larger than the first",
+                "give the lowest and the highest value of the input, such as 0 and 1",
+            )
 
     @property
     def random(self) -> bool:

@@ -81,7 +81,7 @@ def run_export(
         model: the inference model that was trained. If a model of derivatives was trained: the model it was built from.
         out: the file for the model; by default `<model>.exported.onnx`, or with `adaptable` `<model>.adaptable.onnx`.
         roles: the JSON file that describes the .bin file, if its name or folder differs from the .bin file's.
-        adaptable: write a model whose adapters add nothing until a runtime overrides their factors.
+        adaptable: write a model whose adapters add nothing until a runtime overrides their LoRA matrices.
         merge: also merge the adapters of matrices that are stored as integers, and quantize these again. The loss of
             precision in the outputs is measured and reported. Without `merge`, such an adapter is computed in nodes of
             its own, without loss.
@@ -189,7 +189,7 @@ class _Trained:
         model, path: the model, and the file that it was read from.
         weights: the trained weights, or their moving averages.
         state: the other trained values, such as running statistics.
-        adapters: the adapters whose factors are among the weights.
+        adapters: the adapters whose LoRA matrices are among the weights.
         quantized: the weights that the model stores as integers.
     """
 
@@ -202,7 +202,7 @@ class _Trained:
 
     @property
     def stored(self) -> Arrays:
-        """The content of an adapter file: factors, weights trained in full, and state that the model also stores."""
+        """The content of an adapter file: LoRA matrices, fully trained weights, and state that the model stores too."""
         own = {name for _, name in stored_tensors(self.model.graph)} if self.adapters else set()
         return {**{name: array for name, array in self.state.items() if name in own}, **self.weights}
 
@@ -218,8 +218,8 @@ class _Trained:
         data = given.arrays(self.model, fed_types(self.model), (), tell)
         worst = max(lost, key=lambda each: each.lost)
         tell(
-            f"{len(lost)} matrices with adapters were rounded to integers again, which loses precision; "
-            f"'{worst.weight}' lost the most: {worst.lost:.0%} of the change by its adapter",
+            f"{len(lost)} adapters were merged, and the matrices rounded to integers, which loses precision; "
+            f"'{worst.weight}' lost the most: its rounding error is {worst.lost:.0%} of the change by its adapter",
             0,
         )
         tell("measuring the loss of precision", 1)
@@ -273,7 +273,7 @@ def _held(
         if use_ema:
             raise UsageError(
                 "`use_ema`: an adapter file stores no moving averages",
-                "name a checkpoint, or train with `onnxgrad train --use-ema`, which writes the averages as the factors",
+                "name a checkpoint, or train with `onnxgrad train --use-ema`, which writes the averages as the adapter",
             )
         adapters, values = read_adapters(source, model, tell)
         _fit_classes(model, values, tell)

@@ -132,9 +132,9 @@ def log(op, prediction, label, *, class_weights: Floats = None, ignore_index: in
 
 
 def likelihood(op, logs, label, class_weights, ignore_index, axis, smoothing=0.0):
-    """Return the negative log-probabilities at the labels, weighted by class, and their weights, as `picked` does.
+    """Return for each label its negative log-probability times its class weight, and the class weight.
 
-    Here the class weights are an array with one weight per class, or None for weights of 1.
+    This is `picked`, except that the class weights are a numpy array (None for weights of 1).
     """
     table = _class_weights(op, class_weights, logs, axis)
     return picked(op, logs, label, table, ignore_index, axis, smoothing)
@@ -169,7 +169,7 @@ def picked(
     op: Op, logs: Val, label: Val, table: Val | None = None, ignore_index: int | None = None, axis: int = 1,
     smoothing: float = 0.0,
 ) -> tuple[Val, Val | None]:  # fmt: skip
-    """Return the weighted negative log-probabilities at the labels, and their weights.
+    """Return for each label its negative log-probability times its weight, and the weight.
 
     A negative label other than `ignore_index` makes both results nan.
 

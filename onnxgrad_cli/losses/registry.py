@@ -57,7 +57,7 @@ class Loss(Documented):
         label: the kind of label, a key of `LABELS`.
         rank: the smallest number of axes of the output.
         options: the options of `function`.
-        rather: map from an operator to the name of another loss. If this operator computes the output, this loss is
+        rather: map from an operator to the name of a different loss. If this operator computes the output, this loss is
             wrong, and an error suggests the other loss.
         operands: map from each parameter of `function` after the prediction, in order, to a pair (kind, name). The kind
             is in `OTHERS`. For "input" and "output", the name is that of the value to pass. For "label" and "mask", it
@@ -204,7 +204,7 @@ def of_function(function: Callable[..., Any]) -> Loss:
     ================= ==================================================================================
 
     Raises:
-        UsageError: the function has another signature.
+        UsageError: the function has a different signature.
     """
     known = next((each for each in LOSSES if each.function is function), None)
     if known is not None:

@@ -176,7 +176,7 @@ class ParameterOptions(_Part):
     )
     untie: tuple[str, ...] = option(
         default=(),
-        help="Give each module that shares a matching weight its own copy; '*' matches all.",
+        help="Untie matching weights: if several modules share one, each gets its own copy. '*' matches all.",
         section=TRAINED,
         metavar="GLOB",
         example=PATTERNS,
@@ -232,7 +232,8 @@ class AdapterOptions(_Part):
     )
     lora_scaling: Scaling = option(
         default="lora",
-        help="Factor of an adapter's product of matrices. lora: ALPHA / RANK. rslora: ALPHA / square root of RANK.",
+        help="Scale by which the product of an adapter's two matrices is multiplied. lora: ALPHA / RANK. rslora: ALPHA "
+        "/ square root of RANK.",
         section=TRAINED,
     )
     lora_dropout: float = option(
@@ -322,9 +323,9 @@ class OptimizerOptions(_Part):
     )
     accumulate: int = option(
         default=1,
-        help="Take one optimizer step per N runs of the model, with the accumulated gradients of these runs.",
-        details="The step equals the step of one batch with the samples of all runs. This requires a loss that is a "
-        "mean over the labels that are not ignored, or runs with equal numbers of such labels.",
+        help="Take one optimizer step per N batches, with the accumulated gradients of these batches.",
+        details="The step equals the step of a single batch with the samples of all N batches if the loss is a mean "
+        "over the labels that are not ignored. Otherwise, all N batches must have the same number of such labels.",
         section=OPTIMIZER,
         metavar="N",
         least=1,
@@ -409,7 +410,7 @@ class MemoryOptions(_Part):
         default=None,
         help="Save memory: compute forward values again in the backward part instead of keeping them. elementwise: "
         "results of elementwise operators. block: all values inside a layer, or between values that match GLOB. "
-        "budget, optimal: as many values as necessary to keep at most SIZE, such as 500MB.",
+        "budget, optimal: enough values that the kept values take at most SIZE, such as 500MB.",
         section=MEMORY,
         metavar="elementwise|block:auto|block:GLOB|budget:SIZE|optimal:SIZE",
         shown="keep all values",

@@ -31,8 +31,8 @@ class SequenceOptions(checks.KnownKeywords):
 
     tokenizer: Path | None = option(
         default=None,
-        help="A tokenizer.json, or its folder. It converts text in the data to tokens: the columns messages, prompt "
-        "and completion, or text.",
+        help="A tokenizer.json, or its folder. It converts text in the data to tokens. The text is in the column "
+        "'text', in the columns 'prompt' and 'completion', or in the column 'messages'.",
         section=DATA,
         metavar="FILE|DIR",
     )
@@ -72,7 +72,7 @@ class SampleOptions(checks.KnownKeywords):
 
     columns: Mapping[str, str] = option(
         default_factory=dict,
-        help="Use the data column COLUMN for INPUT, an input or a label.",
+        help="Read the model's input (or label) INPUT from the data column COLUMN.",
         section=DATA,
         flags=("--map",),
         metavar="COLUMN=INPUT",
@@ -81,7 +81,8 @@ class SampleOptions(checks.KnownKeywords):
     normalize: tuple[str, ...] = option(
         default=(),
         help="Subtract a mean from pictures or columns, and divide them by a standard deviation.",
-        details="'auto' computes both from the training data, per channel or column; INPUT: selects one input.",
+        details="'auto' computes both from the training data, for each channel or column. A value with INPUT: applies "
+        "to this input only.",
         section=DATA,
         metavar="[INPUT:]imagenet|MEAN/STD|none",
         shown="as the model was trained",

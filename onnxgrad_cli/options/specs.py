@@ -24,7 +24,7 @@ class LoraSpec:
 
     Attributes:
         rank: the rank of the adapters.
-        alpha: the product of the factors is multiplied by alpha / rank, or with the scaling 'rslora' by alpha /
+        alpha: the product of the LoRA matrices is multiplied by alpha / rank, or with the scaling 'rslora' by alpha /
             sqrt(rank). None: alpha equals the rank.
 
     Raises:
@@ -51,7 +51,7 @@ class RecomputeSpec:
 
     Attributes:
         kind: the values to compute again. 'elementwise': results of elementwise operators. 'block': all values between
-            the values or nodes that match `pattern`. 'budget': as many values as necessary to keep at most `size`
+            the values or nodes that match `pattern`. 'budget': enough values that the kept values take at most `size`
             bytes. 'optimal': the same, but a solver finds the values that take the fewest operations.
         pattern: for 'block', the pattern; 'auto' for the layers of the model.
         size: for 'budget' and 'optimal', the largest number of bytes to keep.

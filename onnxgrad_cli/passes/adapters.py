@@ -43,7 +43,7 @@ def parse_lora(text: str) -> LoraSpec:
     """Parse RANK or RANK:ALPHA.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     rank, _, alpha = text.partition(":")
     try:
@@ -260,7 +260,7 @@ def _obstacle(
 ) -> str:  # fmt: skip
     """Return the reason why a weight can't have an adapter, or "" if it can.
 
-    `twice` has the names of the products both of whose factors would have an adapter. `judged` has the values that the
+    `twice` has the names of the products both of whose operands would have an adapter. `judged` has the values that the
     loss depends on.
     """
     if is_float(graph.types[name]) and name not in training.adaptable:
@@ -324,7 +324,7 @@ def _unlike_a_product(graph: Graph, reader: Reader, rank: int) -> str:
 def _store(
     graph: Graph, name: str, weight: _Weight, spec: LoraSpec, scaling: str, random: np.random.Generator
 ) -> Adapter:
-    """Store the factors of an adapter as initializers: A is initialized as nn.Linear and PEFT do, B with zeros."""
+    """Store the LoRA matrices of an adapter as initializers: A is random, as in nn.Linear and PEFT, and B is zero."""
     first, last, *ones = (int(dim) for dim in weight.dims)
     leads = weight.readers[0].leads
     dtype = helper.tensor_dtype_to_np_dtype(weight.dtype)
@@ -354,7 +354,7 @@ def _with_magnitudes(op: Op, adapter: Adapter, reader: Reader, weight: _Weight) 
 
 
 def _sides(op: Op, adapter: Adapter, reader: Reader) -> tuple[Val, Val]:
-    """Return the factors (left, right) whose product has the shape in which `reader` reads the weight."""
+    """Return the LoRA matrices (left, right) whose product has the shape in which `reader` reads the weight."""
     a, b = op.val(adapter.a), op.val(adapter.b)
     left, right = (a, b) if a.shape[1] == adapter.rank else (b, a)
     if reader.transposed:

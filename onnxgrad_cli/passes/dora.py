@@ -79,7 +79,7 @@ def gains(op: Op, adapter: Adapter, known: str, matrix: Val, first: Val, last: V
         known: the squared norms of the frozen matrix.
         matrix: the frozen matrix as a product reads it: [inputs, outputs], or [outputs, inputs, 1, ...] if
             `inputs_first` is false.
-        first, last: the factors, [rank, inputs] and [rank, outputs].
+        first, last: the LoRA matrices, [rank, inputs] and [rank, outputs].
         inputs_first: True if the first axis of `matrix` is the axis of the inputs.
     """
     if matrix.rank > 2:

@@ -23,7 +23,7 @@ def parse_loss_scale(text: str) -> LossScale:
     """Parse a number above zero, or 'dynamic'.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     found = value_of(text)
     if found == DYNAMIC:

@@ -5,9 +5,9 @@ the matrix to floats. A runtime would constant-fold that, and a 4-bit model woul
 pass restores the operator in the forward part. The backward part needs the matrix W, with N rows and K columns, once,
 in dX = G W. A control dependency delays the unpacking of W until G is computed.
 
-Likewise, the output of a DequantizeLinear is computed again for each product, after the other factor of the product. So
-only one matrix at a time is in memory as floats. This also prevents onnxruntime from fusing a DequantizeLinear with a
-single reader into a low-bit product, whose kernel rounds the other factor unless the session's settings forbid it.
+Likewise, the output of a DequantizeLinear is computed again for each product, after the other operand of the product.
+So only one matrix at a time is in memory as floats. This also prevents onnxruntime from fusing a DequantizeLinear with
+a single reader into a low-bit product, whose kernel rounds the other operand unless the session's settings forbid it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from onnxgrad_cli.passes.stored_integers import is_transpose
 from onnxgrad_cli.record import Training
 
 MIN_UNPACKED, MAX_UNPACKED, PIECES = 2**19, 2**22, 4
-"""Lower and upper bound on the bytes of a matrix that are unpacked at a time, and the usual number of pieces.
+"""Lower and upper bound on the bytes of a matrix that are unpacked at a time, and the usual number of parts.
 
 Within the bounds, a quarter of a matrix is unpacked at a time. Measured for 8 products of 8 rows with matrices of 2048
 x 2048, on one thread: halves take 0.9 times as long as the whole matrix, quarters and eighths 0.75 times. With more
-pieces, the nodes take more memory than the floats.
+parts, the nodes take more memory than the floats.
 """
 
 
@@ -98,7 +98,7 @@ class Packed(NamedTuple):
 
 
 def late_product(op: Op, g: Val, w: Packed) -> Val:
-    """Return G W, where W is unpacked after G is computed, in pieces whose products are added up."""
+    """Return G W, where W is unpacked after G is computed, in parts whose products are added up."""
     late, sums = w.after(op, g), list[Val]()
     numbers = w.rows * w.blocks * w.size // w.places
     step = max(1, w.rows * min(max(int(numbers / PIECES), MIN_UNPACKED), MAX_UNPACKED) // numbers)
@@ -169,11 +169,12 @@ NARROW = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, Tenso
 
 
 def late_floats(op: Op, dequantizer: Node, after: Val) -> Val:
-    """Return a DequantizeLinear's output, computed only after `after`: its integers or its scale are delayed.
+    """Return a DequantizeLinear's output, which runtimes can compute only after `after`.
 
-    The scale is delayed only if Reshape has no kernel for the integers. Otherwise the integers are delayed. If the
-    scale were, several DequantizeLinear nodes would read the same stored integers. onnxruntime sometimes converts
-    stored int8 to uint8, and can't do so if several nodes read them.
+    For this, the stored integers pass through a Reshape whose shape depends on `after`. If Reshape has no kernel for
+    their type, the scale passes through it instead. Several DequantizeLinear nodes may then read the same stored
+    integers. This is avoided for other types: onnxruntime sometimes converts stored int8 to uint8, and can't do so if
+    several nodes read the integers.
     """
     integers, scale, *zero_point = (op.val(name) if name else None for name in dequantizer.input)
     assert integers is not None and scale is not None
@@ -186,7 +187,7 @@ def late_floats(op: Op, dequantizer: Node, after: Val) -> Val:
 
 
 def _late(op: Op, x: Val, zero: Val) -> Val:
-    """Return a stored tensor that is delayed until `zero`, a value of 0, is computed."""
+    """Return a stored tensor through a Reshape that can run only after `zero`, a value of 0, is computed."""
     sizes = [int(size) for size in x.shape]
     shape = op.ints(sizes) + zero if sizes else op.Slice(op.ints([1]), op.ints([0]), op.reshape(zero, [1]))
     return op.Reshape(x, shape, shape=sizes)

@@ -48,7 +48,7 @@ def stored_behind(graph: Graph, folded: bool = False) -> dict[str, str]:
     """Return a map: value computed only from initializers -> the largest integer initializer among these, or "".
 
     Args:
-        graph: the typed graph.
+        graph: the graph, with inferred types.
         folded: True to also count integers that this build computed from stored integers, such as a transpose.
     """
     fed = set(graph.input_names)
@@ -92,7 +92,7 @@ def scaling_chain(
     """Return the nodes Cast, (Sub,) Mul that dequantize stored integers, beginning with `cast`; [] if there are none.
 
     Args:
-        graph: the typed graph.
+        graph: the graph, with inferred types.
         cast: any node.
         uses: the readers of each value.
         kept: the outputs of the model. A value between the nodes must have no other reader, so it may not be an output.

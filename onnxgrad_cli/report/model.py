@@ -272,7 +272,7 @@ class Report:
         code: the kind of the error, see `errors.CODES`; None if there is no error.
         argument: the command-line flag of the option that caused the error; "" if the error names no option.
         refusals: every node that prevents differentiation.
-        adapters: the low-rank adapters; their factors are also listed in `weights`.
+        adapters: the low-rank adapters; their LoRA matrices are also listed in `weights`.
         recomputed: the values computed again in the backward part; None if recomputation was not requested.
         targeted: the changes that adapt the model to the requested target runtime; None if no target was requested.
         tuned: the gradients whose implementation was chosen by a measurement; None if no measurement was given.

@@ -111,7 +111,7 @@ def _adapters(report: Report) -> Iterator[Block]:
         (Name(a.weight), shapes[a.weight], Name(a.a), shapes[a.a], Name(a.b), shapes[a.b]) for a in report.adapters
     ]
     scale = report.adapters[0].scale
-    text = f"{adapters_in_words(report)}. The product of the factors, times {scale:g}, is added to the weight."
+    text = f"{adapters_in_words(report)}. The product of the LoRA matrices, times {scale:g}, is added to the weight."
     if report.adapters[0].magnitude:
         text += " The weights of each output are then scaled to a trained length; their norms are treated as constants."
     head = ("frozen weight", "shape", "A", "shape", "B", "shape")

@@ -94,7 +94,7 @@ def _sort(graph: Graph) -> None:
         circle = next(GradientRequest(graph.nodes[i]) for i in error.args[1] if is_gradient(graph.nodes[i]))
         raise UsageError(
             f"{circle.what} is part of the graph that it differentiates, because '{circle.y}' depends on its outputs",
-            "copy the nodes to differentiate, so that they do not use the gradient",
+            f"compute '{circle.y}' from copies of these nodes that do not read the outputs of the Gradient node",
         ) from None
     graph.set_nodes(graph.nodes[i] for i in order)
 

@@ -21,8 +21,8 @@ class Target(NamedTuple):
         prefer: a function that returns the preferred form of a gradient, or None; see `KernelVariants.prefer`.
         replace: a function that turns nodes into calls of functions with the runtime's own operators. It returns these
             nodes.
-        fit: a function that rewrites nodes which the runtime supports only in another form, or runs faster in another
-            form. It refuses nodes that have no supported form.
+        fit: a function that rewrites nodes which the runtime supports only in a different form, or runs faster in
+            a different form. It refuses nodes that have no supported form.
         branches: True if the runtime supports If.
         constant_axes: True if the axes of sums must be constants.
         fuses_convolutions: True if channels are scaled and shifted faster by a 1x1 convolution, which the runtime fuses

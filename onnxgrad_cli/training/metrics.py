@@ -293,7 +293,7 @@ def means_yes(name: str, labels: np.ndarray, ignored: int) -> np.ndarray:
     If all labels lie between 0 and 1, those above 0.5 are positive. If all labels are 1 or -1, 1 is positive.
 
     Raises:
-        UsageError: a label that is not ignored has another value.
+        UsageError: a label that is not ignored has a different value.
     """
     within = (labels >= 0) & (labels <= 1) if not (labels == -1).any() else np.abs(labels) == 1
     others = labels[~within & (labels != ignored)]

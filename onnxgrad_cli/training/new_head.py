@@ -1,4 +1,4 @@
-"""Replace the last layer of a classifier to train it for another number of classes.
+"""Replace the last layer of a classifier to train it for a different number of classes.
 
 The new matrix is drawn from the uniform distribution of X. Glorot and Y. Bengio, Understanding the difficulty of
 training deep feedforward neural networks, AISTATS 2010. The new bias is zero. The size of the output changes to the new
@@ -163,7 +163,7 @@ def _head(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> He
 def _last_layer(
     model: ModelProto, name: str, stored: Mapping[str, TensorProto]
 ) -> tuple[NodeProto, list[str], list[str]]:
-    """Return the node of the last layer, the biases that Add nodes after the node add, and `Head.results`."""
+    """Return the node of the last layer, the names of the biases of Add nodes after it, and `Head.results`."""
     makers = {each: node for node in model.graph.node for each in node.output}
     biases: list[str] = []
     results = [name]
@@ -191,10 +191,7 @@ def _no_head(node: NodeProto | None, name: str) -> UsageError:
 
 
 def _check_alone(model: ModelProto, head: NodeProto, names: list[str]) -> None:
-    """Raise an error if another node reads a weight of the layer.
-
-    Language models may share the weight with the embedding.
-    """
+    """Raise an error if other nodes read a weight of the layer too, such as the embedding of a language model."""
     counts = dict.fromkeys(names, 0)
     for node in with_bodies(model.graph.node):
         for each in reads(node):
@@ -202,8 +199,11 @@ def _check_alone(model: ModelProto, head: NodeProto, names: list[str]) -> None:
                 counts[each] += 1
     shared = next((name for name, count in counts.items() if count > 1), None)
     if shared is not None:
-        hint = "give the last layer its own copy first"
-        raise UsageError(f"`classes`: '{shared}' of the last layer '{head.name}' is also read elsewhere", hint)
+        raise UsageError(
+            f"`classes`: '{shared}' of the last layer '{head.name}' is also read by other nodes, so its shape can't "
+            "change",
+            "export the model again so that the last layer has a weight of its own",
+        )
 
 
 def _resize(tensor: TensorProto, axis: int, classes: int, rng: np.random.Generator, drawn: bool) -> None:

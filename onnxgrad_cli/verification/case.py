@@ -35,8 +35,8 @@ class ProofCase:
         cotangents: input that is a cotangent -> the output of the original that it belongs to and whose shape it has.
         differentiated: the original's outputs that are differentiated; empty for a training model.
         drawn: the sizes of symbolic dimensions in random data; None if no input was drawn at random.
-        measured_by: the runtimes that evaluated the differences, and their precision.
-        exact: True if the differences were evaluated in float64.
+        measured_by: the runtimes that evaluated the finite differences, and their precision.
+        exact: True if the finite differences were evaluated in float64.
     """
 
     model: ModelProto

@@ -268,8 +268,8 @@ def _outputs(
 ) -> Iterator[OperandCoverage]:
     """Yield the coverage of each output.
 
-    Without a test result, the state of an output follows from those of the inputs if it is the only output that can
-    have a derivative. Otherwise it is 'unproven'.
+    If an output has no test result and is the only output that can have a derivative, its state (see `OperandCoverage`)
+    follows from the states of the inputs. Other outputs without a test result are 'unproven'.
     """
     parameters = schema.outputs if schema is not None else ()
     states = {operand.state for operand in operands}
@@ -282,7 +282,7 @@ def _outputs(
 
 
 def _certain(parameter: OpSchema.FormalParameter, kind: str) -> str:
-    """Return the state of an input or output if it follows from its type or the kind of the operator, otherwise ""."""
+    """Return an operand's state (see `OperandCoverage`) if its type or the operator's kind determines it, else ""."""
     if not _carries(parameter):
         return "no float"
     return {"zero": "zero", "no float": "zero", **dict.fromkeys(UNTAKEN, "refused")}.get(kind, "")

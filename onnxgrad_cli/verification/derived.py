@@ -3,7 +3,7 @@
 Every kind of derivative is reduced to the gradient of one number: a weighted sum of the outputs. In a vector-Jacobian
 or Hessian-vector product the weights are the cotangents or vectors that the model takes as inputs. Otherwise they are
 random. A second derivative is checked as the first derivative of a gradient. Before that, the gradient itself is
-checked against differences of the outputs. Kinds that are composed of others are checked in composed.py.
+checked against finite differences of the outputs. Kinds that are composed of others are checked in composed.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from onnxgrad_cli.verification.proof_checks import OPENING, ORIGINAL, checked
 from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
 
 AGREES = "derivatives against differences"
-"""Name of the check that compares the derivatives with differences."""
+"""Name of the check that compares the derivatives with finite differences."""
 
 WHOLE = "every derivative"
 """Name of the check that the model's description lists each float output that may be a derivative."""
@@ -220,11 +220,11 @@ def _against_differences(derived: Derived, function: Function, case: ProofCase) 
 def _as_added(derived: Derived, case: ProofCase, found: CheckOutcome) -> CheckOutcome:
     """Check derivatives with respect to inner values through inputs that are added to these values.
 
-    This is for derivatives at kinks, which can't be compared with differences, such as the derivative of a maximum over
-    many zeros that a Relu computes. The derivative with respect to an inner value equals the derivative with respect to
-    an input that is added to the value. A model with such inputs is checked in two steps. With random inputs there is
-    no kink, so its derivatives are compared with differences. With inputs of zero, they must equal the derivatives of
-    the case.
+    This is for derivatives at kinks, which can't be compared with finite differences, such as the derivative of a
+    maximum over many zeros that a Relu computes. The derivative with respect to an inner value equals the derivative
+    with respect to an input that is added to the value. A model with such inputs is checked in two steps. With random
+    inputs there is no kink, so its derivatives are compared with finite differences. With inputs of zero, they must
+    equal the derivatives of the case.
 
     Args:
         derived, case: the derivatives to check.
@@ -279,13 +279,13 @@ def _paired(theirs: Mapping[tuple[str, ...], str], ours: Mapping[tuple[str, ...]
 def _may_be_size(x: np.ndarray) -> bool:
     """Return True if the array is one whole number above 1, which may be a size in the model.
 
-    Executors would round a changed value to another size, so such a weight stays unchanged.
+    Executors would round a changed value to a different size, so such a weight stays unchanged.
     """
     return x.size == 1 and float(x.reshape(())) > 1 and float(x.reshape(())).is_integer()
 
 
 class _Unmeasured(Exception):
-    """The derivatives can't be compared with differences."""
+    """The derivatives can't be compared with finite differences."""
 
 
 def _written_as_zero(derived: Derived, model: ModelProto) -> bool:
@@ -325,7 +325,10 @@ def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
 def _gradient(
     derived: Derived, case: ProofCase, model: ModelProto, moves: Mapping[str, str], before: ModelProto | None
 ) -> Function | CheckOutcome:
-    """Prove the first derivatives, and return them as the function whose differences second derivatives must match."""
+    """Prove the first derivatives, and return them as a function.
+
+    The second derivatives must match the finite differences of this function.
+    """
     gradient = _derive(model, derived, moves, case.path)
     said = read_derived(gradient)
     assert said is not None
@@ -510,8 +513,8 @@ class _Measure:
         """Return the derivatives of the weighted sum of the outputs, computed from the model's derivatives.
 
         Raises:
-            _Unmeasured: a derivative has another shape than its description says. Or it is not zero for an entry whose
-                value is not finite.
+            _Unmeasured: a derivative has a different shape than its description says. Or it is not zero for an entry
+                whose value is not finite.
         """
         try:
             claims = self._contractions(outputs, factors)
@@ -565,7 +568,7 @@ class _Measure:
         return {name: np.asarray(values[name], np.float64) for name in self._derived.wrt}
 
     def _still(self) -> Arrays:
-        """Return zeros in the shapes of the inner values, as values of the inputs that are added to them."""
+        """Return values for the inputs that are added to inner values (see `Function.moves`): zeros in their shapes."""
         if self._function.before is not None and self._still_for is not self._case.feeds:
             run = DoubleExecutor(self._function.before)
             try:

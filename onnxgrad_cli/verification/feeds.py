@@ -133,7 +133,7 @@ def run_on_drawn(
 
     Args:
         run, described, rng, data: see `first_run`.
-        guess: symbol -> its size. If a label or cotangent must have another size, that size is used instead.
+        guess: symbol -> its size. If a label or cotangent must have a different size, that size is used instead.
         fixed: symbol -> its size, for sizes that are never replaced.
         masked: see `random_feeds`.
         first: ranges of floats to try before `RANGES`.
@@ -317,9 +317,9 @@ def run_on_own(model: ModelProto, feeds: Arrays) -> Arrays:
 
 
 def factors_off_zero(described: DescribedModel, rng: np.random.Generator) -> Arrays:
-    """Return random values for the adapter factors that are initialized to zero.
+    """Return random values for the LoRA matrices that are initialized to zero.
 
-    While such a factor is zero, the gradient of the adapter's other factor is zero too, and would not be tested.
+    While such a matrix is zero, the gradient of the adapter's other matrix is zero too, and would not be tested.
     """
     stored = {tensor.name: tensor for tensor in described.model.graph.initializer}
     begun = [stored[adapter.b] for adapter in described.roles.adapters]

@@ -55,7 +55,7 @@ def in_words(judge: Judge, judged: Judgement, partial: Sequence[str], named: boo
 
 def hiding(found: CheckOutcome) -> str:
     """Return a text that names the gradients in which the check would miss large errors."""
-    return f"large errors could be hidden in the gradient of {listed(found.hidden)}: {found.detail}"
+    return f"the check would not detect large errors in the gradient of {listed(found.hidden)}: {found.detail}"
 
 
 TOGETHER = "none alone, but all together"

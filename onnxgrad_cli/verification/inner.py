@@ -1,7 +1,7 @@
 """Check each derivative inside a loss, such as a gradient penalty, against finite differences.
 
 A wrong derivative inside a loss does not show in a comparison of the loss with its own gradients: these are correct,
-but for another loss than the author wrote. So each derivative is checked as a model of derivatives of its own.
+but for a different loss than the author wrote. So each derivative is checked as a model of derivatives of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prove a training model: run all checks on it.
 
-It must be valid, load in onnxruntime, still compute the outputs of the original, and have gradients that match
-differences of its loss.
+It must be valid, load in onnxruntime, still compute the outputs of the original model, and have gradients that match
+finite differences of its loss.
 """
 
 from __future__ import annotations

@@ -237,8 +237,8 @@ def _covers_every_gradient(case: ProofCase) -> CheckOutcome:
 def _held_unasked(case: ProofCase) -> list[str]:
     """Return the values declared constant that hide a part of a gradient, except the norms that DoRA keeps constant.
 
-    Such a norm depends on both factors of an adapter and on no other weight or data. The loss divides the magnitudes by
-    the norm, and reads it in no other way.
+    Such a norm depends on both LoRA matrices of an adapter and on no other weight or data. The loss divides the
+    magnitudes by the norm, and reads it in no other way.
     """
     graph = Graph(case.model)
     makers, before = graph.producers(), graph.ancestors([case.roles.loss]) if case.roles.held else set()

@@ -34,7 +34,7 @@ class Proof:
         steps: the checks, in the order in which they ran.
         verdict: 'proved', 'not_proved' or 'failed'.
         why: the reason why the model is not proved, or the failed check; "" if it is proved.
-        executor: the runtimes that evaluated the differences, and their precision.
+        executor: the runtimes that evaluated the finite differences, and their precision.
         sizes: symbol in the shapes of the model's inputs -> the size that was chosen for random data.
     """
 

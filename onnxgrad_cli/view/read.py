@@ -74,7 +74,7 @@ def _typed(model: ModelProto, path: Path | None) -> GraphProto:
 def _in_order(graph: GraphProto, typed: GraphProto) -> Iterator[tuple[NodeProto, NodeProto]]:
     """Yield each node with its counterpart in the typed graph, in the order in which the nodes run.
 
-    That is the order of the typed graph. The nodes in the file may have another order.
+    That is the order of the typed graph. The nodes in the file may have a different order.
     """
     makers = {tuple(node.output): node for node in graph.node}
     return ((makers[tuple(twin.output)], twin) for twin in typed.node)

@@ -134,7 +134,7 @@ def _cut(level: list[Branch]) -> list[Branch]:
 
 
 def _name(branch: Branch) -> str:
-    """Return the name that stands for the first or last branch of a block in the title of the block."""
+    """Return the name of a branch for the title of its block, which names its first and its last branch."""
     while branch.box is None and (branch.row or not branch.title):
         branch = branch.children[0]
     return branch.box.title if branch.box else branch.title.partition(" … ")[0].rpartition(": ")[2]

@@ -96,7 +96,7 @@ def test_what_was_trained_in_full_travels_too(tmp_path: Path) -> None:
     AdapterTarget(tmp_path / "a.onnx_adapter").save(model, adapters, values)
     assert np.array_equal(run(base, x), run(model, x))
     np.testing.assert_array_equal(run(base, x, tmp_path / "a.onnx_adapter"), run(merge(model, adapters, values), x))
-    with pytest.raises(UsageError, match="'d' was trained in full, but a runtime can't override it"):
+    with pytest.raises(UsageError, match="'d' was trained in full, but no runtime can override it"):
         adaptable(model, adapters, {**values, "d": np.zeros(3)})
 
 

@@ -92,9 +92,9 @@ A = "base_model.model.net.0.lora_A.weight"
 
 STRANGE: dict[str, tuple[Callable[[dict[str, Any], Arrays], None], str]] = {
     "dora": (changed(use_dora=True), "the magnitudes of 'net.0' in "),
-    "of tomorrow": (changed(use_wonder={"a": 1}), "describes more than two factors for each matrix: use_wonder"),
+    "of tomorrow": (changed(use_wonder={"a": 1}), "describes more than two LoRA matrices for each weight: use_wonder"),
     "pissa": (changed(init_lora_weights="pissa"), "init_lora_weights"),
-    "a bias": (changed(bias="all"), "more than two factors for each matrix: bias"),
+    "a bias": (changed(bias="all"), "more than two LoRA matrices for each weight: bias"),
     "modules to save": (changed(modules_to_save=["x"]), "modules_to_save"),
     "another kind": (changed(peft_type="IA3"), "does not describe LoRA but 'IA3'"),
     "no rank": (changed(r="8"), "has no valid rank 'r' or 'lora_alpha'"),
@@ -104,20 +104,20 @@ STRANGE: dict[str, tuple[Callable[[dict[str, Any], Arrays], None], str]] = {
     "an alpha of many digits": (changed(lora_alpha=10**400), "has no valid rank 'r' or 'lora_alpha'"),
     "a list": (lambda config, tensors: config.clear(), "does not describe LoRA but None"),
     "infinite": (changed(lora_alpha=float("inf")), "has no valid rank 'r' or 'lora_alpha'"),
-    "another rank": (changed(r=3), "but its factors of rank 3 are [2, 6] and [8, 2]"),
+    "another rank": (changed(r=3), "but its LoRA matrices of rank 3 are [2, 6] and [8, 2]"),
     "patterns that take for ever": (changed(rank_pattern={"(a+)+b": 2}), "a pattern that is not a module's name"),
     "of others": (changed(target_modules=["last"]), "its configuration gives this module no adapter"),
     "excluded": (changed(exclude_modules=["0"]), "its configuration gives this module no adapter"),
     "patterns of text": (changed(rank_pattern="x"), "has no valid rank 'r' or 'lora_alpha'"),
     "another shape": (tensor(A, np.zeros((2, 7), np.float32)), "'net.0' maps 6 values to 8"),
-    "one factor": (tensor(A, None), "'net.0' lacks a factor"),
+    "one factor": (tensor(A, None), "'net.0' lacks a LoRA matrix"),
     "another tensor": (
         tensor("base_model.model.net.0.weight", np.zeros(3)), "not a floating-point LoRA matrix of a layer",
     ),
     "integers": (tensor(A, np.zeros((2, 6), np.int8)), "of I8, which is not a floating-point LoRA matrix"),
     "not a number": (tensor(A, np.full((2, 6), np.nan, np.float32)), "values that are not finite"),
     "another module": (
-        tensor("base_model.model.nit.0.lora_A.weight", np.zeros((2, 6), np.float32)), "'nit.0' lacks a factor"),
+        tensor("base_model.model.nit.0.lora_A.weight", np.zeros((2, 6), np.float32)), "'nit.0' lacks a LoRA matrix"),
 }  # fmt: skip
 
 

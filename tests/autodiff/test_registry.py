@@ -195,7 +195,7 @@ def test_a_definition_can_not_hide_a_stopped_edge() -> None:
     registry.stop_gradient("Gate", [1], domain="my.ops")
     model = parse("h = MatMul(x, w) y = my.ops.Gate(h, h)")
     model.opset_import.add(domain="my.ops", version=1)
-    with pytest.raises(UnsupportedError, match="so it needs its own rule"):
+    with pytest.raises(UnsupportedError, match="so it needs its own gradient rule"):
         build(model)
 
 

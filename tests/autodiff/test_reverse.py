@@ -182,16 +182,16 @@ RULES: dict[str, tuple[Callable[..., Any], str, str]] = {
     "of what is unknown": (no_idea, "the size of a is unknown", SHAPES),
     "of another shape": (
         lambda op, g, y, a, b: (op.sum(g, [0], keepdims=False), g),
-        "its rule returns a cotangent of shape [4] for 'a', which has the shape [3, 4]",
+        "its gradient rule returns a cotangent of shape [4] for 'a', which has the shape [3, 4]",
         WRONG_RULE,
     ),
     "of another type": (
         lambda op, g, y, a, b: (g, op.cast(g, onnx.TensorProto.FLOAT)),
-        "its rule returns a cotangent of type FLOAT for 'a', which has the type DOUBLE",
+        "its gradient rule returns a cotangent of type FLOAT for 'a', which has the type DOUBLE",
         WRONG_RULE,
     ),
-    "too few": (lambda op, g, y, a, b: g, "the rule returns 1 cotangents, but the node has 2 inputs", ""),
-    "it knows too few": (lambda op, g, y, a: g, "the rule has 1 inputs, but the node has 2", ""),
+    "too few": (lambda op, g, y, a, b: g, "the gradient rule returns 1 cotangents, but the node has 2 inputs", ""),
+    "it knows too few": (lambda op, g, y, a: g, "the gradient rule has 1 inputs, but the node has 2", ""),
 }
 
 
@@ -209,20 +209,20 @@ def test_why_a_node_has_no_rule() -> None:
     none = Refusal(
         "two",
         "my.ops::Twirl",
-        "there is no rule for my.ops::Twirl",
+        "there is no gradient rule for my.ops::Twirl",
         f"add a rule for it with --rules FILE, or {freeze}",
     )
     assert refusals(TWIRL, ["x"]) == [none]
     with registry.scoped():
         registry.stop_gradient("Twirl", [1], domain="my.ops")
-        why = "gradients are stopped at some of its operands, so it needs its own rule"
+        why = "gradients are stopped at some of its operands, so it needs its own gradient rule"
         assert refusals(TWIRL, ["x"]) == [Refusal("two", "my.ops::Twirl", why, "add a rule for it with --rules FILE")]
         registry.refuse("Twirl", "it spins", "hold it", domain="my.ops")
         assert refusals(TWIRL, ["x"]) == [Refusal("two", "my.ops::Twirl", "it spins", "hold it")]
     standard = TWIRL.replace("my.ops.Twirl(a, a)", "Tan(a)")
     with registry.scoped():
         registry.rule("Tan", versions=(1, 1), override=True)(lambda op, g, y, x: g)  # of another version
-        assert refusals(standard, ["x"]) == [Refusal("two", "Tan", "there is no proven rule for Tan", freeze)]
+        assert refusals(standard, ["x"]) == [Refusal("two", "Tan", "there is no proven gradient rule for Tan", freeze)]
     graph = graph_of(TWIRL)
     graph.unexpanded["two"] = "its definition needs a size"
     with pytest.raises(UnsupportedError) as error:

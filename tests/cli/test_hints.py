@@ -56,8 +56,8 @@ SGD = {"NAME": "sgd"}
 SETS = "train mlp.onnx --epochs 1 -o t.onnx --data one=data.npz --loss one=mse"
 CASES = [
     # data sets with names
-    Case("name one: `losses={}={}`", TRAIN.replace("data.npz", "one=data.npz") + " --loss mae", "--loss one=mae"),
-    Case("name one: `losses={}={}`", BUILD.replace("mse", "one=mse") + " --loss mae", "--loss one=mae"),
+    Case("choose one: `losses={}={}`", TRAIN.replace("data.npz", "one=data.npz") + " --loss mae", "--loss one=mae"),
+    Case("choose one: `losses={}={}`", BUILD.replace("mse", "one=mse") + " --loss mae", "--loss one=mae"),
     Case(
         "give each its own name, such as `data=train=DATA`",
         SETS + " --loss train=mse --data one=others.npz",
@@ -376,7 +376,7 @@ CASES = [
         then="export other/checkpoint.safetensors --model mlp.onnx --adaptable -o e.onnx",
     ),
     Case(
-        "name a checkpoint, or train with `onnxgrad train --use-ema`, which writes the averages as the factors",
+        "name a checkpoint, or train with `onnxgrad train --use-ema`, which writes the averages as the adapter",
         "export a.safetensors --model mlp.onnx --use-ema -o e.onnx",
         "`onnxgrad train --use-ema`",
         {"onnxgrad train": "onnxgrad " + LORA.replace("a.safe", "b.safe").replace("t.onnx", "u.onnx") + " --ema 0.9"},

@@ -650,7 +650,7 @@ def test_the_command(shell: Shell) -> None:
     assert sum(weight["count"] for weight in report["weights"]) == 8 * 2 * 4 * 32 + 4 * 32 + 4
     text = Path("out.onnx.report.md").read_text()
     assert "8 of rank 4: 2,048 parameters instead of 8,192 (25.0 %)" in text
-    assert "The product of the factors, times 2, is added to the weight" in text
+    assert "The product of the LoRA matrices, times 2, is added to the weight" in text
     checked = shell("check", "out.onnx", "--json")
     assert checked.code == 0, checked.err
     assert "relative error" in checked.out

@@ -115,7 +115,7 @@ def test_a_training_with_other_classes(tmp_path: Path, options: dict[str, Any]) 
         ),
         (
             "m (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { h = MatMul(x, w) y = MatMul(h, w) }",
-            "'w' of the last layer '' is also read elsewhere",
+            "'w' of the last layer '' is also read by other nodes",
         ),
         ("m (float[2, 3] x) => (float[2, 3] z) { z = Add(x, x) }", ("unknown_name", "y")),
     ],

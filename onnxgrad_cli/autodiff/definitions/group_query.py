@@ -23,7 +23,7 @@ from onnxgrad_cli.errors import Unknown
 
 
 class Places(NamedTuple):
-    """The places of the new tokens among all tokens of their sample.
+    """The positions of the new tokens among all tokens of their sample.
 
     Attributes:
         query: a value [batch, tokens, ...] with all new tokens, including those after the end of a sample.
@@ -38,7 +38,7 @@ class Places(NamedTuple):
     gone: tuple[int | Val, int | Val] = (0, 0)
 
     def new(self, op: Op, axis: int) -> Val:
-        """Return the places of the new tokens as int64 of rank 4: [batch or 1] on axis 0, and the tokens on `axis`."""
+        """Return the positions of the new tokens as int64 of rank 4: [batch or 1] on axis 0, the tokens on `axis`."""
         steps = _steps(op, self.query, 1, axis)
         return steps if self.before is None else steps + self.before
 
@@ -107,13 +107,14 @@ def _normalized(op: Op, x: Val, scale: Val, epsilon: float) -> Val:
 
 
 def _places(op: Op, query: Val, last: Val, valid: Val | None, past: Val | None, window: int) -> Places:
-    """Return the places of the new tokens.
+    """Return the positions of the new tokens.
 
     Args:
         op: the emitter.
         query: a value with all new tokens.
-        last: the place of the last token of each sample.
-        valid: the number of new tokens of each sample. None: all tokens of `query`, at most as many as `last` allows.
+        last: the position of the last token of each sample, counted from 0, with the cached tokens.
+        valid: the number of new tokens of each sample, without padding. None: every token of `query` is new, except
+            that a sample has no more new tokens than `last` + 1.
         past: a cache, or None.
         window: the number of most recent tokens that the cache always contains; 0 if it contains all tokens.
     """

@@ -96,5 +96,5 @@ def _by_kind(updated: Sequence[tuple[Val, ...]]) -> list[Val]:
 
 
 def _times(op: Op, factor: Val, x: Val) -> Val:
-    """Return the product of a scalar and a tensor. The scalar may have another float type."""
+    """Return the product of a scalar and a tensor. The scalar may have a different float type."""
     return op.cast(factor, x) * x

@@ -227,9 +227,9 @@ class _Body:
 class _Side(_Body):
     """A branch of the backward If: it computes the cotangents of the values that a branch of the forward If captures.
 
-    If an output of the branch has another rank than the output of the If, the branch is never taken, so its cotangents
-    are zero. This is safe even if the rank of the If was only observed in a run of the model, because a guard makes
-    runs with another rank fail.
+    If an output of the branch has a different rank than the output of the If, the branch is never taken, so its
+    cotangents are zero. This is safe even if the rank of the If was only observed in a run of the model, because a
+    guard makes runs with a different rank fail.
     """
 
     def __init__(

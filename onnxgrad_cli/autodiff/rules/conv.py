@@ -153,7 +153,7 @@ def bias_gradient(op, g, b):
 def input_gradient(op, g, w, x, win):
     """Return the cotangent of a convolution's input, computed in a form that depends on the shapes.
 
-    Pairs such as "1.2 instead of 1.6" are times relative to PyTorch, in the form that is used and in another form.
+    Pairs such as "1.2 instead of 1.6" are times relative to PyTorch, in the form that is used and in a different form.
 
     - At stride 1, a convolution with the flipped weight, which uses threads better than ConvTranspose: 1.2 instead of
       1.6 (3x3 at 56x56), 0.8 instead of 1.3 (1x1), 0.9 instead of 3.7 (depthwise).

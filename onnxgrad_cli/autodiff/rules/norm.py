@@ -24,7 +24,10 @@ MOST_CHANNELS = 1 << 12
 
 
 def _standardize(op: Op, x: Val, axes: Sequence[int], epsilon: float) -> tuple[Val, Val]:
-    """Return xhat and r of `x` over `axes`. The mean is subtracted before squaring, which avoids cancellation."""
+    """Return xhat = (x - mean) r and r = 1 / sqrt(variance + epsilon), with mean and variance over `axes`.
+
+    The variance is the mean of (x - mean)², because the difference of the means of x² and x would lose digits.
+    """
     centred = x - op.mean(x, axes)
     r = 1 / op.Sqrt(op.mean(centred * centred, axes) + epsilon)
     return centred * r, r

@@ -53,7 +53,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Val], dict[str, float | None]]] = {
 """Map from an activation to a pair: its gradient rule, and a map from its parameters to their defaults.
 
 A default of None means that the node must state the parameter. onnxruntime would use 0 for a missing one, but the
-operator pages give another default or none.
+operator pages give a different default or none.
 """
 
 

@@ -108,9 +108,9 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
 
 
 def _factors(op, x, y, scales, sizes, which, how):
-    """Return a map from each axis to its scale, which is a float if it is known at build time.
+    """Return axis -> its scale: a float if the scale is known at build time, otherwise a `Val` or None.
 
-    A scale that is known only at run time is a value. It is None if the node gives sizes instead of scales.
+    It is None if the node reads the sizes of the result instead of scales, and the axis has an unknown size.
     """
     factors: dict[int, float | Val | None] = dict.fromkeys(range(x.rank), 1.0)
     by_sizes = scales is None or scales.known_shape == (0,)

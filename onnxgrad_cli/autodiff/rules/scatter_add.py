@@ -55,7 +55,7 @@ once.
 """
 
 MAX_ROW_RATIO, TYPICAL = 4, 1024
-"""If a table has at most MAX_ROW_RATIO times as many rows as are added to it, both are flattened for ScatterElements.
+"""Largest ratio of a table's rows to the added rows with which both are flattened for ScatterElements.
 
 An unknown number of rows counts as TYPICAL. Times relative to ScatterElements without flattening, with two threads:
 0.25 for 16,384 rows of 64 into 1,000, and 0.93 for 131,072 rows of 32 into 32,768. For 1,024 rows of 64 into 100,000 it

@@ -80,7 +80,8 @@ ROWS = 12
     type=TEXT,
     default="zero",
     metavar="zero|mean|FILE",
-    help="integrated-gradients, occlusion: baseline input: zeros, the mean of the data, or an .npy or .npz file.",
+    help="integrated-gradients, occlusion: the input to use as the baseline (zeros, the mean of the data, or an .npy "
+    "or .npz file).",
 )
 @option(
     "--layer",

@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     required=True,
     multiple=True,
     metavar="[SET=]DATA",
-    help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
-    "files, or ONNX test_data_set_N. Samples may differ in size. Also a folder of pictures, FOLDER/CLASS/1.png, or a "
-    "Hugging Face dataset. If the option is repeated, each data set has a name, and each loss names its set; an epoch "
-    "is one pass over the first set.",
+    help="Training data: a file or folder with arrays named after the inputs and the label (.npz, .csv, .jsonl, "
+    ".parquet, .safetensors, .npy files, or ONNX test_data_set_N), a folder of pictures (FOLDER/CLASS/1.png), or a "
+    "Hugging Face dataset. Samples may differ in size. To train on several data sets, repeat the option with a name "
+    "for each set, and name the set of each loss: --data SET=DATA --loss SET=LOSS. An epoch is one pass over the first "
+    "set.",
     common=True,
 )
 @declared_options(Course, only=("epochs", "batch_size", "learning_rate"))
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     shell_complete=complete_files,
     metavar="[SET=]DATA|FRACTION",
     help="Validation data, or the fraction of --data to hold out, such as 0.2. The weights of the best epoch are "
-    "written. With several data sets, the losses on SET are evaluated, by default those on the first set.",
+    "written. If there are several training sets, SET is the one whose losses are evaluated, by default the first.",
     common=True,
 )
 @output_option("Output file of the trained model.  [default: MODEL.trained.onnx]")

@@ -95,7 +95,7 @@ def function_of(text: str, flag: str) -> Callable[..., Any]:
     """Return the function that FILE.py:FUNCTION names.
 
     Raises:
-        UsageError: the text has another form, the function doesn't exist, or the file raises an error.
+        UsageError: the text does not have this form, the function doesn't exist, or the file raises an error.
         OnnxgradError: the file doesn't exist.
     """
     file, _, name = text.rpartition(":")

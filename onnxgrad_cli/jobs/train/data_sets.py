@@ -78,19 +78,20 @@ def losses_by_set(options: Options, sets: Iterable[str]) -> Options:
     The order matters: the losses on the first set use the model itself, and each other set gets a copy of the model.
 
     Raises:
-        UsageError: a loss names no data set or an unknown one, or a data set has no loss.
+        UsageError: a loss has no data set or an unknown one, or a data set has no loss.
     """
     names = list(sets)
     for spec in options.losses:
         if spec.data and names == [""]:
             raise UsageError(
-                f"`losses`: '{spec.name}' names the data set '{spec.data}', but `data` names none",
+                f"`losses`: '{spec.name}' is to be computed on the data set '{spec.data}', but the set in `data` has "
+                "no name",
                 f"name the data: `data={spec.data}=DATA`",
             )
         if not spec.data and names != [""]:
             raise UsageError(
-                f"`losses`: '{spec.name}' names no data set, but `data` names {' and '.join(names)}",
-                f"name one: `losses={names[0]}={spec.name}`",
+                f"`losses`: '{spec.name}' has no data set; the sets in `data` are {' and '.join(names)}",
+                f"choose one: `losses={names[0]}={spec.name}`",
             )
         if spec.data not in names:
             raise _unknown("losses", spec.data, names)

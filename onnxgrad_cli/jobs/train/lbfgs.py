@@ -25,7 +25,7 @@ UNUSED = {
     "loss_scale": "it does not train float16 weights",
     "ema": "it ends at a minimum, so no average is needed",
     "use_ema": "it ends at a minimum, so no average is needed",
-    "lora_dropout": "each run would have another loss",
+    "lora_dropout": "each run would have a different loss",
     "balance": SAME,
     "augment": SAME,
     "memory": "use a smaller `batch_size`, which gives the same result",

@@ -129,8 +129,8 @@ def prepare(
     samples = next(iter(opened.values()))
     if solves and samples.transform is not None and samples.transform.draws:
         raise UsageError(
-            f"`transform` can't take random numbers with {WHO}: each run would have another loss",
-            "use a function with one parameter, or another optimizer",
+            f"`transform` draws random numbers, but {WHO} requires the same loss in each run",
+            "use a function without the second parameter, or a different optimizer",
         )
     if free is not None:
         feeds = samples.batch(np.arange(free.samples) % (samples.batch_size or len(samples)))
@@ -178,8 +178,8 @@ def _check_sets(course: Course, link: Communicator) -> None:
     """
     if link.world > 1:
         raise UsageError(
-            "several processes can't train on several data sets, because the parts of their batches have different "
-            "sizes",
+            "several processes can't train on several data sets, because each process would get a different number of "
+            "samples from each set",
             "train in one process, or on one data set",
         )
     if course.samples.balance:

@@ -163,7 +163,7 @@ class PreparedRun:
         }
 
     def adapter_values(self, weights: Arrays, state: Arrays) -> Arrays:
-        """Return the content of an adapter file: factors, weights trained in full, and running statistics."""
+        """Return the content of an adapter file: LoRA matrices, weights trained in full, and running statistics."""
         statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
         return {**weights, **statistics}
 

@@ -88,7 +88,7 @@ def _is_cubic(node: Node) -> bool:
 
 
 def _may_move(graph: Graph, node: Node) -> bool:
-    """Return True if there is a Transpose before a Resize, and no Reshape of `keep_cubic_layout` after it yet."""
+    """Return True if the input of a Resize depends on a Transpose, and `keep_cubic_layout` has not changed it yet."""
     if not shape_of(graph.types.get(node.output[0])):
         return False
     before = graph.ancestors(node.input[:1])

@@ -1,9 +1,9 @@
-"""The loss, appended to the model.
+"""Append the loss to the model.
 
-- `append`: the pass. It adds label inputs, and writes the losses, their reduction, weights and penalties.
-- `chunks`: the loss of a language model in chunks of tokens.
-- `model_file`: a loss in an ONNX file, and other models in files that are inserted into the graph.
-- `function`: for losses that are Python functions, derivatives and evaluations of models.
+- `append`: the pass. It adds the label inputs and writes the loss: terms, reduction, weights and penalties.
+- `chunks`: computes the loss of a language model in chunks of tokens.
+- `model_file`: inserts a loss from an ONNX file, and other models from files, into the graph.
+- `function`: runs losses that are Python functions. Their code can take derivatives and evaluate models.
 """
 
 from onnxgrad_cli.passes.loss.append import LOSS

@@ -1,10 +1,10 @@
 """Compute the loss of a language model in chunks of tokens, so that the logits never exist as a whole.
 
-There are as many logits as tokens times vocabulary entries: 156 MB for 256 tokens and a vocabulary of 151,936. A loss
+The logits have one number per token and vocabulary entry: 156 MB for 256 tokens and a vocabulary of 151,936. A loss
 and its gradient hold them several times. The head of the model consists of the nodes that compute the logits from
 narrower values, the last hidden states. If the head treats each token separately, its nodes and the loss are written
 once for each chunk of tokens, and no value holds all logits. `passes.sequential_chunks` makes one chunk end before the
-next begins. Losses and gradients are the same sums in another order.
+next begins. Losses and gradients are the same sums in a different order.
 
 Source: P. Hsu et al., Liger Kernel, 2024, arXiv:2410.10989, section 3.2 (FusedLinearCrossEntropy). This is its form in
 standard operators.

@@ -30,7 +30,7 @@ def evaluations(op: LossOp, options: AppendOptions, training: StepRecord) -> dic
         name = next(spec.name for spec in options.losses if not spec.data)
         known = next(filter(None, (first, *others)))
         raise UsageError(
-            f"`losses`: '{name}' names no data set, but another loss does", f"name one: `losses={known}={name}`"
+            f"`losses`: '{name}' has no data set, but a different loss has one", f"choose one: `losses={known}={name}`"
         )
     training.sets[first] = {name: name for name in training.inputs}
     if others:
@@ -107,6 +107,7 @@ def _copy(op: LossOp, training: LossRecord, data: str) -> Evaluation:
 def _refuse_taken(op: LossOp, name: str, data: str) -> None:
     if op.graph.taken(name):
         raise UsageError(
-            f"`losses`: the data set '{data}' needs the name '{name}', which the model already uses",
-            "give the data set another name",
+            f"`losses`: the copy of the model for the data set '{data}' would have a value '{name}', but the model "
+            "already has a value of this name",
+            "give the data set a different name",
         )

@@ -207,7 +207,7 @@ class LossOp(Op):
             A value of the shape of y, [batch] or [batch, 1].
 
         Raises:
-            UsageError: y has another shape or does not depend on x, or a size of x after the batch is unknown.
+            UsageError: y has a different shape or does not depend on x, or a size of x after the batch is unknown.
         """
         if y.rank > 2 or (y.rank == 2 and y.shape[1] != 1):
             raise UsageError(
@@ -334,7 +334,7 @@ class LossOp(Op):
             The output of the model, or a tuple of its outputs.
 
         Raises:
-            UsageError: the model has no such input, or a value is of another type.
+            UsageError: the model has no such input, or a value is of a different type.
         """
         names, known = dict[str, str](), self.training.inputs
         for name, value in inputs.items():

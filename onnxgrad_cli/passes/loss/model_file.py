@@ -203,7 +203,7 @@ class LossFile(ModelFile):
         has no options, so `given` is ignored.
 
         Raises:
-            UsageError: the file accepts only outputs of another shape.
+            UsageError: the file accepts only outputs of a different shape.
         """
         declared, shape = shape_of(self._prediction.type), prediction.known_shape
         sizes = {}

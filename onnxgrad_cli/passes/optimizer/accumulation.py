@@ -1,8 +1,8 @@
 """Accumulate gradients over several runs, so that a step is the same as on one batch of all their samples.
 
-The mean over that batch is the weighted mean of the runs' means. The weight of a run is the divisor of its mean. For
-losses that ignore labels, this is the number of the other labels. For losses that weigh labels, it is the sum of the
-weights.
+Each run of the model takes one batch. The mean over the large batch is the weighted mean of the runs' means. The weight
+of a run is the divisor of its mean. For losses that ignore labels, this is the number of the other labels. For losses
+that weigh labels, it is the sum of the weights.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Gathered:
 
 
 def check_accumulation(options: StepOptions) -> None:
-    """Refuse options with which accumulation gives another result than one large batch.
+    """Refuse options with which accumulation gives a different result than one large batch.
 
     Raises:
         UsageError: such options are set.
     """
     if options.accumulate > 1 and options.reduction == "sum" and (options.l1 or options.l2):
         raise UsageError(
-            "`accumulate` can't be combined with `l1` or `l2` and `reduction='sum'`, because each run would "
+            "`accumulate` can't be combined with `l1` or `l2` and `reduction='sum'`, because each batch would "
             "add the penalty again",
             "use `reduction='mean'`",
             code="conflict",
@@ -66,8 +66,8 @@ def cautions(options: StepOptions, training: LossRecord) -> Iterator[Caution]:
     alike = counted_by(options, training) is None
     if options.accumulate > 1 and options.reduction == "mean" and uneven and alike:
         text = (
-            f"`accumulate`: with several losses and {' and '.join(uneven)}, each run divides by the weight of "
-            "its own labels, but all runs count equally; the result only approximates that of one batch with "
+            f"`accumulate`: with several losses and {' and '.join(uneven)}, each batch divides by the weight of "
+            "its own labels, but all batches count equally; the result only approximates that of one batch with "
             "all samples"
         )
         yield Caution("note", "`accumulate`", text)

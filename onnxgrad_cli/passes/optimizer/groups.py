@@ -26,7 +26,7 @@ def parse_group(text: str) -> Group:
     """Parse `GLOB:KEY=VALUE,...`. The glob ends at the last colon, because names may contain colons.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     pattern, _, rest = text.rpartition(":")
     found = pairs(rest, text, "GLOB:KEY=VALUE,KEY=VALUE") if pattern else {}

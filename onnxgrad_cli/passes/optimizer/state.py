@@ -21,7 +21,7 @@ from onnxgrad_cli.record import SelectionRecord
 MAX_STORED_BYTES = 1 << 28
 """Total size of the weights, in bytes, above which the optimizer's state is not stored in the model.
 
-The state can take twice as many bytes, which every reader of the file would load.
+The state can take twice the size of the weights, which every reader of the file would load.
 """
 
 

@@ -128,9 +128,10 @@ def is_evenly_spaced(x: np.ndarray, tol: float) -> bool:
 
 
 def _repeats(x: np.ndarray, count: int, tol: float) -> bool:
-    """Return True if the differences of neighbours along an axis have few different values, as in a flattened grid.
+    """Return True if the steps between neighbours along an axis have few different values, as in a flattened grid.
 
-    Learned low-bit values lie on a grid too, but among them, any of the `count` values may follow any other.
+    Learned low-bit values are evenly spaced too, but any of the `count` values may follow any other one, so they have
+    many different steps.
     """
     bound, grain = max(3, count // 2), _scale(x) * tol * 8
     for axis in (axis for axis, size in enumerate(x.shape) if size >= 5):

@@ -1,4 +1,4 @@
-"""Find tables of frequencies: factors of positions, times or coordinates before Sin and Cos."""
+"""Find tables of frequencies: tensors that multiply positions, times or coordinates before Sin and Cos."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxgrad_cli.passes.parameters.presets import VIEWS
 
 PRODUCTS = frozenset("MatMul Gemm Conv ConvTranspose Einsum".split())
 LAYERS = PRODUCTS | {"Gather", "LSTM", "GRU", "RNN"}
-"""Operators that count as layers: with a stored operand, they turn their input into a learned value."""
+"""Operators that count as layers if they read an initializer of two or more axes, such as a weight matrix."""
 
 CARRIED = VIEWS | frozenset("Concat Gather Neg Slice Split Tile".split())
 """Operators whose output has the same angles as their input, only rearranged or negated."""
@@ -21,7 +21,7 @@ TURNS = frozenset({"Sin", "Cos"})
 
 
 class Frequencies:
-    """Finds tensors by which the angles of Sin and Cos are multiplied, and the layers behind the other factors."""
+    """Finds the tensors that multiply the angles of Sin and Cos, and finds out if layers compute the other operands."""
 
     def __init__(self, graph: Graph, uses: Mapping[str, list[tuple[Node, int]]]) -> None:
         self.graph = graph
@@ -33,10 +33,10 @@ class Frequencies:
         self.before = graph.ancestors(turned) if turned else set()
 
     def turns(self, name: str) -> tuple[set[str], bool]:
-        """Return those of Sin and Cos whose angles are multiplied by `name`; and True if a layer computes a factor.
+        """Return the functions ("Sin", "Cos") whose angles are products with `name`, and a flag.
 
-        The second result is True if another factor on the way to Sin or Cos depends on a layer. On the way there may be
-        operators of `CARRIED` and further multiplications. The search stops at a bias.
+        The flag is True if another operand of these products depends on a layer. Operators of `CARRIED` and further
+        multiplications may follow before Sin or Cos. The search stops at a bias.
         """
         found: set[str] = set()
         deep = False

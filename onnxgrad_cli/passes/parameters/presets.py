@@ -54,7 +54,7 @@ def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], 
     """Return those of `weights` that `options.preset` and `options.train_last` select.
 
     Args:
-        graph: the typed model.
+        graph: the model, with inferred types.
         options: the options of the build.
         predictions: the outputs that losses are computed on.
         weights: the weights that could be trained.

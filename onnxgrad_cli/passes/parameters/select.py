@@ -51,8 +51,8 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
 
     Raises:
         UsageError: a pattern or a preset matches nothing.
-        UnsupportedError: no differentiable path leads from a selected tensor to the loss; or nothing is left to
-            differentiate with respect to, although something must be.
+        UnsupportedError: no differentiable path leads from a selected tensor to the loss. Or there is nothing to
+            differentiate with respect to, and `training.may_be_none` is False.
     """
     floats = [name for name in graph.initializers if is_float(graph.types[name]) and not graph.added(name)]
     tied = tied_to(graph, training.ends)

@@ -125,7 +125,7 @@ def _dequantized(
     The number is 0 if the integers are not weights.
 
     Args:
-        graph: the typed model.
+        graph: the model, with inferred types.
         node: the node that reads the float operands.
         stored: the result of `stored_behind`.
         direct: the integer initializers that DequantizeLinear reads.

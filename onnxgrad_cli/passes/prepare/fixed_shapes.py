@@ -94,7 +94,7 @@ def rest_of(symbol: str, sizes: Mapping[str, int]) -> int | str:
 
 
 GROWS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
-"""Operators that append keys and values to a KV cache. Its past keys and values are inputs after the first three."""
+"""Operators that append keys and values to a KV cache. The past keys and values are inputs after the first three."""
 
 
 def _refuse_empty(graph: Graph, options: ShapeOptions, declared: Mapping[str, Shape]) -> None:

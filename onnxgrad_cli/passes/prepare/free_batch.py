@@ -1,9 +1,9 @@
-"""Free the batch of a model that was exported with a fixed batch size: make its size symbolic.
+"""Free the batch of a model: make the fixed batch size, with which it was exported, dynamic (a symbol).
 
 Exporters fix the batch size of their example unless they are given a symbol, so many files accept only one sample at a
 time. In such a file, constants that depend on the batch size occur all over the graph. `Tracker` finds the axis of the
-samples in each value, and ensures that samples do not mix. This module replaces the constants. For a batch, the freed
-model computes the same as the original model does for one sample after the other.
+samples in each value, and ensures that samples do not mix. This module replaces the constants. For a batch, the result
+computes the same as the original model does for one sample after the other.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ ONNXRUNTIME = "com.microsoft"
 """The domain of onnxruntime's own operators, whose definitions this module expands."""
 
 SYMBOL = "batch"
-"""The default symbol of a freed batch size."""
+"""The default symbol of a batch size that was made dynamic."""
 
 NOT_COMPARED = "not compared with runs of the original"
-"""The start of the caution if the freed model was not compared with the original one."""
+"""The start of the caution if the model with the dynamic batch size was not compared with the original one."""
 
 
 class SamplesMixError(UnsupportedError):
@@ -52,12 +52,12 @@ class SamplesMixError(UnsupportedError):
 
 
 class FixedBatch(NamedTuple):
-    """A batch of fixed size, which is to be made symbolic.
+    """A batch of fixed size, which is to be made dynamic.
 
     Attributes:
         axes: map from an input to its axis of samples, for the inputs whose axis is known.
         size: the fixed size in the model.
-        symbol: the name for the batch size after it is freed.
+        symbol: the name of the dynamic batch size.
     """
 
     axes: Mapping[str, int]
@@ -81,7 +81,11 @@ class FreedBatch(NamedTuple):
     symbol: str
 
     def caution(self, compared: str) -> Caution:
-        """Return a note for the user on the freed batch. `compared` is the result of comparing both models."""
+        """Return a note for the user that the batch size was made dynamic.
+
+        Args:
+            compared: the result of the comparison with the original model, as a part of the sentence.
+        """
         axes = " and ".join(f"axis {axis} of '{name}'" for name, axis in self.inputs.items())
         text = (
             f"the fixed batch size {self.size} ({axes}) was replaced by the symbolic size '{self.symbol}'; {compared}"
@@ -106,10 +110,10 @@ def _symbol(model: ModelProto) -> str:
 
 
 def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
-    """Return the batch to which the option `shapes` gives a symbol or another size than the model has, or None.
+    """Return the batch to which the option `shapes` gives a symbol or a different size than the model has, or None.
 
     Raises:
-        UsageError: `shapes` contradicts the model in another way.
+        UsageError: `shapes` contradicts other sizes of the model.
     """
     declared = {value.name: shape_of(value.type) for value in model.graph.input}
     axes: dict[str, int] = {}
@@ -147,22 +151,23 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
 
 
 def _may_be_freed(size: Dim, asked: Dim, axis: int) -> bool:
-    """Return False if the change of a size is probably a mistake.
+    """Return True if the user may change the size of an axis from `size` to `asked`. Other changes may be mistakes.
 
-    This is a change from or to 0, or to another number on an axis after the first whose size is not 1.
+    A size of 0 can't be changed, and none can be changed to 0. Any other size can become a symbol. It can become a
+    different number if the axis is the first, or if the size is 1.
     """
     return size != 0 and asked != 0 and (isinstance(asked, str) or axis == 0 or size == 1)
 
 
 def free_batch(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object] | None = None) -> FreedBatch:
-    """Free the batch of a model, in place.
+    """Make the fixed batch size of a model dynamic, in place.
 
     Args:
         graph: the model as it was read.
-        batch: the batch to free. An input that it does not name gets an axis of samples too if the graph is consistent
-            with that.
-        shapes: map whose keys are the inputs whose shapes the user chose. If `batch` does not name one of them, it has
-            no samples.
+        batch: the fixed batch. An input that is not in `batch.axes` gets an axis of samples too if the graph is
+            consistent with that.
+        shapes: map whose keys are the inputs whose shapes the user chose. Those that are not in `batch.axes` have no
+            samples.
 
     Raises:
         SamplesMixError: an operator mixes samples.

@@ -1,7 +1,7 @@
 """Infer the rank of a value from the operators that read it. For example, a 2-D convolution reads four axes.
 
 An input of the model is then declared with this rank. Any other value gets a guard, which makes a run fail if the value
-has another rank.
+has a different rank.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KEEPS_RANK = SAME_RANK | frozenset(
     "Abs Cast CastLike Celu Clip CumSum Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LayerNormalization "
     "LeakyRelu Log LogSoftmax Mish Neg Reciprocal Relu Selu Sigmoid Softmax Softplus Softsign Sqrt Swish Tanh".split()
 )
-"""Operators whose first operand has as many axes as their result."""
+"""Operators whose first operand has the same rank as their result."""
 
 LENGTHS: dict[str, tuple[int, int]] = {"Pad": (1, 2), "Tile": (1, 1)}
 """Map: operator with an operand of numbers for each axis of the first one -> (its position, the numbers per axis)."""
@@ -83,7 +83,10 @@ def is_tensor_of_any_rank(graph: Graph, name: str) -> bool:
 
 
 def _implied(graph: Graph, unknown: set[str]) -> dict[str, int]:
-    """Return a map from values of unknown rank to the rank, if all nodes that imply one agree."""
+    """Return value -> rank, for those of `unknown` whose rank follows from the nodes that read them.
+
+    A value is left out if two readers imply different ranks.
+    """
     found: dict[str, set[int]] = defaultdict(set)
 
     def known(name: str) -> int | None:
@@ -101,7 +104,7 @@ def _implied(graph: Graph, unknown: set[str]) -> dict[str, int]:
 
 
 def _operands(graph: Graph, node: Node, known: Callable[[str], int | None]) -> Iterator[tuple[int, int | None]]:
-    """Yield (position, rank) for operands whose rank may follow from the node that reads them; None: it does not."""
+    """Yield (position, rank) for operands whose rank may follow from the node. The rank is None if it does not."""
     names = node.input[:]
     yield from enumerate(FIXED.get(node.op_type, ())[: len(names)])
     if node.op_type in ALIKE or node.op_type == "Concat":

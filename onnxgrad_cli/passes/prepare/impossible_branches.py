@@ -21,7 +21,10 @@ from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, put_branch
 BRANCHES = ("then_branch", "else_branch")
 
 MOST_TRIED, MOST_NODES = 8, 50_000
-"""Limits: the number of Ifs that are tried, and the total number of nodes typed. A trial types the graph twice."""
+"""Limits of a search: the number of Ifs that are tried, and this number times the number of nodes of the graph.
+
+For each If, types are inferred for the whole graph twice, once with each branch.
+"""
 
 
 def rule_out_branches(graph: Graph, contradicts: bool = False) -> bool:
@@ -62,7 +65,7 @@ def _with_branch(graph: Graph, node: Node, branch: str) -> Graph:
 def _contradicts(graph: Graph) -> bool:
     """Return True if the types of nodes that run in any case contradict each other.
 
-    Nodes in a body do not always run, and values that depend on a body may have another rank than is declared.
+    Nodes in a body do not always run, and values that depend on a body may have a different rank than is declared.
     """
     try:
         infer_types(graph)

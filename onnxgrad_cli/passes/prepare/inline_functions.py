@@ -35,7 +35,8 @@ def inline(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None
         constant: returns the tensor of a Constant node, or None for another node.
 
     Raises:
-        UnsupportedError: a function has the name of a standard operator.
+        UnsupportedError: a function has the name of a standard operator; or it was written for a different opset, in
+            which one of its operators has a different schema.
     """
     if graph.proto.functions:
         inliner = _Inliner(graph, constant)

@@ -40,7 +40,7 @@ OLDEST_OPSET = 13
 
 
 def convert(graph: Graph, opset: int) -> None:
-    """Convert the graph to another opset.
+    """Convert the graph to a different opset.
 
     For an older opset, onnx's version converter is used, which may raise any exception.
     """
@@ -197,9 +197,12 @@ def nodes_of(graph: Graph) -> Sequence[Node]:
 
 
 def _refusals(graph: Graph, target: int, before_definitions: bool = False) -> list[Refusal]:
-    """Return refusals of the nodes that can't be expressed at an older opset.
+    """Return a refusal (node, operator and reason) for each node that can't be expressed at an older opset.
 
-    With `before_definitions`, nodes that have a definition are left out.
+    Args:
+        graph: the graph, at its present opset.
+        target: the older opset.
+        before_definitions: leave out nodes that have a definition, which will replace them.
     """
     types = dict(graph.types)
     if any(subgraphs(node) for node in graph.nodes):

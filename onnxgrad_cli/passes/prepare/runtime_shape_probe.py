@@ -41,8 +41,8 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
     """Run the model to find ranks that type inference could not find. Return True if any were found.
 
     If the user gave data, only these are used. Otherwise, the data are random, and a rank that depends on the values of
-    the data, not only on their shapes, stays unknown. A value may have another rank if a size is 1, for example after a
-    Squeeze. That is reported, and `keep_ranks` guards against it.
+    the data, not only on their shapes, stays unknown. A value may have a different rank if a size is 1, for example
+    after a Squeeze. That is reported, and `keep_ranks` guards against it.
 
     Args:
         graph: the graph. The ranks that were found are added to its `observed`. Values whose rank differs between runs
@@ -126,7 +126,7 @@ def _elsewhere(graph: Graph, found: Arrays, runs: Sequence[_Run]) -> Iterator[Ca
 
 
 def keep_ranks(graph: Graph) -> None:
-    """Insert nodes that make a run fail if a value has another rank than was observed or taken from a hint.
+    """Insert nodes that make a run fail if a value has a different rank than was observed or taken from a hint.
 
     The gradients are valid for these ranks only. Values computed from a guarded value need no guard, nor do values that
     nothing reads. Values of an element type that Shape does not accept need none either, because no runtime can run a
@@ -153,8 +153,8 @@ def keep_ranks(graph: Graph) -> None:
 def keep_rank(graph: Graph, name: str) -> None:
     """Insert a Reshape after a value that makes a run fail if the value does not have its declared rank.
 
-    The Reshape copies as many sizes as the declared rank. If the value has fewer axes, there is no size to copy. If it
-    has more, the number of elements does not match (unless the further sizes are 1).
+    The Reshape copies one size for each axis of the declared rank. If the value has fewer axes, there is no size to
+    copy. If it has more, the number of elements does not match (unless the further sizes are 1).
     """
     made = graph.fresh(f"{name}_made")
     at = next(i for i, node in enumerate(graph.nodes) if name in node.output)

@@ -27,7 +27,7 @@ def give_axes(graph: Graph, training: Cautions) -> bool:
     """Add axes to each Squeeze that has none: those whose size is always 1. Return True if a Squeeze was changed.
 
     Args:
-        graph: a typed graph.
+        graph: a graph with inferred types.
         training: receives a caution for each Squeeze.
     """
 

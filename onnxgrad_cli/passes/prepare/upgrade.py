@@ -146,7 +146,7 @@ def _same_form(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> 
 
 
 def _write_changed_defaults(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
-    """Write out the old default of each attribute that a node doesn't set, if the new schema has another default."""
+    """Write out the old default of each attribute that a node doesn't set, if the default in the new schema differs."""
     given = {attribute.name for attribute in node.attribute}
     for name, attribute in old.attributes.items():
         default, kept = attribute.default_value, name not in given and name in new.attributes

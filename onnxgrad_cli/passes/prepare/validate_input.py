@@ -98,7 +98,7 @@ def _refuse_foreign_control_flow(graph: Graph) -> None:
     ]
     if found:
         raise UnsupportedError(
-            "these nodes are not the standard's control flow, and no other is supported:",
+            "If, Loop and Scan are supported only in the standard domain, which these nodes are not in:",
             found,
             "replace them by the standard's If, Loop or Scan",
         )

@@ -4,9 +4,9 @@ The forward part is cut into *segments*. A segment ends at an expensive operator
 layer, or when a chain of cheap nodes becomes long. A value is recomputed from stored values of any segment and from
 other values of its own segment. So one recomputation never runs nodes of more than one segment.
 
-The backward part begins at the *seed*, the cotangent that the YieldOp returns. Every value computed from the seed is
-called a *cotangent* here. Some nodes of the backward part read no cotangent, such as the transpose of a forward value.
-A runtime may run these at any time.
+The backward part begins with the cotangents of the outputs, which the YieldOp returns. Every value computed from these
+is called a *cotangent* here. Some nodes of the backward part read no cotangent, such as the transpose of a forward
+value. A runtime may run these at any time.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Dataflow:
 
     Attributes:
         graph: the training model.
-        forward, backward: the nodes before and after the seed. The node that computes the seed is the last one of
-        `forward`.
-        producers: map from a forward value to the node that computes it.
+        forward: the nodes of the model up to the YieldOp, which is the last one.
+        backward: the nodes after the YieldOp.
+        producers: forward value -> the node that computes it.
         data_dependent: the values that depend on the model's inputs.
-        segments: map from a forward value to the number of its segment.
-        cotangents: the values that depend on the seed.
+        segments: forward value -> the number of its segment.
+        cotangents: the results of the YieldOp, and the values that depend on them.
         gradients: the gradients of weights and inputs.
-        first_use: map from a forward value to the position of the first node that reads a cotangent and needs the
-            value. The node reads the value itself, or a value that nodes without cotangents compute from it.
-        node_use: for each node of the backward part, the position at which it is needed: its own position or, if it
-            reads no cotangent, the position of the first node that reads one and needs its result.
+        first_use: forward value -> the position of the first node that reads a cotangent and needs the value. The node
+            reads the value itself, or a value that nodes without cotangents compute from it.
+        node_use: for each node of `backward`, the position at which its result is needed. This is its own position if
+            it reads a cotangent, otherwise the position of the first node that reads a cotangent and needs its result.
         must_store: forward values that may never be recomputed.
     """
 
@@ -98,7 +98,7 @@ class Dataflow:
     # -- the backward part ------------------------------------------------------------------------------------------
 
     def _find_cotangents(self) -> None:
-        """Find all values of the backward part that depend on the seed."""
+        """Find all values of the backward part that depend on the results of the YieldOp."""
         for position, node in enumerate(self.backward):
             operands = reads(node)
             if self.cotangents.isdisjoint(operands):

@@ -38,7 +38,7 @@ def parse_recompute(text: str) -> RecomputeSpec:
     """Parse `elementwise`, `block:auto`, `block:GLOB`, `budget:SIZE` or `optimal:SIZE`, such as budget:512MB.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text does not have this form.
     """
     word, _, rest = (part.strip() for part in text.partition(":"))
     kind = next((kind for kind in KINDS if kind == word), None)
@@ -59,7 +59,7 @@ def recompute(graph: Graph, options: RematerializationOptions, training: Trainin
     spec = options.recompute
     assert spec is not None
     results = [training.loss, *training.gradients.values(), *training.state.values()]
-    graph.remove_unused([*results, *training.yielded.values()])  # passes need the seed, zero gradients do not
+    graph.remove_unused([*results, *training.yielded.values()])  # passes read the YieldOp's results
     before = cost(graph, training)
     sizes = Facts(graph, {**before.sizes, **before.assumed})
     offers = trade(_flow(graph, options, training), sizes, before.kept_bytes)

@@ -79,11 +79,11 @@ class Alone:
         """Do nothing: the array is the sum already."""
 
     def broadcast(self, value: Any) -> Any:
-        """Return the value."""
+        """Return `value`, because there are no other processes."""
         return value
 
     def fail(self, error: OnnxgradError) -> OnnxgradError | None:
-        """Return the error."""
+        """Return `error`, because there are no other processes."""
         return error
 
     def abort(self, code: int) -> None:

@@ -88,7 +88,7 @@ class FullBatchTrainer(TrainerBase):
             batches: the batches of all samples. Batches in which no label counts are skipped, so their loss may be nan.
 
         Raises:
-            UsageError: an input is missing in a batch, or has another type.
+            UsageError: an input is missing in a batch, or has a different type.
             NotFinite: the loss of a batch or the gradient is infinite or nan.
             OnnxgradError: there are several losses, and the share of a batch in their divisors differs.
         """
@@ -153,7 +153,7 @@ def _check_is_function(built: TrainingModel, roles: Roles) -> None:
     if drawing is not None:
         raise UsageError(
             f"{WHO} can't train with random numbers, which '{drawing.name or drawing.output[0]}' ({drawing.op_type}) "
-            "draws: each run would have another loss",
+            "draws: each run would have a different loss",
             "use `mode='eval'`, or another optimizer",
         )
     if roles.successors:

@@ -154,11 +154,16 @@ class _Places:
                 self._free[place[0]].append(place)
 
     def _place(self, name: str, over: list[Place]) -> Place:
-        """Return the location for a result.
+        """Return the location for a result, the first that is possible of these:
 
-        If the result replaces a weight or state, the location is that weight or state. Otherwise it is a weight or
-        state whose old value is no longer read, if the result is no longer needed when the new value is written there.
-        Otherwise it is scratch memory.
+        1. The weight or state that the result replaces, unless it is in `late`.
+        2. A weight or state of the same type in `over`, if the result is no longer needed when the new value of the
+           weight or state is written there.
+        3. Scratch memory.
+
+        Args:
+            name: the result.
+            over: locations of operands that no later node reads.
         """
         kind = self._update.dtypes[name]
         if name in self._update.outputs and name not in self.late:

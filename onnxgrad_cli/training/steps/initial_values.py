@@ -116,11 +116,11 @@ def _whole(wanted: int | None) -> str:
 def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
     """Load trained adapters, and the weights that were trained with them, into a trainer.
 
-    If the trainer's adapters have another alpha, B is scaled so that the model's outputs stay the same.
+    If the trainer's adapters have a different alpha, B is scaled so that the model's outputs stay the same.
 
     Raises:
         UsageError: the trainer has no adapter for a weight; it does not train a weight that was trained in full; or the
-            shapes of an adapter's factors don't fit.
+            shapes of an adapter's LoRA matrices don't fit.
     """
     own = {adapter.weight: adapter for adapter in trainer.roles.adapters}
     factors = {name for adapter in adapters for name in adapter.names}

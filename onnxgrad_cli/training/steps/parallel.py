@@ -62,7 +62,7 @@ class ParallelTrainer(SplitTrainer):
         seed: int = 0,
         bucket: int = BUCKET,
     ) -> None:
-        """Open sessions on the halves of a training model.
+        """Split a training model into a gradient model and an optimizer model, and open a session on each.
 
         Args:
             built: a training model with an optimizer, the same in all processes.

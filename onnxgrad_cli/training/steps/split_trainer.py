@@ -140,7 +140,7 @@ def _crossing(gradients: Roles, steps: Roles) -> list[str]:
     """Return the gradient model's outputs that the optimizer reads: gradients, and possibly the loss and its divisor.
 
     Raises:
-        UsageError: the optimizer reads an output with another role.
+        UsageError: the optimizer reads an output with a different role.
     """
     names = [name for name in steps.inputs if name in gradients.outputs]
     odd = [name for name in names if gradients.outputs[name].role not in ("gradient", "loss", DIVISOR)]

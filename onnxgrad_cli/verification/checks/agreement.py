@@ -111,7 +111,7 @@ class _Refuted(Exception):
     """The gradients are known to be wrong before any slope is measured.
 
     Either the training model's loss differs from the loss that its forward part computes alone, or a gradient has
-    another shape than its tensor.
+    a different shape than its tensor.
     """
 
 

@@ -1,4 +1,4 @@
-"""Check that the gradients are also correct for other batch sizes than that of the proof.
+"""Check that the gradients are also correct at batch sizes other than the one in the proof.
 
 If the samples of a batch are independent, the loss is a mean or a sum over them. A batch that is repeated several times
 then gives the same loss and gradients for a mean, and a multiple of them for a sum.
@@ -45,7 +45,7 @@ EXACT = 1e-6
 """Largest accepted difference of gradients in float64, relative to the largest entry."""
 
 OUTPUTS = 1e-2
-"""Largest accepted relative difference of outputs from the original's, for a batch of one sample."""
+"""Largest accepted relative difference of outputs from those of the original model, for a batch of one sample."""
 
 ONLY_ONE_SAMPLE = "a batch of one sample runs; other sizes can't be compared, because"
 
@@ -54,7 +54,11 @@ SMALL_GRADIENT_SHARE = 1e-2
 
 
 def agrees_across_batches(case: ProofCase) -> CheckOutcome:
-    """Check that batches of one sample and of `TRAINED` samples agree with the batch of the proof."""
+    """Check the gradients at other batch sizes than the one in the proof: at 1, and at about `TRAINED`.
+
+    The first sample is compared with a batch of its copies. The batch of the proof is compared with a batch of about
+    `TRAINED` samples, which repeats it, unless this would take too long.
+    """
     if case.is_large or (case.is_long and not case.force):
         return NOTHING
     if any(node.op_type in RANDOM for node in with_bodies(case.described.model.graph.node)):

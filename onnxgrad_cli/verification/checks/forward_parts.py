@@ -1,4 +1,4 @@
-"""Check that a training model still computes the outputs of the model it was made from."""
+"""Check that a training model still computes the outputs of the original model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def computes_the_original(case: ProofCase) -> CheckOutcome:
     if forward is None:
         passed = [outcome for outcome in copies if outcome.status == "passed"]
         return passed[0] if passed else skipped("the loss is computed on a value that is not an output of the original")
-    try:  # the training model may run where its original does not
+    try:  # the training model may run where the original model does not
         expected = original(case.feeds)
     except Exception as error:  # the executors' exceptions share no base class
         return skipped(f"the original does not run: {str(error).strip()[:500]}")
@@ -104,7 +104,7 @@ def _copy_agrees(
     found = run_on_own(part(whole, [*values, *computed]), inputs)
     known = {**{name: numpy_helper.to_array(tensor) for name, tensor in stored.items()}, **case.feeds, **found}
     fed = {name: known[own] for name, own in copy.inputs.items() if own in known}
-    try:  # the training model may run where its original does not
+    try:  # the training model may run where the original model does not
         expected = original(fed)
     except Exception:  # the executors' exceptions share no base class
         return NOTHING
@@ -118,7 +118,11 @@ def _copy_agrees(
 
 
 def _forward(model: ModelProto, original: ModelProto, chunks: Mapping[str, Sequence[str]]) -> ModelProto | None:
-    """Return the part of a training model that computes its original's outputs or chunks of them, or None."""
+    """Return the part of a training model that computes the outputs of the original model.
+
+    If an output is computed in chunks of tokens, the part has one output for each chunk instead. Return None if the
+    training model computes no output of the original.
+    """
     made = {name for node in model.graph.node for name in node.output}
     made.update(value.name for value in model.graph.input)  # an output may be an input
     outputs = [value for value in original.graph.output if value.name in made]

@@ -1,4 +1,4 @@
-"""Compare a model whose fixed batch size was made dynamic ("freed") with the original, sample by sample.
+"""Compare a model whose fixed batch size was made dynamic with the original, sample by sample.
 
 The pass that rewrites the model proves on the graph that results stay the same. The runs here guard against errors in
 that pass and in onnxruntime.
@@ -28,7 +28,7 @@ from onnxgrad_cli.verification.feeds import draw, index_limits
 from onnxgrad_cli.verification.original import with_weights
 
 BATCHES = 3
-"""Number of batches of the original that are joined to one batch of the freed model, to compare the results."""
+"""Number of the original's batches that are joined to one batch of the changed model, to compare the results."""
 
 SEARCH_SECONDS, MIN_TRIES = 3.0, 4
 """A search for sizes of other symbols ends after `SEARCH_SECONDS` of processor time, but tries `MIN_TRIES` sizes."""
@@ -36,7 +36,7 @@ SEARCH_SECONDS, MIN_TRIES = 3.0, 4
 RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2}
 """Element type -> largest accepted difference, relative to the largest entry.
 
-The difference is not zero because kernels may sum in another order for another batch size.
+The difference is not zero because kernels may sum in a different order at a different batch size.
 """
 
 
@@ -47,7 +47,7 @@ class FreedModel:
     Attributes:
         model, original: the model with the dynamic batch size, and with the fixed one.
         path: the file of the original; external data are relative to it.
-        batch: the batch size that was freed, and the axes of the samples.
+        batch: the batch size that was made dynamic, and the axes of the samples.
     """
 
     model: ModelProto

@@ -2,7 +2,7 @@
 
 The nodes from the gradients to the next weights and state are cut out of the model and run alone, so gradients, weights
 and state can be random. Large tensors are cut down to a few rows and columns, because a step treats all elements alike.
-The gradients themselves are checked elsewhere: they are outputs of the model, and other checks compare them with
+The gradients themselves are checked elsewhere: they are outputs of the model, and other checks compare them with finite
 differences of the loss.
 """
 
@@ -116,7 +116,7 @@ def _compared(step: _StepModel, runs: int) -> str:
     if settings.clip_value is not None:
         parts.append(f"gradients clipped to {settings.clip_value:g}")
     if settings.accumulate > 1:
-        parts.append(f"one step every {settings.accumulate} runs")
+        parts.append(f"one step every {settings.accumulate} batches")
     if SCALE in step.kinds:
         parts.append("dynamic loss scale")
     if settings.ema is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from onnxgrad_cli.ir.types import Arrays
 
 DIRECTIONS = 4
-"""Number of random directions per tensor. They are used in turn, each time with another random sign."""
+"""Number of random directions per tensor. They are used in turn, each time with a new random sign."""
 
 SLICE = 1 << 13
 """Entries per slice. In float64 a slice fits into a processor's cache, and BLAS processes it in one thread."""
@@ -160,7 +160,7 @@ class Claims:
             self._tensors[name] = _measured(tensor, self._table)
 
     def compare(self, others: Arrays) -> None:
-        """Add the differences of other gradients from the claims to the noise.
+        """Add to the noise how much other gradients differ from the claims.
 
         Args:
             others: gradients at a point that differs from the point of the claims by a rounding error.

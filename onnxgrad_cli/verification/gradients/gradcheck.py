@@ -49,7 +49,7 @@ def gradcheck(
         order: the highest order of derivatives to check: 1 checks gradients, 2 also their gradients, and so on.
         tolerance: the largest accepted relative error of a directional derivative of order 1; ten times as much for
             each further order.
-        step: the step of the differences.
+        step: the step of the central differences.
         seed: the seed of the random cotangents and directions.
         ops: Python implementations of operators that onnxruntime and onnx.reference lack.
 
@@ -57,8 +57,8 @@ def gradcheck(
         The largest relative error found.
 
     Raises:
-        CheckFailed: a gradient has another shape than its input, or a directional derivative differs from the measured
-            one.
+        CheckFailed: a gradient has a different shape than its input, or a directional derivative differs from the
+            measured one.
         UnsupportedError: the model can't be differentiated.
     """
     model, _ = read_model(model)
@@ -164,7 +164,7 @@ def vjp_difference(
         point: input -> its value.
         cotangents: differentiated output -> its cotangent, of the same shape.
         gradients: input -> the claimed product, of the same shape.
-        step: the step of the differences.
+        step: the step of the central differences.
         floor: the smallest scale for the relative error, as a fraction of the sum of the outputs' magnitudes.
     """
 

@@ -179,7 +179,7 @@ def loss_function(
 ) -> LossFunction:
     """Return the loss in float64 if possible, otherwise in the model's own precision.
 
-    If the loss in float64 differs much from the model's own loss, it counts as another function and is not used.
+    If the loss in float64 differs much from the model's own loss, it counts as a different function and is not used.
 
     Args:
         described, feeds: see `LossFunction`.

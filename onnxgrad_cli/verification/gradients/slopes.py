@@ -115,7 +115,7 @@ def slope(
 
 
 def _of_neighbours(found: Sequence[_Difference], rounding: float) -> Slope:
-    """Return the slope from the two neighbouring differences that agree best.
+    """Return the slope from the two finite differences of neighbouring steps that agree best.
 
     `found` is sorted by falling step.
     """

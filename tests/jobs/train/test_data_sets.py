@@ -359,7 +359,7 @@ def test_a_labelled_and_an_unlabelled_set(shell: Shell) -> None:
 
 MISUSE = {
     "unknown set": (("--loss", "bondary=mse::y"), "bondary"),
-    "a loss without a set": (("--loss", "mse::y"), "names no data set"),
+    "a loss without a set": (("--loss", "mse::y"), "has no data set"),
     "a set without a loss": (("--data", "edge=b.npz"), "'edge'"),
     "two sets of one name": (("--data", "boundary=a.npz"), "'boundary'"),
     "data without a name": (("--data", "a.npz"), "'a.npz' has no name"),

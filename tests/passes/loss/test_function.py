@@ -440,7 +440,7 @@ def stepped(op, y): return op.Sign(y)
         ("largest", 2, "a value has no truth at build time"),
         ("chained", 2, "a value has no truth at build time"),
         ("equal", 2, "write op.Equal(x, y)"),
-        ("untyped", 2, "in line 20 of 'losses.py': loss/untyped/TopK does not type"),
+        ("untyped", 2, "in line 20 of 'losses.py': can't infer the output types of loss/untyped/TopK"),
         ("wider", 2, "the input 'x' must be float[n, 1], but the given value is float[n, 2]"),
         (
             "broadcast",

@@ -275,7 +275,7 @@ def test_what_has_no_rule_ends_no_path() -> None:
     found = training(FOREIGN, TWO_DOMAINS)
     assert "v" in found.trained
     assert "the gradient of 'v' is zero" in " ".join(caution.text for caution in found.cautions)
-    with pytest.raises(UnsupportedError, match=r"there is no rule for my\.ops::Best"):
+    with pytest.raises(UnsupportedError, match=r"there is no gradient rule for my\.ops::Best"):
         training(FOREIGN.replace("int64[N, 1] i", "float[N, 2] i").replace("Gather(table, i)", "Neg(i)"), TWO_DOMAINS)
 
 
