@@ -266,7 +266,7 @@ def test_samples_that_were_normalised_are_not_normalised_again_unsaid(tmp_path: 
     ("asked", "says"),
     [
         ({"steps": 3}, "require pgd"),
-        ({"clip": (1, 0)}, "a larger one"),
+        ({"clip": (1, 0)}, "the second larger"),
         ({"clip": (0, 0.5)}, "outside 0 to 0.5"),
         ({"targeted": 9}, "0 to 4"),
         ({"norm": "1"}, "none of"),

@@ -54,15 +54,6 @@ def test_large_files_may_grow_in_proportion(monkeypatch: pytest.MonkeyPatch) -> 
         check(model)
 
 
-@pytest.mark.parametrize("target", ["f0", "f1"])
-def test_a_function_that_calls_itself(target: str) -> None:
-    model = chain([1, 1])
-    model.functions[1].node[0].op_type, model.functions[1].node[0].domain = target, "f"
-    with pytest.raises(OnnxgradError) as caught:
-        check(model)
-    assert f"'f::{target}'" in caught.value.message
-
-
 def test_calls_that_are_nested_too_deep() -> None:
     check(chain([1] * functions.DEEPEST))
     with pytest.raises(OnnxgradError):

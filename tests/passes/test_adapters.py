@@ -489,7 +489,7 @@ def test_what_can_not_be_merged() -> None:
     assert merged(model, [adapter], good).keys() == {"w"}
     with raises(OnnxgradError, "failed", "w", "b"):
         merge(model, [adapter], {"a": good["a"]})
-    with raises(OnnxgradError, "failed", "w", "6", "5", "6", "2", "2", "4"):
+    with raises(OnnxgradError, "failed", "w", "6", "5", "LoRA", "6", "2", "2", "4"):
         merge(model, [adapter], {"a": good["a"], "b": np.zeros((2, 4))})
     with pytest.raises(OnnxgradError, match="no weight 'v' to merge"):
         merge(model, [replace(adapter, weight="v")], good)

@@ -529,7 +529,7 @@ def misused(attributes: str, fed: str, outputs: str = "g", before: str = "") -> 
         (misused('xs = ["a"], zs = ["b"], y = "y"', "i, b"), "'i', int64[2], is passed for 'a'", "type and rank"),
         (misused('xs = ["a"], zs = ["b"], y = "y"', "m, b"), "'m', float[2, 2], is passed for 'a', float[2]", "rank"),
         (misused('xs = ["a"], zs = ["b"], y = "q"', "a, b", "g", "p = Neg(g)\n q = Add(p, y)"),
-         "'grad' is part of the graph that it differentiates, because 'q' depends on its outputs", "copy"),
+         "'grad' is part of the graph that it differentiates, because 'q' depends on its outputs", "copies"),
     ],
 )  # fmt: skip
 def test_misuse(text: str, message: str, hint: str) -> None:

@@ -169,7 +169,7 @@ def gated_delta_net(
     key size].
     """
     if capture_count is not None:
-        raise Unknown("with `capture_count`, it also returns the states after some tokens")
+        raise Unknown("its attribute capture_count requests the states after some tokens")
     q, k, v = _parts(op, query, key, value, initial_state)
     heads, _ = (x.known_size(-2, "the number of its heads") for x in (v, k))
     packing = None if offsets is None else _packing(op, offsets)

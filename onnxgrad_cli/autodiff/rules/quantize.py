@@ -112,7 +112,7 @@ def _is_single(scale):
     return int(np.prod([size if isinstance(size, int) else 2 for size in scale.shape])) == 1
 
 
-refuse("BitCast", "the bits of a number have no derivative", "freeze the weights that the BitCast reads, with `freeze`")
+refuse("BitCast", "the bits of a number have no derivative", "freeze the weights before it with `freeze`")
 WITH_INTEGERS = "it computes with integers, which have no derivative"
 STRAIGHT_THROUGH = "pass `quantization='ste'` to use the straight-through estimator, or start from the float model"
 FROM_FLOATS = (

@@ -136,7 +136,7 @@ class LossOp(Op):
         cotangent = None if cotangent is None else self._apart(cotangent, y)
         found = self._walk(name, y, self.fill(1.0, y) if cotangent is None else cotangent, own)
         seed = "" if cotangent is None else cotangent.name
-        self._record("vjp", y, seed, own, found)
+        self.record("vjp", y, seed, own, found)
         results = [each if x is given else self.wide(each) for each, x, given in zip(found, own, xs, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -158,7 +158,7 @@ class LossOp(Op):
         cotangent = self.rename(self.fill(0.0, y), self.graph.fresh(f"{self.scope}/cotangent"))
         (transposed,) = self._walk("jvp", y, cotangent, [x])
         (found,) = self._walk("jvp", transposed, tangent, [cotangent])
-        self._record("jvp", y, tangent.name, [x], [found])
+        self.record("jvp", y, tangent.name, [x], [found])
         return found
 
     def _apart(self, seed: Val, y: Val) -> Val:
@@ -171,7 +171,8 @@ class LossOp(Op):
         is_shared = seed.name in self.graph.initializers or seed.name in self.graph.ancestors([y.name])
         return self.Identity(seed) if is_shared else seed
 
-    def _record(self, kind: str, y: Val, seed: str, xs: Sequence[Val], found: Sequence[Val]) -> None:
+    def record(self, kind: str, y: Val, seed: str, xs: Sequence[Val], found: Sequence[Val]) -> None:
+        """Record a derivative that is a part of the loss, for the proof."""
         wrt, results = tuple(x.name for x in xs), tuple(each.name for each in found)
         self.training.inner.append(InnerDerivative(kind, y.name, seed, wrt, results))
 

@@ -668,7 +668,7 @@ def test_a_wrong_derivative_inside_the_loss_fails(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, name: str, call: int
 ) -> None:
     """One derivative is 1 % too large. The gradients of the weights are those of this other loss, and so agree."""
-    record, calls = LossOp._record, 0
+    record, calls = LossOp.record, 0
 
     def scaled(op: LossOp, kind: str, y: Val, seed: str, xs: Sequence[Val], found: Sequence[Val]) -> None:
         nonlocal calls
@@ -682,7 +682,7 @@ def test_a_wrong_derivative_inside_the_loss_fails(
                 op.graph.nodes.append(node)
         record(op, kind, y, seed, xs, found)
 
-    monkeypatch.setattr(LossOp, "_record", scaled)
+    monkeypatch.setattr(LossOp, "record", scaled)
     Path("losses.py").write_text(SECOND)
     torch.manual_seed(3)
     torch.onnx.export(Net(3), (torch.zeros(7, 3),), "net.onnx", dynamo=False, input_names=["x"], output_names=["y"])
