@@ -197,6 +197,7 @@ def checker_error(bare: ModelProto, full: bool = False) -> str:
     if found := _unlike_any_dialect(bare):
         return found
     _in_domains(bare)
+    _replace_deprecated(bare)
     for node in all_nodes(bare):  # the checker names a node by its name alone
         node.name = node.name or next(iter(node.output), "")
     try:
@@ -231,6 +232,18 @@ def _in_domains(model: ModelProto) -> None:
     for owner in (model, *model.functions):
         if all(entry.domain != "com.microsoft" for entry in owner.opset_import):
             owner.opset_import.add(domain="com.microsoft", version=UNIMPORTED["com.microsoft"])
+
+
+def _replace_deprecated(model: ModelProto) -> None:
+    """Turn GroupNormalization of opset 18 into InstanceNormalization, which has the same operands and result type.
+
+    The checker refuses this version because it is deprecated, but onnxruntime runs it.
+    """
+    for owner, nodes in ((model, model.graph.node), *((each, each.node) for each in model.functions)):
+        for node in with_bodies(nodes) if 18 <= _opset(owner) < 21 else ():
+            if node.op_type == "GroupNormalization" and not node.domain:
+                node.op_type = "InstanceNormalization"
+                refill(node.attribute, [each for each in node.attribute if each.name != "num_groups"])
 
 
 def _give_shapes(model: ModelProto) -> None:

@@ -453,7 +453,10 @@ ACCEPTED: dict[str, Callable[[], ModelProto]] = {
     "NaN among the weights": lambda: mlp(field("initializer[1]", float_data=[1, float("nan"), 3])),
     "metadata twice": lambda: mlp(lambda m: [m.metadata_props.add(key="a", value=v) for v in "12"]),
     "sparse weight": lambda: mlp(sparse([0, 3])),
-}
+    "deprecated operator": lambda: onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        g (float[n, 6, 4] x) => (float[n, 6, 4] y) <float[2] s = {1, 2}, float[2] b = {0, 1}> {
+            y = GroupNormalization <num_groups = 2> (x, s, b) }"""),
+}  # fmt: skip
 """Models that break the standard or can't be run, but whose meaning is clear; onnxruntime loads most of them."""
 
 

@@ -124,7 +124,7 @@ def _rest(x: Val, groups: int) -> int | str:
 def group_normalization(op, g, y, x, scale, b, *, epsilon, num_groups, stash_type):
     """Normalize each group of channels of each sample. scale and b are per channel.
 
-    Version 18 is deprecated: the ONNX checker accepts no model that uses it.
+    Version 18, with one scale and bias per group, is converted to version 21 before.
 
     Source: Y. Wu and K. He, Group Normalization, 2018.
     """
