@@ -12,7 +12,7 @@ SUBSET ?= all
 JOBS ?= 2
 
 BIN := .venv/bin
-VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodiff/test_registry.py tests/autodiff/test_type_support.py tests/test_builder.py
+VERSIONS := tests/cli tests/data tests/files tests/passes tests/verification tests/report tests/autodiff/test_registry.py tests/autodiff/test_type_support.py tests/test_builder.py
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # else each of the many processes of the tests compiles all modules anew, which doubles its time

@@ -15,7 +15,7 @@ REQUIREMENTS = {
     "pyarrow": "pyarrow>=18",
     "scipy": "scipy>=1.13",
     "tensorboardX": "tensorboardX>=2.6.1",
-    "tokenizers": "tokenizers>=0.21",
+    "tokenizers": "tokenizers>=0.21.4",
     "torch": "torch>=2.13",
 }
 """Top-level module of an optional package -> its pip requirement, with the version bound in pyproject.toml."""

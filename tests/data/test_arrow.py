@@ -193,5 +193,6 @@ def test_tensors_of_one_shape_in_parquet(tmp_path: Path, order: list[int] | None
     inputs = {"x": tensor_type(FLOAT, ["batch", *wanted.shape[1:]]), "y": TABLE["y"]}
     np.testing.assert_array_equal(read(numbers), wanted[1:])
     for missing in ([*numbers[:4], None], [*numbers[:4], [None, *numbers[4][1:]]]):
-        with pytest.raises(UsageError, match="column 'x' has no value in row"):
+        # pyarrow before 26 does not read such a file
+        with pytest.raises(OnnxgradError, match="column 'x' has no value in row|Expected all lists to be of size"):
             read(missing)
