@@ -194,5 +194,5 @@ def test_tensors_of_one_shape_in_parquet(tmp_path: Path, order: list[int] | None
     np.testing.assert_array_equal(read(numbers), wanted[1:])
     for missing in ([*numbers[:4], None], [*numbers[:4], [None, *numbers[4][1:]]]):
         # pyarrow before 26 does not read such a file
-        with pytest.raises(OnnxgradError, match="column 'x' has no value in row|Expected all lists to be of size"):
+        with pytest.raises(OnnxgradError, match=r"column 'x' has no value in row|Expected all lists to be of size"):
             read(missing)
