@@ -90,7 +90,7 @@ class Scorer:
         self._derived = open_session(found.model, subject.path)
 
     def values(self, feeds: Feeds) -> tuple[np.ndarray, np.ndarray]:
-        """Return the values of the output and of the subject for these feeds."""
+        """Return the output of the model for these feeds, and the value that is explained or attacked."""
         if not self.subject.inner:
             return self._run(self._plain, [self.output], feeds)[0], feeds[self.subject.name]
         output, value = self._run(self._plain, [self.output, self.subject.name], feeds)

@@ -316,7 +316,7 @@ class Build:
             self.error = error
 
     def training_model(self, written: ModelProto) -> ModelProto:
-        """Return the training model in a written model. If it is packed, take it out of the training information."""
+        """Return the training model. A model with ONNX training information contains it as the first training step."""
         if not self.plan.packs:
             return written
         from onnxgrad_cli.standard.training_info import step_model

@@ -101,7 +101,7 @@ def run_tune(
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
         raise UsageError(
-            f"tuning measures standard operators only, but `target={options.target!r}` uses forms of its own",
+            f"tuning measures standard operators only, but `target={options.target!r}` also uses other operators",
             "leave `target` out",
         )
     target = _target(model, out)

@@ -352,7 +352,7 @@ class OptimizerOptions(_Part):
     embed_state: bool = option(
         default=True,
         help="Store the initial optimizer state in the model instead of passing it as inputs.",
-        details="If the weights exceed 256 MB, the state is only described, not stored.",
+        details="If the weights exceed 256 MB, the state is passed as inputs in any case.",
         section=OPTIMIZER,
     )
 

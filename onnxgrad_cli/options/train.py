@@ -21,7 +21,7 @@ NOT_OF_TRAINING = frozenset({
 """Build options that `train` sets itself: they decide how the training model is written."""
 
 DEFAULT_OPTIMIZER = "adam"
-"""The optimizer of a training that names none."""
+"""The optimizer of `train` if `optimizer` is not set."""
 
 EVALUATION, RUNTIME = "Evaluation", "Runtime"
 """Headings in `--help-all`."""

@@ -302,7 +302,7 @@ class _LowBitWriter:
         return [*op.nodes, node]
 
     def _begun(self, node: Node) -> Op:
-        """Return the emitter without nodes, set to the role and the name prefix of `node`."""
+        """Empty the emitter and return it. The nodes that it adds get the role and the name prefix of `node`."""
         self._op.nodes, self._op.scope = [], node.name
         self._op.role, self._op.forward = metadata_of(node, ROLE), metadata_of(node, FORWARD)
         return self._op

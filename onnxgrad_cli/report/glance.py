@@ -86,10 +86,10 @@ def _cost_line(report: Report) -> str:
 
 
 def _cautions_line(report: Report) -> str:
-    """Return the number of cautions, for each kind that is only counted.
+    """Return a line with the number of cautions of each kind whose text is not printed.
 
-    A build counts all kinds that are not in `WARNINGS`. An inspection counts only those in `CONVENTIONS`, because it
-    prints the others itself.
+    For a build, these are all kinds but those in `WARNINGS`. For an inspection, these are the kinds in `CONVENTIONS`,
+    because it prints the others itself.
     """
     counts = Counter(caution.kind for caution in report.cautions)
     kinds = CONVENTIONS if report.diagnosis else [kind for kind in KINDS if kind not in WARNINGS]

@@ -29,5 +29,5 @@ def test_what_only_standard_operators_are_for_is_refused(more: dict[str, Any]) -
 
 
 def test_tuning_is_for_the_standard() -> None:
-    with pytest.raises(UsageError, match="`target='ort-cpu'` uses forms of its own"):
+    with pytest.raises(UsageError, match="`target='ort-cpu'` also uses other operators"):
         run_tune("conv.onnx", options=Options(target="ort-cpu"))

@@ -22,7 +22,7 @@ MAX_BINDINGS = 12
 @option(
     "--keep-outputs",
     is_flag=True,
-    help="Keep all outputs of the inference graph in the models of training steps, FILE.stepN.onnx.",
+    help="Keep all outputs of the inference graph in the files FILE.stepN.onnx, one for each training step.",
     section="Output",
 )
 @option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)

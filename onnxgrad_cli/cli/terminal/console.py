@@ -189,9 +189,9 @@ class Console:
             _narrate(escaped(text), "hint:", "cyan")
 
     def failed(self, problem: Problem) -> Problem:
-        """Record a problem for the JSON output and for GitHub.
+        """Record a problem for the JSON output and for GitHub's annotations.
 
-        Return the problem with flags in place of arguments, and with its refusals added to its details.
+        Return a copy that names command-line flags instead of Python arguments, and lists refused nodes in its details.
         """
         refusals = [in_words(refusal) for refusal in problem.refusals]
         self._problem = Problem(

@@ -34,8 +34,8 @@ class OptimizerState:
         if self._embed and size > MAX_STORED_BYTES and not options.training_info:
             self._embed = False
             text = (
-                f"the weights take {size / 1e9:.1f} GB, so the model does not store the optimizer's state, but "
-                "only describes it"
+                f"the weights take {size / 1e9:.1f} GB, so the model does not store the initial state of the "
+                "optimizer: pass it as inputs"
             )
             training.cautions.append(Caution("note", "`embed_state`", text))
 

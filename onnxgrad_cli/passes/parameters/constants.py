@@ -146,7 +146,7 @@ def _setting(uses: Iterable[tuple[Node, int]]) -> str:
 
 
 def _tests(reached: list[tuple[Node, int]]) -> formulas.Tests:
-    """Return the formulas that the values of a tensor should be tested for, given the nodes that read it."""
+    """Return the tests for constants to apply to a tensor, given the nodes that read it; see `formulas`."""
     tests = formulas.ANYWHERE
     products = {(node.op_type, position) for node, position in reached if node.op_type in PRODUCTS}
     if reached and not any(position > 0 or op_type == "Einsum" for op_type, position in products):

@@ -109,7 +109,7 @@ def is_selection(x: np.ndarray) -> bool:
 
 
 def is_whole(x: np.ndarray) -> bool:
-    """Return True for whole numbers, such as strides or counts: a large one among them, or many different ones."""
+    """Return True if all values are whole numbers and one is large or many differ, as in strides or counts."""
     if not x.size or not bool(np.all(x == np.round(x))):
         return False
     return bool(np.abs(x).max() >= 8) or (x.size >= 9 and len(np.unique(x)) > 2)

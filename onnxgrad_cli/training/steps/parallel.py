@@ -181,13 +181,13 @@ def _pack(tensors: Mapping[str, Buffer], size: int) -> Iterator[Bucket]:
 
 
 def divisors_of(built: TrainingModel, part: str, alternative: str) -> list[str]:
-    """Return, for each loss, the output with the number by which the loss divides its sum to get the mean.
+    """Return, for each loss, the name of the output with its divisor, so that loss = sum / divisor.
 
-    The name of the output is "" if this number is proportional to the batch size.
+    The name is "" if the divisor is proportional to the batch size.
 
     Args:
         built: the training model.
-        part: the word for the owner of a part in messages, such as 'process'.
+        part: the word in messages for a worker, which computes a part of each batch, such as 'process'.
         alternative: a way to train without parts, as text for hints.
 
     Raises:
