@@ -98,8 +98,9 @@ def _worked_example() -> list[str]:
         "The [guide of the standard](https://github.com/onnx/onnx/blob/main/docs/DefineDifferentiability.md) accepts "
         "two kinds of proof. Either a framework has the operator's backward function and a mapping to the operator, or "
         "the Jacobian exists, with two numeric examples. `python -m tools.verify_op` does both and compares "
-        "onnxgrad's gradient with the result. It uses the node tests that onnx publishes, or creates a node. The "
-        "example is Reshape: its first input and its output are differentiable, and its shape input is not.",
+        "onnxgrad's gradient with the result. The examples are node tests that onnx publishes, or random "
+        "numbers of given shapes. The operator below is Reshape: its first input and its output are differentiable, "
+        "and its shape input is not.",
     ]
     for title, against in (("By mathematics", "math"), ("By PyTorch", "torch")):
         option = "" if against == "math" else " --against torch"

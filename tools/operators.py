@@ -17,8 +17,8 @@ def document(found: Sequence[Coverage]) -> str:
     lines = [
         "# Operators",
         "",
-        f"This page lists every operator of ai.onnx up to opset {NEWEST_OPSET}, newer operators that older ones "
-        "define, and every supported operator of other domains. `make docs` writes it.",
+        f"This page lists every operator of ai.onnx up to opset {NEWEST_OPSET}, newer operators that are "
+        "defined by means of older ones, and every supported operator of other domains. `make docs` writes it.",
         "",
         *markdown_table(
             ("how", "operators", "meaning"), [(kind, kinds[kind], text) for kind, text in DERIVATIVES.items()]

@@ -207,13 +207,15 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
 def _at(
     folder: Path, config: Mapping[str, Any], place: AdapterSite, own: Mapping[str, Arrays], called: Mapping[str, str]
 ) -> tuple[Adapter, dict[str, np.ndarray]]:
-    """Join the adapters of the modules that one matrix product computes. Return the adapter and its LoRA matrices.
+    """Return the adapter of one matrix product, and its LoRA matrices.
+
+    If several modules are packed into the product, the LoRA matrices of the modules are joined.
 
     Args:
         folder: the folder, for messages.
-        config: the configuration.
+        config: the contents of the folder's adapter_config.json.
         place: the matrix product.
-        own: module that the product computes and that has an adapter -> its LoRA matrices.
+        own: module -> its LoRA matrices in the folder, for each module of the product that has some.
         called: module -> its name in transformers.
 
     Raises:

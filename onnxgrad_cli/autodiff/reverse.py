@@ -214,7 +214,7 @@ class _Walk:
         return True
 
     def partial(self, wanted: Iterable[str]) -> list[str]:
-        """Return those of `wanted` from which at least one path to a seed is stopped."""
+        """Return the values in `wanted` with a partial gradient: gradients stop on a path from the value to a seed."""
         stopped = self._stopped_inside.union(self.activity.stopped)
         behind = self.activity.dependencies(stopped) if stopped else ()
         return [name for name in wanted if name in behind]

@@ -43,8 +43,8 @@ def stored_as(model: ModelProto, quantized: Quantized, names: Iterable[str]) -> 
         weight = weights.get(name)
         if weight is not None and not (weight.scale or weight.factors):
             raise UsageError(
-                f"'{name}' can't be written back: it is stored as the integers '{weight.tensor}', and no "
-                "DequantizeLinear gives their scale, as with MatMulInteger or DynamicQuantizeLSTM",
+                f"'{name}' can't be written back to its integers '{weight.tensor}': no DequantizeLinear gives their "
+                "scale (weights of MatMulInteger and DynamicQuantizeLSTM have none)",
                 "quantize the float model statically, with QuantizeLinear and DequantizeLinear, or leave the weight as "
                 f"it is with `freeze={name!r}`",
             )

@@ -71,7 +71,7 @@ Names = tuple[str, ...]
 
 WHOLE = np.dtype(np.int64)
 
-FOR_NUMBERS = "for class names use a classification loss, `losses='cross-entropy'`; for yes and no save 1 and 0"
+FOR_NUMBERS = "for class names use a classification loss, `losses='cross-entropy'`; for binary labels save 1 and 0"
 """The hint of the error about a column of text if its input takes floats."""
 
 

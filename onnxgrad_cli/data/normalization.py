@@ -163,7 +163,7 @@ def _takes_pictures(kind: TypeProto) -> bool:
 
 
 def _meant(how: str, inputs: Mapping[str, TypeProto]) -> list[str]:
-    """Return the inputs that a request without the name of an input applies to: all that the normalization fits.
+    """Return the inputs to normalize if `normalize` names no input: all inputs that the normalization `how` fits.
 
     Raises:
         UsageError: the normalization fits no input, or it is MEAN/STD and fits several inputs.

@@ -48,12 +48,16 @@ NOT_RECURRENT = Recurrent()
 
 
 def batch_axes(inputs: InputTypes, recurrent: Recurrent) -> dict[str, int]:
-    """Return a map: input whose batch axis is not the first -> its batch axis; {} if the batch symbol is ambiguous.
+    """Find the inputs whose batch axis is not axis 0, and return a map: input -> its batch axis.
 
-    The batch symbol is the only symbol in the shapes of initial states. If there are no such states, it is the symbol
-    on the second axis of sequences that recurrent layers read. Otherwise, if a symbol is on the first axis of one input
-    and on a later axis of another, each symbol on a first axis is tried: its axes are moved to the front. It is the
-    batch symbol if it is the only one whose move resolves all such conflicts.
+    The batch axis is the axis whose size is the batch symbol, which is found by the first rule that applies:
+
+    1. It is the only symbol in the shapes of initial states or, without such symbols, the only one on axis 1 of the
+       sequences that recurrent layers read.
+    2. If a symbol is on axis 0 of one input and on a later axis of an input, the two conflict. The batch symbol is the
+       only symbol on an axis 0 that can be moved to axis 0 of all inputs so that no conflict is left.
+
+    The map is empty if neither rule finds a batch symbol.
 
     Args:
         inputs: the inputs that must be fed, with their types.

@@ -155,10 +155,10 @@ class Peepholes(Reductions):
         return scattered or super().sum(x, axes, keepdims)
 
     def _scattered_sum(self, x: Val, axes: Sequence[int] | None) -> Val | None:
-        """Return the sum of `x` over `axes` if `x` is a scatter whose updates equal that sum; otherwise None.
+        """Return the updates of `x` if `x` is a scatter onto zeros and its updates equal its sum; otherwise None.
 
-        The updates equal the sum if `axes` is just the axis of the scatter and each sum has exactly one update. The
-        updates then have size one on that axis, and the sizes of `x` on all other axes.
+        They are equal if `axes` contains only the axis of the scatter, and there is one update along this axis for each
+        element of the sum. The updates then have size one on this axis, and the sizes of `x` on all other axes.
         """
         if x.name not in self._scattered or axes is None or len(axes) != 1:
             return None

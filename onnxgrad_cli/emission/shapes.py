@@ -191,7 +191,7 @@ class ShapeOps(NodeEmitter):
             Unknown: `size` is known and larger than `LONGEST_RANGE`.
         """
         if isinstance(size, int) and size > LONGEST_RANGE:
-            raise Unknown(f"its {size:,} places along an axis are too many")
+            raise Unknown(f"it requires an axis of {size:,} elements, which is too long")
         if isinstance(size, int) and size <= MAX_COUNTING_LENGTH:
             return self.const(np.arange(size, dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(rank)]))
         stop = self.const(size) if isinstance(size, int) else self.squeeze(size, [0])

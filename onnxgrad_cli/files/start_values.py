@@ -301,7 +301,7 @@ def values_beside(path: Path | None, names: Iterable[str]) -> Arrays:
     weights = f"the weights of the training model, such as '{names[0]}', are inputs"
     if path is None:
         raise UsageError(
-            f"{weights}, and their values are in files beside the model, which was not read from a file", hint
+            f"{weights}, and their values are in files beside the model, but the model was not read from a file", hint
         )
     if not places(path)[0].is_file():
         raise missing_file(f"{weights}, but '{places(path)[0]}' with their values is missing", hint)

@@ -106,14 +106,15 @@ class LossOptions(_Part):
     reduction: Reduction = option(
         default="mean",
         help="Reduce the loss over the batch to its mean or its sum.",
-        details="The mean is PyTorch's: over all elements, or divided by the sum of class weights.",
+        details="As in PyTorch, the mean divides by the number of elements whose label is not ignored. With class "
+        "weights, it divides by the sum of the class weights of these labels.",
         section=LOSS,
     )
     sample_weight: str | None = option(
         default=None,
         help="Add an input NAME with one weight per sample; the loss of a sample is multiplied by its weight.",
-        details="The weights don't change the number by which the mean divides, as in PyTorch's "
-        "(criterion(reduction='none') * weight).mean().",
+        details="The mean divides the sum of the weighted losses by the same number as without sample weights, as "
+        "PyTorch's (criterion(reduction='none') * weight).mean() does.",
         section=LOSS,
         metavar="NAME",
     )
@@ -324,8 +325,9 @@ class OptimizerOptions(_Part):
     accumulate: int = option(
         default=1,
         help="Take one optimizer step per N batches, with the accumulated gradients of these batches.",
-        details="The step equals the step of a single batch with the samples of all N batches if the loss is a mean "
-        "over the labels that are not ignored. Otherwise, all N batches must have the same number of such labels.",
+        details="The result is the same as one step on a large batch with all samples if the N batches have the same "
+        "number of labels that are not ignored. A single loss with ignored labels or class weights does not require "
+        "this.",
         section=OPTIMIZER,
         metavar="N",
         least=1,
@@ -393,12 +395,12 @@ class InitOptions(_Part):
     seed: int | None = option(
         default=None,
         help="Seed of all random numbers: new weights, adapters, the order of the samples, and Dropout.",
-        details="With None, the runtime chooses, and adapters are drawn with seed 0.",
+        details="With None, the runtime chooses its seed, and the seed of adapters is 0.",
         section=TRAINED,
         metavar="N",
         least=0,
         most=SEEDS - 1,
-        shown="0; in `build`, the runtime chooses, except for adapters",
+        shown="0; in `build`, 0 for adapters, and for all else the runtime chooses",
     )
 
 

@@ -113,7 +113,8 @@ class Course(checks.KnownKeywords):
     )
     keep_mode: bool = option(
         default=False,
-        help="Evaluate and write BatchNormalization and Dropout in the mode stored in MODEL, not in inference mode.",
+        help="In evaluations and in the written model, leave BatchNormalization and Dropout in the mode stored in "
+        "MODEL, instead of inference mode.",
         section=OUTPUT,
     )
     provider: str = option(

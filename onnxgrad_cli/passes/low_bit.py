@@ -98,7 +98,10 @@ class Packed(NamedTuple):
 
 
 def late_product(op: Op, g: Val, w: Packed) -> Val:
-    """Return G W, where W is unpacked after G is computed, in parts whose products are added up."""
+    """Return the product of `g` and the unpacked matrix W of `w`.
+
+    W is unpacked only after `g` is computed, a few rows at a time. The products with these rows are added up.
+    """
     late, sums = w.after(op, g), list[Val]()
     numbers = w.rows * w.blocks * w.size // w.places
     step = max(1, w.rows * min(max(int(numbers / PIECES), MIN_UNPACKED), MAX_UNPACKED) // numbers)

@@ -426,7 +426,11 @@ def _join_outputs(graph: GraphProto, algorithm: GraphProto, needed: Set[str]) ->
 
 
 def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:
-    """Return the metadata entry with the roles of a step that lacks it, as far as its bindings show the roles."""
+    """Return the text of the metadata entry with the roles of inputs and outputs, for a step that has no such entry.
+
+    Inputs with an initializer are states. An output bound to a state is its next value. No other roles are known, so
+    other inputs are model inputs and other outputs are kept outputs.
+    """
     inputs = {name: "state" if name in graph.initializers else "model input" for name in graph.input_names}
     replaced = {value: name for name, value in updates.items()}
     outputs = {name: ("next state", replaced[name]) if name in replaced else ("kept output", "")

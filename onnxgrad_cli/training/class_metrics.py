@@ -112,7 +112,7 @@ class _F1(_Counts):
         super().update(predictions, labels)
         if self._several or len(self._each) != 2:
             hint = "use f1-macro, f1-micro or f1-weighted"
-            raise UsageError(f"f1 is for yes and no, but there are {len(self._each)} classes", hint)
+            raise UsageError(f"f1 is for binary classification, but there are {len(self._each)} classes", hint)
 
     def value(self) -> float:
         return float("nan") if self._nothing else float(self._each[1])

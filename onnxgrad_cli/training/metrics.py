@@ -300,7 +300,7 @@ def means_yes(name: str, labels: np.ndarray, ignored: int) -> np.ndarray:
     if others.size:
         hint = "use a regression metric, such as rmse or r2"
         raise UsageError(
-            f"{name} is for yes and no, with labels 1 and 0 or 1 and -1, but there is a label {others.flat[0]:g}", hint
+            f"{name} requires binary labels, 1 and 0 or 1 and -1, but there is a label {others.flat[0]:g}", hint
         )
     return labels > 0.5
 

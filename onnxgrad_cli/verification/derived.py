@@ -364,11 +364,12 @@ def has_values(model: ModelProto, names: Iterable[str]) -> bool:
 class _Measure:
     """Compares the derivatives of a case with finite differences.
 
-    The graph computes derivatives as zero for functions with jumps, such as Floor. For these, each entry moves in
-    proportion to its size, because such steps cross few jumps.
+    If the function has jumps, such as Floor, its derivatives in the graph are zero, but a finite difference across a
+    jump is not. For such functions, each entry of an input moves by a step in proportion to the entry, because such
+    steps cross few jumps.
 
     Attributes:
-        is_zero: True if the graph computes the derivatives as zero; see `_written_as_zero`.
+        is_zero: True if the derivatives depend on no data and no weights, so the graph computes zeros.
         still: True if the derivatives are zero and the function does not change along the tested directions.
 
     Raises:

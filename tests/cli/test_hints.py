@@ -356,6 +356,7 @@ CASES = [
         for use in ("leave --resume out", "--resume auto")
     ),
     Case("leave `balance` out", TRAIN + " --balance", "leave --balance out"),
+    Case("leave `val_prefix` out", TRAIN + " --val 0.5 --val-prefix test_", "leave --val-prefix out"),
     *(
         Case(
             "choose a larger `batch_size`{}, or `mode='eval'`",

@@ -170,8 +170,8 @@ HUGE = {
     "a block": (
         "r = Reshape(h, columns) y = Col2Im(r, block, block)", 3, "its blocks of 20000 x 1 elements are too large"),
     "a scale": ("y = Resize<mode = \"linear\", antialias = 1>(h, , tiny)", 0, ""),
-    "samples": ("y = RoiAlign<sampling_ratio = 2147483647>(h, rois, zero)", 3, "2,147,483,647 places along an axis"),
-    "bins": ("y = RoiAlign<output_height = 2000000000>(h, rois, zero)", 3, "2,000,000,000 places along an axis"),
+    "samples": ("y = RoiAlign<sampling_ratio = 2147483647>(h, rois, zero)", 3, "an axis of 2,147,483,647 elements"),
+    "bins": ("y = RoiAlign<output_height = 2000000000>(h, rois, zero)", 3, "an axis of 2,000,000,000 elements"),
     "channels": ("c = Reshape(h, channels) y = LRN<size = 3>(c)", 3, "its number of channels, 20,000, is too large"),
 }  # fmt: skip
 """Nodes of which few bytes ask for billions of numbers; the exit code, and what is told."""

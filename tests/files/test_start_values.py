@@ -150,7 +150,7 @@ def test_a_model_is_checked_with_what_lies_beside(shell: Shell) -> None:
     assert result.code == 1 and "but 'inputs.json' with their values is missing" in result.err
     with pytest.raises(OnnxgradError, match="are inputs"):
         Trainer("inputs.onnx")
-    with pytest.raises(UsageError, match="which was not read from a file"):
+    with pytest.raises(UsageError, match="but the model was not read from a file"):
         Trainer(Path("inputs.onnx").read_bytes())
 
 

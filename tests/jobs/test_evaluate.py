@@ -194,7 +194,7 @@ def test_a_metric_of_an_output_says_which_epoch_is_best(shell: Shell) -> None:
     ("words", "said"),
     [
         (("--metric", "accuracy:other"), "outputs with a loss: cls, reg"),
-        (("--metric", "f1:cls"), "f1 is for yes and no, but there are 3 classes"),
+        (("--metric", "f1:cls"), "f1 is for binary classification, but there are 3 classes"),
         (("--metric", "acuracy"), "no metric 'acuracy'"),
     ],
 )

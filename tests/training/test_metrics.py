@@ -119,7 +119,7 @@ def test_numbers_are_no_yes_and_no(name: str) -> None:
     for other in (1.5, -0.5, 7):
         labels = np.array([[0], [1], [other]])
         with pytest.raises(
-            UsageError, match=f"{name} is for yes and no.*, but there is a label {other}\nhint: .* rmse or r2"
+            UsageError, match=f"{name} requires binary labels.*, but there is a label {other}\nhint: .* rmse or r2"
         ):
             taken(name, scores[:3], labels, (1,))
     with pytest.raises(UsageError, match="but there is a label 0"):

@@ -59,7 +59,8 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
 @option(
     "--start/--no-start",
     default=True,
-    help="pgd: start at a random point within epsilon, or at the sample.  [default: --start]",
+    help="pgd: start at a random point within epsilon of the sample (--start), or at the sample itself (--no-start).  "
+    "[default: --start]",
 )
 @option(
     "--restarts",

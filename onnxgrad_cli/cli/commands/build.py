@@ -49,8 +49,8 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
 @option(
     "--verify/--no-verify",
     default=None,
-    help="Check the gradients numerically; if the check fails, no model is written.  [default: only if the check takes "
-    "seconds]",
+    help="Check the gradients numerically; if the check fails, no model is written.  [default: on, unless the model "
+    "is large]",
     common=True,
 )
 @proof_data(

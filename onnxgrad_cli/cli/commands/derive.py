@@ -61,8 +61,8 @@ UNASKED = "no proof was requested"
 @option(
     "--weighted",
     is_flag=True,
-    help="Add an input with a weight for each element of the differentiated outputs. A Hessian then refers to the "
-    "weighted sum.",
+    help="For each differentiated output, add an input with one weight per element of the output. A Hessian is then "
+    "the second derivative of the weighted sum of the outputs.",
 )
 @option(
     "--names",
@@ -90,8 +90,8 @@ UNASKED = "no proof was requested"
 @option(
     "--verify/--no-verify",
     default=None,
-    help="Check the derivatives numerically; if the check fails, nothing is written.  [default: only if the check "
-    "takes seconds]",
+    help="Check the derivatives numerically; if the check fails, nothing is written.  [default: on, unless the "
+    "model is large]",
     common=True,
 )
 @proof_data(

@@ -33,7 +33,8 @@ def expand(console: Console, model: str, out: str | None, keep_outputs: bool, fo
 
     Gradient nodes and the optimizers of ai.onnx.preview.training are replaced by nodes that compute the same. For a
     model with training information, two more models are written: FILE.step0.onnx, one training step, and
-    FILE.init0.onnx, which draws the initial values. Each further training information gets the next number.
+    FILE.init0.onnx, which draws the initial values. If MODEL has several TrainingInfoProto messages, the files of
+    the second are FILE.step1.onnx and FILE.init1.onnx, and so on.
     """
     to_stdout = console.writes_to_stdout(out, model)
     console.done = "expanded"

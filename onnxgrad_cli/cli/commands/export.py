@@ -62,10 +62,10 @@ from onnxgrad_cli.common.escape import escaped
 def export(console: Console, /, weights: Path, model: str, out: str | None, **how: Any) -> int:
     """Write MODEL with the trained WEIGHTS.
 
-    WEIGHTS are a checkpoint, the folder of a run of `onnxgrad train`, or adapters in any format. They can also be a
-    .bin file from another program that trained a model of `onnxgrad build --weights inputs`, or a safetensors file that
-    holds only weights. An ONNX file is allowed too: a trained model, a model of derivatives or a training model.
-    Weights are matched by name, type and shape.
+    WEIGHTS are a checkpoint, the folder of a run of `onnxgrad train`, or adapters in any format. A safetensors file
+    with only weights, or an ONNX file (a trained model, a model of derivatives or a training model) is allowed too. If
+    another program trained a model that `onnxgrad build --weights inputs` wrote, WEIGHTS are the .bin file of that
+    program. Weights are matched by name, type and shape.
     """
     adapter_alone = how["adapter"] is not None and not how["adaptable"] and not how["merge"]
     console.writes_to_stdout(out, "" if adapter_alone else model)

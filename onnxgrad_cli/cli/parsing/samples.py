@@ -40,8 +40,8 @@ on_samples = together(
     option("--prefix", default="", metavar="TEXT",
            help="Prefix of the names in --data: with test_, input x is read from test_x."),
     declared_options(SampleOptions, without=TRAINING),
-    option("--verify/--no-verify", default=None, help="Check the gradients numerically.  [default: only if the check "
-           "takes seconds]", common=True),
+    option("--verify/--no-verify", default=None, help="Check the gradients numerically.  [default: on, unless the "
+           "model is large]", common=True),
     option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True),
 )  # fmt: skip
 """A decorator that adds options to a command: the samples and their conversion, and the check of the gradients."""

@@ -503,7 +503,7 @@ def _data(
         validation = opened(str(val), val_set, course.val_prefix, known, [""] if twice else [])
     elif share is not None:
         if course.val_prefix:
-            raise UsageError("`val_prefix` requires `val=DATA`, not a fraction of `data`", "leave it out")
+            raise UsageError("`val_prefix` requires `val=DATA`, not a fraction of `data`", "leave `val_prefix` out")
         if val_set != first:
             raise UsageError(
                 f"`val`: a fraction can be held out of the first data set '{first}', not of '{val_set}'",

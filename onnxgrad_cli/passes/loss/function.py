@@ -179,11 +179,11 @@ class LossOp(Op):
     def divergence(self, y: Val, x: Val) -> Val:
         """Return the divergence, Σ_i dy[:, i] / dx[:, i], one number per sample: [batch, 1].
 
-        x and y have the same shape, [batch, ...], and the sizes after the batch are fixed. One gradient is computed
+        x and y have the same shape, [batch, ...], with fixed sizes after the batch axis. One gradient is computed
         for each element of a sample.
 
         Raises:
-            UsageError: the shapes differ, or a size after the batch is unknown.
+            UsageError: the shapes differ, or the size of an axis after the batch axis is unknown.
         """
         if x.shape[1:] != y.shape[1:]:
             raise UsageError(
@@ -419,12 +419,13 @@ def _elements(x: Val) -> int:
     """Return the number of elements of each sample.
 
     Raises:
-        UsageError: a size after the batch is unknown.
+        UsageError: the size of an axis after the batch axis is unknown.
     """
     sizes = known_sizes(x.shape[1:])
     if sizes is None:
         raise UsageError(
-            f"a derivative in the loss requires fixed sizes after the batch, but '{x.name}' is {in_words(x.type)}",
-            "fix its sizes after the batch",
+            f"a derivative in the loss requires a fixed size on each axis after the batch axis, but '{x.name}' is "
+            f"{in_words(x.type)}",
+            f"fix the sizes of '{x.name}' on the axes after the batch axis",
         )
     return math.prod(sizes)

@@ -139,7 +139,12 @@ class _Chain:
         return math.prod(dim if isinstance(dim, int) else 0 for dim in self.shape)
 
     def _reaches(self, name: str) -> bool:
-        """Return True if only elementwise nodes compute a value. Collect the nodes and the values that they read."""
+        """Follow a value back to the values that it is computed from. Return True if all nodes between are elementwise.
+
+        The search ends at values of one element, which are added to `scalars`, and at values that no node computes,
+        which are added to `vectors`. The nodes are added to `nodes`. The result is also False if the search ends at a
+        constant, or at a weight or state that another update may have overwritten.
+        """
         if not name or name in self._seen:
             return True
         self._seen.add(name)

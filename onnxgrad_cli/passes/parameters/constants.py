@@ -100,9 +100,10 @@ BY_NAME = "(name it with `train` to train it)"
 
 
 def _within(name: str, node: Node, position: int) -> list[tuple[Node, int]]:
-    """Return the nodes that read a value, each with the input position.
+    """Return the nodes that read the value `name` as an input, each with the position of this input.
 
-    If `node` captures the value in its bodies, these are the nodes of the bodies.
+    This is `node` itself, unless `position` is negative: then bodies of `node` capture the value, and the nodes of the
+    bodies that read it are returned.
     """
     if position >= 0:
         return [(node, position)]

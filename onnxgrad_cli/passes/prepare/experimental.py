@@ -20,7 +20,7 @@ from onnxgrad_cli.passes.prepare.quantized_operators import NodeWriter
 
 
 class _ExperimentalWriter(NodeWriter):
-    """Writes nodes that read one value, and constants as further operands."""
+    """Writes the nodes that replace an experimental operator. Inputs of a node after the first are constants."""
 
     def write(self, op_type: str, x: str, *constants: Any, **attributes: Any) -> str:
         """Write a node that reads `x` and then constants, and return its output."""

@@ -210,7 +210,10 @@ def _possible_axes(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object]
 
 
 def _analysed(graph: Graph, size: int) -> tuple[Graph, list[Node]]:
-    """Return a typed copy of a graph in which computed sizes are folded, and the Shape and Size nodes it had."""
+    """Return a copy of a graph for the analysis, and the Shape and Size nodes of the copy before folding.
+
+    In the copy, all types are inferred, and values computed from known sizes are folded into constants.
+    """
     whole = graph.commit()
     work = Graph(skeleton(whole) if size == 1 else copied(whole), graph.path)
     repair(work.commit())

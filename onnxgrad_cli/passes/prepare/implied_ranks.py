@@ -57,7 +57,7 @@ KEEPS_RANK = SAME_RANK | frozenset(
 """Operators whose first operand has the same rank as their result."""
 
 LENGTHS: dict[str, tuple[int, int]] = {"Pad": (1, 2), "Tile": (1, 1)}
-"""Map: operator with an operand of numbers for each axis of the first one -> (its position, the numbers per axis)."""
+"""Map: operator -> (N, count), if its input N is a vector with `count` numbers for each axis of input 0."""
 
 
 def imply_ranks(graph: Graph) -> bool:

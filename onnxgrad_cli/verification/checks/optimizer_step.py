@@ -70,9 +70,9 @@ LARGEST_HALF = 1e3
 """Largest random gradient for float16 weights, so that no result becomes infinite."""
 
 MIN_GRADIENT, MIN_HALF_GRADIENT = 1e-16, 1e-4
-"""Smallest random gradients, for float32 and float16. Float32 can hold the square of the first.
+"""Smallest magnitude of random gradients in float32, and in float16.
 
-Float16 holds three digits of the second.
+The square of the first is not zero in float32. The second has three significant digits in float16.
 """
 
 
@@ -478,13 +478,15 @@ def _rescaled(
 
 
 def _expected(step: _StepModel, before: Arrays, after: Arrays, times: int) -> dict[str, np.ndarray | float]:
-    """Compute the weights and states after a run with the reference.
+    """Return a map: weight or state -> the value that the reference implementation computes in one run of the step.
 
     Args:
         step: the step.
         before: the inputs of the step.
-        after: the outputs of the model. The expected moving average is computed from its new weights.
-        times: the number of machine epsilons by which the options are changed.
+        after: the new weights and states that the model computes. The expected moving averages are computed
+            from these weights.
+        times: the number of machine epsilons by which the options are increased, relatively, to measure the effect of
+            rounding.
     """
     settings, kinds, roles = step.settings, step.kinds, step.roles
     expected: dict[str, np.ndarray | float] = {name: before[name] for name in step.slots_and_weights}

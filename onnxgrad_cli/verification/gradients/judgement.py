@@ -231,7 +231,10 @@ class Judge:
         return SlopeComparison(claimed, measured.value, allowed, shares, measured.kink / 2)
 
     def _ways(self, names: Sequence[str], signs: Sequence[float] | np.ndarray) -> dict[str, Direction]:
-        """Return tensor -> its direction in the next comparison, with the given signs."""
+        """Return a map: tensor -> the direction in which the next comparison moves it.
+
+        `signs` has a sign for each of `names`; -1 reverses the direction of the tensor.
+        """
         return {
             name: self._claims.direction(name, self._trials, sign * self._amplitudes[name])
             for name, sign in zip(names, signs, strict=True)
