@@ -87,8 +87,8 @@ def check_fits(
     changed = [name for name, array in own.items() if tensor_digest(array) != untrained[name]]
     if changed:
         raise OnnxgradError(
-            f"'{source}' belongs to another model: {listed(changed)} {_have(changed)} different values in the two, but "
-            f"{_have(changed)} not been trained",
+            f"'{source}' belongs to another model: {listed(changed)} {_have(changed)} different values in the "
+            f"model, but {_have(changed)} not been trained",
             BASE,
         )
     taken = {*held.values, *untrained, *(adapter.weight for adapter in held.adapters)}
