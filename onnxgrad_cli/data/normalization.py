@@ -19,6 +19,9 @@ from onnxgrad_cli.ir.types import in_words, shape_of
 PIXEL = 255.0
 """The number by which the bytes of pictures are divided."""
 
+LEAST_BRIGHT = 200
+"""Columns of bytes that reach this value are taken for flattened pictures. Counts and categories are mostly smaller."""
+
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's channels, for pixels from 0 to 1. Source: torchvision.models."""
 
@@ -138,7 +141,8 @@ def normalizations(
 def _warn_of_bytes(asked: Sequence[str], inputs: Mapping[str, TypeProto], samples: SampleSource, tell: Tell) -> None:
     """Warn of pictures that are fed as bytes, because most models expect pixels from 0 to 1, or normalized pixels.
 
-    The range is taken from the first block only, so that no large file is read twice.
+    Columns of bytes are taken for flattened pictures if they reach `LEAST_BRIGHT`. The range is taken from the first
+    block only, so that no large file is read twice.
 
     Args:
         asked, samples, tell: see `normalizations`.
@@ -146,12 +150,14 @@ def _warn_of_bytes(asked: Sequence[str], inputs: Mapping[str, TypeProto], sample
     """
     declined = {owner for owner, _, how in (text.rpartition(":") for text in asked) if how == "none"}
     for name, kind in inputs.items():
-        if declined & {name, ""} or not _takes_pictures(kind):
+        pictures, flat = _takes_pictures(kind), len(shape_of(kind) or ()) == 2
+        if declined & {name, ""} or not (pictures or flat):
             continue
         block = next(iter(samples.column(name)), np.zeros(0))
-        if block.dtype == np.uint8 and block.size and block.max() > 1:
+        if block.dtype == np.uint8 and block.size and block.max() >= (2 if pictures else LEAST_BRIGHT):
             said = f"caution: '{name}' gets unscaled bytes from {block.min()} to {block.max()}: "
-            said += f"`normalize='{name}:0/1'` divides them by 255, `normalize='{name}:none'` keeps them"
+            said += f"`normalize='{name}:0/{1 if pictures else 255}'` divides them by 255, "
+            said += f"`normalize='{name}:none'` keeps them"
             tell(said, 0)
 
 

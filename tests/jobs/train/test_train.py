@@ -371,14 +371,33 @@ def test_bytes_that_are_fed_as_they_are_have_a_caution_with_the_option_that_scal
     for more in (command, ("evaluate", "p.onnx", "--loss", "mse"), ("predict", "p.onnx", "-o", "p.npz")):
         result = shell(*more, "--data", "bytes.npz")
         assert result.code == 0 and told in result.err, result.err
-        assert "as they are" not in shell(*more, "--data", "flags.npz", *["--force"] * (more[0] == "predict")).err
-    assert "as they are" not in shell(*command, "--data", "bytes.npz", "--normalize", "x:none").err
+        assert "unscaled bytes" not in shell(*more, "--data", "flags.npz", *["--force"] * (more[0] == "predict")).err
+    assert "unscaled bytes" not in shell(*command, "--data", "bytes.npz", "--normalize", "x:none").err
     scaled = shell(*command, "--data", "bytes.npz", "--normalize", "x:0/1")
-    assert scaled.code == 0 and "as they are" not in scaled.err, scaled.err
+    assert scaled.code == 0 and "unscaled bytes" not in scaled.err, scaled.err
     weights = onnx.load("t.onnx").graph.initializer
-    assert "as they are" not in shell("evaluate", "t.onnx", "--loss", "mse", "--data", "bytes.npz").err
+    assert "unscaled bytes" not in shell("evaluate", "t.onnx", "--loss", "mse", "--data", "bytes.npz").err
     assert shell(*command, "--data", "floats.npz").code == 0
     assert onnx.load("t.onnx").graph.initializer == weights
+
+
+def test_flattened_pictures_of_bytes_have_this_caution_too(shell: Shell) -> None:
+    save(PICTURES.replace("[batch, 1, 3, 5]", "[batch, 15]"), Path("p.onnx"))
+    rng = np.random.default_rng(0)
+    pixels, label = rng.integers(0, 256, (20, 15)).astype(np.uint8), rng.random((20, 2)).astype(np.float32)
+    np.savez("bytes.npz", x=pixels, label=label)
+    np.savez("counts.npz", x=pixels // 2, label=label)
+    np.savez("floats.npz", x=pixels.astype(np.float32) / np.float32(255), label=label)
+    command = ("train", "p.onnx", "--epochs", "1", "--threads", "1", "--force", "-o", "t.onnx")
+    told = shell(*command, "--data", "bytes.npz").err
+    assert "'x' gets unscaled bytes from 0 to 255: --normalize x:0/255 divides them by 255" in told
+    for data, more in (("counts.npz", ()), ("bytes.npz", ("--normalize", "x:none")), ("floats.npz", ())):
+        assert "unscaled bytes" not in shell(*command, "--data", data, *more).err
+    wanted = onnx.load("t.onnx").graph.initializer
+    scaled = shell(*command, "--data", "bytes.npz", "--normalize", "x:0/255")
+    assert scaled.code == 0 and "unscaled bytes" not in scaled.err, scaled.err
+    for found, expected in zip(onnx.load("t.onnx").graph.initializer, wanted, strict=True):
+        np.testing.assert_allclose(*map(numpy_helper.to_array, (found, expected)), rtol=1e-6)
 
 
 def test_each_epoch_and_each_unused_array_is_printed_once(shell: Shell) -> None:
