@@ -48,7 +48,7 @@ def prepared(
         UsageError: an option doesn't fit the inputs, or the transform fails.
     """
     labels = {name for name in inputs if roles.inputs.get(name) in ("label", "sample weight")}
-    floats = {name: kind for name, kind in inputs.items() if name not in labels and is_float(kind)}
+    floats = {name: kind for name, kind in _read_floats(inputs, samples).items() if name not in labels}
     normal = normalizations(options.normalize, floats, samples, "the previous training", known.settled, tell)
     samples = prepared_alike(replace(samples, normal={}), normal, inputs, roles, options, seed)
     if validation is not None:
@@ -106,7 +106,12 @@ def as_trained(samples: Data, inputs: Mapping[str, TypeProto], options: SampleOp
         raise UsageError(
             "`normalize='auto'` is only for training data", "pass the numbers of the training data: MEAN/STD"
         )
-    floats = {name: kind for name, kind in inputs.items() if is_float(kind)}
+    floats = _read_floats(inputs, samples)
     normal = normalizations(options.normalize, floats, samples, "training", False, tell)
     function = None if options.transform is None else Transformed(options.transform, 0)
     return replace(samples, normal=normal, transform=function)
+
+
+def _read_floats(inputs: Mapping[str, TypeProto], samples: Data) -> dict[str, TypeProto]:
+    """Return the inputs of floats that are read from the data. Masks, for example, are computed."""
+    return {name: kind for name, kind in inputs.items() if is_float(kind) and name in samples.arrays}
