@@ -65,6 +65,13 @@ def save(text: str, path: Path) -> Path:
     return path
 
 
+def save_mlp_and_data() -> None:
+    """Write mlp.onnx, and data.npz with 50 samples for it, into the working directory."""
+    save(MLP, Path("mlp.onnx"))
+    x = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    np.savez("data.npz", x=x, label=np.stack([x.sum(1), x[:, 0]], 1))
+
+
 def save_external(path: Path, location: str = "weights.bin", **entries: int) -> Path:
     """Write a model whose single weight, float32 [8, 3], refers to an external data file. The file is not written."""
     weight = TensorProto(name="w", dims=[8, 3], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)

@@ -78,8 +78,8 @@ def torch_loss(net: Net, sample: dict[str, Any]) -> torch.Tensor:
     return ((energy - torch.tensor(sample["label"])) ** 2).sum() + error
 
 
-@pytest.fixture(scope="module")
-def molecules() -> list[dict[str, Any]]:
+def drawn_molecules() -> list[dict[str, Any]]:
+    """Return 40 molecules of 2 to 6 atoms, with the energy and the forces of a spring to the origin."""
     rng = np.random.default_rng(0)
     found = []
     for atoms in rng.integers(2, 7, 40):
@@ -88,11 +88,8 @@ def molecules() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture
-def shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], molecules: list[dict[str, Any]]
-) -> Shell:
-    monkeypatch.chdir(tmp_path)
+def write_molecules(molecules: list[dict[str, Any]]) -> None:
+    """Write the molecules, the losses, and the network with and without a mask, into the working directory."""
     Path("losses.py").write_text(LOSSES)
     write_lines(molecules, Path("molecules.jsonl"))
     axes = {"positions": {0: "molecules", 1: "atoms"}, "mask": {0: "molecules", 1: "atoms"}}
@@ -102,6 +99,19 @@ def shell(
             Net(), tuple(inputs.values()), file, dynamo=False, opset_version=17, input_names=list(inputs),
             output_names=["energy"], dynamic_axes={**{name: axes[name] for name in inputs}, "energy": {0: "molecules"}},
         )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def molecules() -> list[dict[str, Any]]:
+    return drawn_molecules()
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], molecules: list[dict[str, Any]]
+) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    write_molecules(molecules)
     return Shell(tmp_path, capsys)
 
 

@@ -16,6 +16,7 @@ from onnxgrad_cli.data import Range, SequenceOptions, open_data
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Term
+from tests.data.conftest import WORDS
 from tests.facts import raises, raises_as
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
@@ -23,8 +24,6 @@ tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not install
 PLACES = tensor_type(TensorProto.INT64, ["batch", "length"])
 PORTS = {"input_ids": PLACES, "attention_mask": PLACES, "label": PLACES}
 CAUSAL = [Term("causal-lm", "logits", "label", 1.0, 99, -100, -1)]
-MARKS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "\n"]
-WORDS = [*MARKS, *"what is the sky ? blue grass green it and user assistant system".split()]
 CHAT = [
     {"role": "user", "content": "what is the sky ?"},
     {"role": "assistant", "content": "blue"},
@@ -36,24 +35,6 @@ THINKING = (  # as Qwen3's: only the last answer shows where thoughts would be
     "{% if m.role == 'assistant' and last %}it {% endif %}{{ m.content }}<|im_end|>\n{%- endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    """A tokenizer of whole words, that puts <s> in front, in a folder with its settings."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<pad>"))
-    made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    made.add_special_tokens(MARKS)
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    made.enable_truncation(3)  # as some are published: what we read is never cut by them
-    made.enable_padding(length=64)
-    (tmp_path / "tok").mkdir()
-    made.save(str(tmp_path / "tok" / "tokenizer.json"))
-    settings = {"eos_token": {"content": "</s>"}, "pad_token": "<pad>", "bos_token": "<s>"}
-    (tmp_path / "tok" / "tokenizer_config.json").write_text(json.dumps(settings))
-    return tmp_path / "tok"
 
 
 def ids(text: str) -> list[int]:

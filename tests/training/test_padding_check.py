@@ -8,20 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from tests.cli_harness import Shell
-from tests.data.test_ragged import LOSSES, Net, train, write_lines
+from tests.data.test_ragged import drawn_molecules, train, write_lines, write_molecules
 
 
 @pytest.fixture(scope="module")
 def molecules() -> list[dict[str, Any]]:
-    rng = np.random.default_rng(0)
-    found = []
-    for atoms in rng.integers(2, 7, 40):
-        x = rng.standard_normal((atoms, 3)).astype("f")
-        found.append({"positions": x, "force": -2 * x, "label": (x**2).sum(keepdims=True)[0]})
-    return found
+    return drawn_molecules()
 
 
 @pytest.fixture
@@ -29,15 +23,7 @@ def shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], molecules: list[dict[str, Any]]
 ) -> Shell:
     monkeypatch.chdir(tmp_path)
-    Path("losses.py").write_text(LOSSES)
-    write_lines(molecules, Path("molecules.jsonl"))
-    axes = {"positions": {0: "molecules", 1: "atoms"}, "mask": {0: "molecules", 1: "atoms"}}
-    x, mask = torch.zeros(2, 3, 3), torch.ones(2, 3)
-    for file, inputs in (("net.onnx", {"positions": x}), ("masked.onnx", {"positions": x, "mask": mask})):
-        torch.onnx.export(
-            Net(), tuple(inputs.values()), file, dynamo=False, opset_version=17, input_names=list(inputs),
-            output_names=["energy"], dynamic_axes={**{name: axes[name] for name in inputs}, "energy": {0: "molecules"}},
-        )  # fmt: skip
+    write_molecules(molecules)
     return Shell(tmp_path, capsys)
 
 

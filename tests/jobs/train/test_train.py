@@ -26,7 +26,7 @@ from onnxgrad_cli import Options, Trainer, build
 from onnxgrad_cli.adapters.formats import AdapterTarget
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
-from tests.cli_harness import MLP, Shell, save
+from tests.cli_harness import MLP, Shell, save, save_mlp_and_data
 
 ROOT = Path(__file__).parents[3]
 DIGITS = str(ROOT / "sample_models" / "digits.npz")
@@ -39,10 +39,7 @@ ON_DIGITS = (
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     monkeypatch.chdir(tmp_path)
-    save(MLP, tmp_path / "mlp.onnx")
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((50, 4)).astype(np.float32)
-    np.savez("data.npz", x=x, label=np.stack([x.sum(1), x[:, 0]], 1))
+    save_mlp_and_data()
     return Shell(tmp_path, capsys)
 
 

@@ -30,15 +30,6 @@ from tests.passes.optimizer.test_slices import (
 
 
 @pytest.fixture
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_steps, "SLICE", 7)
-    monkeypatch.setattr(sliced_steps, "ALONE", 5)
-    monkeypatch.setattr(sliced_steps, "MIN_SLICED_ELEMENTS", 12)  # b is not sliced
-    monkeypatch.setattr(sliced_steps, "MIN_SLICED_TOTAL", 12)
-    monkeypatch.setattr(sliced_steps, "update_of", InPlace)
-
-
-@pytest.fixture
 def compiled(small_slices: None, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(sliced_steps, "update_of", update_of)

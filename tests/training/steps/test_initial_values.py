@@ -13,7 +13,7 @@ from onnxgrad_cli import Options
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.losses.spec import LossSpec
-from tests.cli_harness import MLP, Shell, save
+from tests.cli_harness import Shell, save_mlp_and_data
 from tests.facts import raises
 from tests.jobs.train.test_train import ON_DIGITS
 from tests.training.test_new_head import ROWS, exported
@@ -46,10 +46,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     monkeypatch.chdir(tmp_path)
-    save(MLP, tmp_path / "mlp.onnx")
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((50, 4)).astype(np.float32)
-    np.savez("data.npz", x=x, label=np.stack([x.sum(1), x[:, 0]], 1))
+    save_mlp_and_data()
     return Shell(tmp_path, capsys)
 
 

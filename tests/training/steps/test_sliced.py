@@ -18,15 +18,6 @@ from onnxgrad_cli.training.trainer import NotFinite, Trainer
 from tests.passes.optimizer.test_slices import assert_same, batch, both, built, contents, in_slices
 
 
-@pytest.fixture
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_steps, "SLICE", 7)
-    monkeypatch.setattr(sliced_steps, "ALONE", 5)
-    monkeypatch.setattr(sliced_steps, "MIN_SLICED_ELEMENTS", 12)  # b is not sliced
-    monkeypatch.setattr(sliced_steps, "MIN_SLICED_TOTAL", 12)
-    monkeypatch.setattr(sliced_steps, "update_of", InPlace)
-
-
 @pytest.mark.usefixtures("small_slices")
 def test_threads_that_share_the_weights_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a and c, 88 numbers in slices of 7, each thread takes the next slice that is left; b is not sliced."""
