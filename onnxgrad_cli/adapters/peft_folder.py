@@ -357,7 +357,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _check_ranks(path: Path, config: Mapping[str, Any]) -> None:
-    """Check the numbers of a configuration: the ranks and scales, and those of its patterns."""
+    """Check the ranks and scales of a configuration, also those in its patterns."""
     patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
     if any(isinstance(each, dict) and len(each) > MOST_PATTERNS for each in patterns):
         raise OnnxgradError(f"'{path}' has more than {MOST_PATTERNS:,} patterns", "keep at most one for each module")

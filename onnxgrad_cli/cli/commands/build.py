@@ -86,7 +86,7 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
 @option(
     "--stop-after",
     metavar="PASS",
-    help="Stop after a pass, and write the model as it is then; see `onnxgrad list passes`.",
+    help="Stop after a pass and write the intermediate model; see `onnxgrad list passes`.",
     section="Output",
 )
 @option(

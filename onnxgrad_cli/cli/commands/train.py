@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     required=True,
     multiple=True,
     metavar="[SET=]DATA",
-    help="Training data: a file or folder with arrays named after the inputs and the label (.npz, .csv, .jsonl, "
-    ".parquet, .safetensors, .npy files, or ONNX test_data_set_N), a folder of pictures (FOLDER/CLASS/1.png), or a "
+    help="Training data, with arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, "
+    "or a folder of .npy files or ONNX test_data_set_N. It may also be a folder of pictures (FOLDER/CLASS/1.png) or a "
     "Hugging Face dataset. Samples may differ in size. To train on several data sets, repeat the option with a name "
     "for each set, and name the set of each loss: --data SET=DATA --loss SET=LOSS. An epoch is one pass over the first "
     "set.",
