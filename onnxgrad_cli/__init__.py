@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # type checkers can't read _NAMES, so the names are repeated 
         UsageError as UsageError,
     )
     from onnxgrad_cli.explanations.method import Method as Method
-    from onnxgrad_cli.jobs.artifacts import run_artifacts as run_artifacts
+    from onnxgrad_cli.jobs.artifact_folder import run_artifacts as run_artifacts
     from onnxgrad_cli.jobs.attack import Fooling as Fooling, run_attack as run_attack
     from onnxgrad_cli.jobs.build import run_build as run_build
     from onnxgrad_cli.jobs.check import run_check as run_check
@@ -79,7 +79,7 @@ _NAMES = {
     "emission.values": "Val",
     "errors": "CheckFailed OnnxgradError Refusal Unknown UnsupportedError UsageError",
     "explanations.method": "Method",
-    "jobs.artifacts": "run_artifacts",
+    "jobs.artifact_folder": "run_artifacts",
     "jobs.attack": "Fooling run_attack",
     "jobs.build": "run_build",
     "jobs.check": "run_check",

@@ -43,7 +43,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
-from onnxgrad_cli.training.evaluate import make_eval_model
+from onnxgrad_cli.training.evaluation import make_eval_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.split_trainer import SplitTrainer

@@ -25,9 +25,9 @@ from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import is_external, is_float, shape_of, tensor_type
-from onnxgrad_cli.losses.classes import picked
+from onnxgrad_cli.losses.classification import picked
 from onnxgrad_cli.losses.registry import LOSSES, Loss
-from onnxgrad_cli.losses.values import MIN_PROBABILITY, mae, mse
+from onnxgrad_cli.losses.same_shape import MIN_PROBABILITY, mae, mse
 from onnxgrad_cli.passes.loss.append import penalty as penalty_of
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET

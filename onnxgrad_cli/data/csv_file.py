@@ -15,7 +15,7 @@ from typing import IO
 
 import numpy as np
 
-from onnxgrad_cli.data.classes import FOR_NUMBERS, are_names, is_number, numbers_in
+from onnxgrad_cli.data.class_names import FOR_NUMBERS, are_names, is_number, numbers_in
 from onnxgrad_cli.data.columns import Chosen, KnownColumns, choose, shaped
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.loaded_columns import LoadedColumns

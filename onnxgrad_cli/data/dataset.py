@@ -18,7 +18,7 @@ from onnxgrad_cli.data import csv_file, json_lines, onnx_test_sets, picture_fold
 from onnxgrad_cli.data.array_files import read_npy_folder, read_npz, read_safetensors
 from onnxgrad_cli.data.arrow import is_arrow_folder, read_arrow_folder, read_parquet
 from onnxgrad_cli.data.augmentation import Augmentations, Transformed
-from onnxgrad_cli.data.classes import Names, as_numbers, in_words, is_text, numbered
+from onnxgrad_cli.data.class_names import Names, as_numbers, in_words, is_text, numbered
 from onnxgrad_cli.data.columns import Chosen, KnownColumns, single
 from onnxgrad_cli.data.input_types import InputTypes, Range
 from onnxgrad_cli.data.lists import Lists

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.choices import Resize
-from onnxgrad_cli.data.classes import CLASSES, Names, class_names
+from onnxgrad_cli.data.class_names import CLASSES, Names, class_names
 from onnxgrad_cli.data.columns import Chosen
 from onnxgrad_cli.data.normalization import Normalization
 from onnxgrad_cli.errors import OnnxgradError, unreadable

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, TypeProto, helper
 
-from onnxgrad_cli.data.classes import FOR_NUMBERS
+from onnxgrad_cli.data.class_names import FOR_NUMBERS
 from onnxgrad_cli.data.input_types import InputTypes, Range
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns

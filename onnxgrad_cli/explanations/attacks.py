@@ -25,7 +25,7 @@ from onnxgrad_cli.common.choices import AttackLoss, Norm
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.explanations.samples import Scored
+from onnxgrad_cli.explanations.open_samples import Scored
 from onnxgrad_cli.explanations.scorer import Case
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph

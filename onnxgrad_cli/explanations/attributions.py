@@ -21,7 +21,7 @@ from onnxgrad_cli.data import Data
 from onnxgrad_cli.data.array_files import arrays_of, mapped
 from onnxgrad_cli.errors import UsageError, missing_file, suggest, unknown_name
 from onnxgrad_cli.explanations.method import Method
-from onnxgrad_cli.explanations.samples import TOGETHER, batches
+from onnxgrad_cli.explanations.open_samples import TOGETHER, batches
 from onnxgrad_cli.explanations.scorer import Case, Scorer
 
 

@@ -14,7 +14,7 @@ from onnxgrad_cli.data.pictures import layout_of
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.explanations.attributions import grad_cam, integrated_gradients, occlusion, saliency, smoothgrad
 from onnxgrad_cli.explanations.method import Method
-from onnxgrad_cli.explanations.samples import TOGETHER, Scored, batches, labels_of
+from onnxgrad_cli.explanations.open_samples import TOGETHER, Scored, batches, labels_of
 from onnxgrad_cli.explanations.scorer import Case, Scorer
 from onnxgrad_cli.ir.graph import Graph
 

@@ -11,7 +11,7 @@ import onnx
 from onnx import ModelProto, NodeProto
 
 from onnxgrad_cli.execution.session import of_samples, open_session
-from onnxgrad_cli.explanations.samples import Scored
+from onnxgrad_cli.explanations.open_samples import Scored
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Arrays, is_float, shape_of

@@ -19,7 +19,7 @@ from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job, listed
 from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions
-from onnxgrad_cli.data.classes import called, number_of
+from onnxgrad_cli.data.class_names import called, number_of
 from onnxgrad_cli.derivatives.derivative_model import float_inputs
 from onnxgrad_cli.derivatives.scores import ClassChoice
 from onnxgrad_cli.errors import OnnxgradError, UsageError
@@ -34,7 +34,7 @@ from onnxgrad_cli.explanations.attacks import (
     logits_of,
     with_losses,
 )
-from onnxgrad_cli.explanations.samples import (
+from onnxgrad_cli.explanations.open_samples import (
     TOGETHER,
     Scored,
     batches,
@@ -52,7 +52,7 @@ from onnxgrad_cli.files import ModelSource, own_model, save_bytes
 from onnxgrad_cli.files.writing import npz_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
-from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
+from onnxgrad_cli.jobs.score_gradients import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
 

@@ -576,6 +576,6 @@ def _page_of(model: ModelProto, path: Path | None) -> str:
     The modules for pictures are imported in this function, because most builds have no picture.
     """
     from onnxgrad_cli.view import draw
-    from onnxgrad_cli.view.html import html
+    from onnxgrad_cli.view.html_drawing import html
 
     return html(draw(model, path))

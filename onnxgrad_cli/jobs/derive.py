@@ -15,7 +15,7 @@ from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.compat.derivative_options import DerivativeOptions, check, cotangents, loss_gradient
-from onnxgrad_cli.data.classes import class_names, number_of
+from onnxgrad_cli.data.class_names import class_names, number_of
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError

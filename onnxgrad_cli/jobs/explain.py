@@ -15,7 +15,7 @@ from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions, names_in
-from onnxgrad_cli.data.classes import called, number_of
+from onnxgrad_cli.data.class_names import called, number_of
 from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.pictures import PictureLayout, layout_of
@@ -23,18 +23,18 @@ from onnxgrad_cli.data.text import Tokenizer
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.limits import check_ends
+from onnxgrad_cli.explanations.attribution_picture import draw
 from onnxgrad_cli.explanations.attributions import baseline_of
 from onnxgrad_cli.explanations.method import Method
-from onnxgrad_cli.explanations.pictures import draw
+from onnxgrad_cli.explanations.open_samples import check_batch_first, chosen, class_names, open_samples, scored
 from onnxgrad_cli.explanations.run import Run
-from onnxgrad_cli.explanations.samples import check_batch_first, chosen, class_names, open_samples, scored
 from onnxgrad_cli.explanations.subject import Subject, in_mode, the_input, the_layer, typed
 from onnxgrad_cli.explanations.tokens import Token, page
 from onnxgrad_cli.files import ModelSource, own_model, save_bytes
 from onnxgrad_cli.files.writing import npz_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
-from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
+from onnxgrad_cli.jobs.score_gradients import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
 

@@ -148,7 +148,7 @@ class Loss(Documented):
 LOSSES: Catalogue[Loss] = Catalogue(
     "loss",
     "losses",
-    ["onnxgrad_cli.losses.classes", "onnxgrad_cli.losses.values"],
+    ["onnxgrad_cli.losses.classification", "onnxgrad_cli.losses.same_shape"],
     "any other loss can be given as a file, NAME.onnx",
 )
 

@@ -23,7 +23,7 @@ from onnxgrad_cli.data import (
     ranges_of,
     rows_of,
 )
-from onnxgrad_cli.data.classes import class_names, names_for
+from onnxgrad_cli.data.class_names import class_names, names_for
 from onnxgrad_cli.data.dataset import data_of
 from onnxgrad_cli.data.empty_kv_cache import fed_types, with_empty_pasts
 from onnxgrad_cli.data.input_types import InputTypes, Range
@@ -48,7 +48,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.free_batch import asked_batch, fixed_batch
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.training.class_metrics import Confusion
-from onnxgrad_cli.training.evaluate import EvalSession, Evaluator, confusions, make_eval_model
+from onnxgrad_cli.training.evaluation import EvalSession, Evaluator, confusions, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.padding_check import check_padding
 from onnxgrad_cli.verification.checks.freed_batch import freed

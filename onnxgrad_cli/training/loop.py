@@ -18,7 +18,7 @@ from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW, Ended
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.data import Batches, BatchShard, Data, DataSets
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.training.evaluate import Evaluator
+from onnxgrad_cli.training.evaluation import Evaluator
 from onnxgrad_cli.training.run.folder import CHECKPOINT, Log, RunFolder
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule

@@ -11,7 +11,7 @@ from onnxgrad_cli.data import Data
 from onnxgrad_cli.data.ragged import ONE_BY_ONE, Ragged
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import Buffer
-from onnxgrad_cli.training.evaluate import EvalResult, EvalSession
+from onnxgrad_cli.training.evaluation import EvalResult, EvalSession
 
 TOLERANCE, TOLERANCE_16_BIT = 1e-3, 2e-2
 """The largest relative difference of two losses: for outputs of 32 bits or more, and for outputs of 16 bits."""

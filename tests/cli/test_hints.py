@@ -743,7 +743,7 @@ EXEMPT = {
         "use `reduction='sum'`, or a single loss",
         "systems kill a process when memory is full; `resume` continues from the last checkpoint of the run",
     ),
-    "losses whose numbers of labels differ, tested in tests/jobs/train/test_lbfgs.py": (
+    "losses whose numbers of labels differ, tested in tests/jobs/train/test_lbfgs_options.py": (
         "use a `batch_size` of all samples, or a single loss",
     ),
     "files changed by hand or damaged, tested where they are read": (

@@ -240,7 +240,7 @@ def test_two_processes_take_the_steps_of_pytorch(shell: Shell, molecules: list[d
 def test_lbfgs_takes_the_mean_over_samples(shell: Shell, molecules: list[dict[str, Any]], size: int) -> None:
     """Padding changes the number of elements of the label in a batch."""
     pytest.importorskip("scipy.optimize", reason="the solver is scipy's")
-    from tests.jobs.train.test_lbfgs import solved
+    from tests.jobs.train.test_lbfgs_options import solved
 
     net = points_net()
     more = ("--optimizer", "lbfgs", "--batch-size", size, "--epochs", 4, "--threads", "1", "-o", "t.onnx")

@@ -24,7 +24,7 @@ from onnxgrad_cli import (
     run_evaluate,
     run_predict,
 )
-from onnxgrad_cli.data.classes import class_names, names_for
+from onnxgrad_cli.data.class_names import class_names, names_for
 from tests.cli_harness import Shell
 from tests.facts import raises_as
 

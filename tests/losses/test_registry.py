@@ -19,7 +19,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from tests.cli_harness import Shell
 from tests.facts import raises, raises_as
-from tests.losses.test_values import built, run
+from tests.losses.test_same_shape import built, run
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 FOCAL = '''

@@ -13,7 +13,7 @@ from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from tests.facts import raises
 from tests.losses.test_registry import functions
-from tests.losses.test_values import built
+from tests.losses.test_same_shape import built
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 

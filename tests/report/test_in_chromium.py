@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from onnxgrad_cli import Course, LossSpec, Options, run_build, run_train
-from tests.view.test_html import SAMPLES, chain
+from tests.view.test_html_drawing import SAMPLES, chain
 from tests.web import javascript
 
 LOOK = Path(__file__).parent / "look.mjs"

@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrad_cli.view import Drawing, draw
 from onnxgrad_cli.view.tree import WIDEST, tree
-from tests.view.test_html import chain, training, walk
+from tests.view.test_html_drawing import chain, training, walk
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 

@@ -15,8 +15,8 @@ from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
-from onnxgrad_cli.losses.classes import picked
-from onnxgrad_cli.losses.values import weighted_mean
+from onnxgrad_cli.losses.classification import picked
+from onnxgrad_cli.losses.same_shape import weighted_mean
 
 
 @definition("SoftmaxCrossEntropyLoss")

@@ -148,6 +148,6 @@ def _run(
         "--picture": picture is not None,
         "--weights": weights != "stored",
     })  # fmt: skip
-    from onnxgrad_cli.jobs.artifacts import run_artifacts
+    from onnxgrad_cli.jobs.artifact_folder import run_artifacts
 
     return run_artifacts(model, artifacts, asked, prefix=prefix, nominal_checkpoint=nominal_checkpoint, **how)

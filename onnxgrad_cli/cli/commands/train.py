@@ -139,7 +139,7 @@ def train(
     """Train MODEL on data with onnxruntime only, and write the trained model with the same graph, opset and names."""
     console.done = "trained"
     from onnxgrad_cli.jobs.train import run_train
-    from onnxgrad_cli.jobs.train.data_sets import typed_sets
+    from onnxgrad_cli.jobs.train.data_set_names import typed_sets
     from onnxgrad_cli.losses.spec import split_set
 
     sequences = SequenceOptions(**values_of(SequenceOptions, values))

@@ -21,7 +21,7 @@ from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.data import Batches, Data, DataSets, NamedSet, Preprocessing
-from onnxgrad_cli.data.classes import names_for
+from onnxgrad_cli.data.class_names import names_for
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import AtomicWriteGroup, check_target, stage_model
 from onnxgrad_cli.files.external_data import data_checksum
@@ -30,9 +30,9 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options.train import Course
-from onnxgrad_cli.training.evaluate import Evaluator, confusions
+from onnxgrad_cli.training.evaluation import Evaluator, confusions
 from onnxgrad_cli.training.inference import matrix_of
-from onnxgrad_cli.training.lbfgs import LbfgsLoop
+from onnxgrad_cli.training.lbfgs_loop import LbfgsLoop
 from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.watch import Watch

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from onnxgrad_cli.common.wording import flag_of
 from onnxgrad_cli.files import AtomicWriteGroup
-from onnxgrad_cli.jobs.train.lbfgs import UNUSED
+from onnxgrad_cli.jobs.train.lbfgs_options import UNUSED
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun, Trained
 from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.report import make_report
@@ -24,7 +24,7 @@ from onnxgrad_cli.report.training import CURVE, METRIC, RATE, RunSummary, page
 from onnxgrad_cli.training.run.folder import LOCK, NAMES, RunFolder
 from onnxgrad_cli.training.run.logs import TENSORBOARD
 from onnxgrad_cli.view import draw
-from onnxgrad_cli.view.html import html as drawn
+from onnxgrad_cli.view.html_drawing import html as drawn
 
 REPORTS = ("report.md", "report.html")
 """The names of the files with the report of a training."""

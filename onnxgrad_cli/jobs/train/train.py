@@ -24,15 +24,15 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apart, check_exists, check_target
 from onnxgrad_cli.jobs.output_plan import page_for, target_of
-from onnxgrad_cli.jobs.train.data_sets import Source, sets_of
-from onnxgrad_cli.jobs.train.prepare import prepare
+from onnxgrad_cli.jobs.train.data_set_names import Source, sets_of
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun, Trained
 from onnxgrad_cli.jobs.train.report import REPORTS, files_in, files_of_runs, stage_report
-from onnxgrad_cli.jobs.train.settings import settings_of
+from onnxgrad_cli.jobs.train.run_settings import settings_of
+from onnxgrad_cli.jobs.train.set_up import prepare
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
-from onnxgrad_cli.training.lbfgs import LbfgsLoop
+from onnxgrad_cli.training.lbfgs_loop import LbfgsLoop
 from onnxgrad_cli.training.loop import TrainingLoop
 from onnxgrad_cli.training.run.folder import RunFolder, check_replaceable, holds_checkpoint, run_folder
 from onnxgrad_cli.training.run.interrupt import asked_to_stop

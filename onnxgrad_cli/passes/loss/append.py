@@ -25,10 +25,10 @@ from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
-from onnxgrad_cli.losses.classes import causal_lm, soft_cross_entropy
+from onnxgrad_cli.losses.classification import causal_lm, soft_cross_entropy
 from onnxgrad_cli.losses.registry import FOR_OUTPUTS, written_function
+from onnxgrad_cli.losses.same_shape import checked_axis, weighted_mean
 from onnxgrad_cli.losses.spec import LossSpec, default_loss, settings_of
-from onnxgrad_cli.losses.values import checked_axis, weighted_mean
 from onnxgrad_cli.options import AppendOptions, LossOptions
 from onnxgrad_cli.passes.loss.chunks import write_chunks
 from onnxgrad_cli.passes.loss.data_sets import evaluations

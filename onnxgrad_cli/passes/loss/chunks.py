@@ -23,7 +23,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of, depending_on, reads
 from onnxgrad_cli.ir.types import shape_of
-from onnxgrad_cli.losses.classes import ahead, log_softmax, picked
+from onnxgrad_cli.losses.classification import ahead, log_softmax, picked
 from onnxgrad_cli.record import Chunks, LossRecord
 
 MIN_CHUNKED_VOCABULARY, DEFAULT_CHUNKS = 2**15, 4

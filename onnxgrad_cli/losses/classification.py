@@ -14,7 +14,7 @@ from onnxgrad_cli.common.settings import Floats, require
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Fusion, Val
 from onnxgrad_cli.losses.registry import loss
-from onnxgrad_cli.losses.values import checked_axis, log_of, per_element
+from onnxgrad_cli.losses.same_shape import checked_axis, log_of, per_element
 
 OPTIONS = {
     "class_weights": "one weight per class; the mean divides by the sum of the weights of the labels",

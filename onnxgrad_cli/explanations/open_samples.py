@@ -22,7 +22,7 @@ from onnxgrad_cli.data import (
     open_data,
     rows_of,
 )
-from onnxgrad_cli.data.classes import class_names as names_in, names_for
+from onnxgrad_cli.data.class_names import class_names as names_in, names_for
 from onnxgrad_cli.data.empty_kv_cache import with_sizes_of_pasts
 from onnxgrad_cli.data.states import outputs_batch_first, recurrent_values
 from onnxgrad_cli.derivatives.scores import ClassChoice

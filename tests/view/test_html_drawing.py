@@ -21,7 +21,7 @@ from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.view import BoxKind, Drawing, draw
-from onnxgrad_cli.view.html import FOLDER, html
+from onnxgrad_cli.view.html_drawing import FOLDER, html
 from onnxgrad_cli.view.tree import Branch, tree
 from tests.facts import raises
 from tests.view.test_drawing import WEIRD

@@ -10,7 +10,7 @@ from onnx import ModelProto
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.explanations.samples import Scored
+from onnxgrad_cli.explanations.open_samples import Scored
 from onnxgrad_cli.explanations.scorer import Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import Subject
 from onnxgrad_cli.files import check_target, resolve_output

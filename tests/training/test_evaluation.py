@@ -13,7 +13,7 @@ from onnxgrad_cli.checkpoints.stored_weights import with_weights
 from onnxgrad_cli.data import (
     Batches,
 )
-from onnxgrad_cli.training.evaluate import EvalResult, EvalSession, Evaluator, make_eval_model
+from onnxgrad_cli.training.evaluation import EvalResult, EvalSession, Evaluator, make_eval_model
 from onnxgrad_cli.training.trainer import Trainer
 from tests.data.test_sampling import folder
 from tests.training.test_trainer import batches, exported, network, training

@@ -21,7 +21,7 @@ from torch import nn
 
 from onnxgrad_cli import Course, LossSpec, Options, build, run_train
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.jobs.train.lbfgs import check_lbfgs
+from onnxgrad_cli.jobs.train.lbfgs_options import check_lbfgs
 from onnxgrad_cli.options import LoraSpec
 from onnxgrad_cli.options.data import SampleOptions
 from onnxgrad_cli.training.run.folder import load_checkpoint

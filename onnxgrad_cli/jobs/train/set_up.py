@@ -49,8 +49,8 @@ from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.ir.weightless_copy import skeleton
 from onnxgrad_cli.jobs.memory_plan import StepPlan, planned
-from onnxgrad_cli.jobs.train.data_sets import Source, losses_by_set, val_of
-from onnxgrad_cli.jobs.train.lbfgs import check_lbfgs
+from onnxgrad_cli.jobs.train.data_set_names import Source, losses_by_set, val_of
+from onnxgrad_cli.jobs.train.lbfgs_options import check_lbfgs
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
 from onnxgrad_cli.metadata import Adapter, Roles, Term, check_is_original, describe
 from onnxgrad_cli.optimizers import LBFGS
@@ -60,7 +60,7 @@ from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_
 from onnxgrad_cli.report.glance import first_warnings
 from onnxgrad_cli.report.model import WARNINGS
 from onnxgrad_cli.training.distributed.communicator import Communicator
-from onnxgrad_cli.training.evaluate import EvalSession, Evaluator, make_eval_model
+from onnxgrad_cli.training.evaluation import EvalSession, Evaluator, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.padding_check import check_padding
