@@ -12,9 +12,13 @@ from typing import Literal, get_args
 
 Code = Literal[
     "failed", "usage", "refused", "check_failed", "internal", "interrupted", "no_memory", "not_finite",
-    "missing_file", "unreadable_file", "unwritable_file", "file_exists", "unknown_name", "wrong_value", "conflict",
+    "missing_file", "unreadable_file", "unwritable_file", "file_exists", "missing_package",
+    "unknown_name", "missing_value", "wrong_value", "wrong_type", "wrong_shape", "no_data",
+    "ambiguous", "conflict", "mismatch",
 ]  # fmt: skip
-"""The codes for kinds of failures, which programs can read: first one per exit code, then more specific codes."""
+"""The codes for kinds of failures, which programs can read: one per exit code, then codes for files, for values that
+don't fit (`no_data`: nothing is left to work on), and for values that don't fit together: a name fits several things
+(`ambiguous`), options exclude each other (`conflict`), or files don't belong together (`mismatch`)."""
 
 CODES: tuple[Code, ...] = get_args(Code)
 
@@ -86,9 +90,44 @@ def unknown_name(message: str, hint: str | None = None) -> UsageError:
     return UsageError(message, hint, code="unknown_name")
 
 
+def missing_value(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for a value, option or input that is required and not given."""
+    return UsageError(message, hint, code="missing_value")
+
+
 def wrong_value(message: str, hint: str | None = None) -> UsageError:
     """Return the error for an argument whose value doesn't fit."""
     return UsageError(message, hint, code="wrong_value")
+
+
+def wrong_type(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for a value of the wrong type or kind."""
+    return UsageError(message, hint, code="wrong_type")
+
+
+def wrong_shape(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for a value of the wrong shape, rank or size."""
+    return UsageError(message, hint, code="wrong_shape")
+
+
+def no_data(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for a selection or a file that contains nothing to work on."""
+    return UsageError(message, hint, code="no_data")
+
+
+def ambiguous(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for a request that fits several things."""
+    return UsageError(message, hint, code="ambiguous")
+
+
+def conflict(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for options that exclude each other or don't apply."""
+    return UsageError(message, hint, code="conflict")
+
+
+def mismatch(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for files that don't belong together, such as a model and another model's checkpoint."""
+    return UsageError(message, hint, code="mismatch")
 
 
 class InternalError(OnnxgradError):
