@@ -22,7 +22,7 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
-from onnxgrad_cli.execution.conv_im2col import FIRST_OPSET, unfold_windows
+from onnxgrad_cli.execution.conv_im2col import FIRST_OPSET, unfold_convolutions
 from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
@@ -104,7 +104,7 @@ class DoubleExecutor:
         self._large = {**(large or {}), **large_sizes(self._fed)}
         self._buffers = _Buffers()
         self._model = to_double(bare)
-        unfolded = unfold_windows(self._model)
+        unfolded = unfold_convolutions(self._model)
         old = any(is_standard(each.domain) and each.version < FIRST_OPSET for each in self._model.opset_import)
         self._newer = unfolded if old else set()
         graph = self._model.graph

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache, partial
 from typing import Any
@@ -16,6 +16,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_batch_normalization import BatchNormalization_14
+from onnx.reference.ops.op_conv import Conv as _Conv
 from onnx.reference.ops.op_loop import Loop as _Loop
 from onnx.reference.ops.op_resize import Resize as _Resize
 from onnx.reference.ops.op_scan import Scan as _Scan
@@ -55,10 +57,6 @@ def _erf_terms() -> list[np.ndarray]:
     return [np.array([math.erf(each) for each in x]), *terms]
 
 
-CACHED = 1 << 15
-"""The number of elements up to which two arrays fit into the cache of a processor."""
-
-
 class Erf(OpRun):  # onnx.reference always computes Erf in float32
     """Erf in the type of its input."""
 
@@ -96,54 +94,32 @@ class Mean(OpRun):  # onnx.reference adds in place, so its Mean does not broadca
         return (np.asarray(sum(xs) / len(xs), xs[0].dtype),)
 
 
-class BatchNormalization(OpRun):  # onnx.reference mixes batch statistics in before opset 14
-    """Normalization with the running statistics, or with the batch's statistics in training mode."""
-
-    def _run(
-        self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray, mean: np.ndarray, var: np.ndarray, *,
-        epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int | None = None,
-    ) -> tuple[np.ndarray, ...]:  # fmt: skip
-        training = len(self.onnx_node.output) > 1 if training_mode is None else training_mode
-        axes, channels = tuple(axis for axis in range(x.ndim) if axis != 1), (-1, *(1,) * (x.ndim - 2))
-        wide = np.asarray(x, np.result_type(x.dtype, np.float32))
-        used = (wide.mean(axes), wide.var(axes)) if training else (mean, var)
-        center, spread = (np.reshape(each, channels) for each in used)
-        y = (wide - center) / np.sqrt(spread + epsilon) * scale.reshape(channels) + bias.reshape(channels)
-        if not training:
-            return (y.astype(x.dtype),)
-        pairs = zip((mean, var), used, strict=True)
-        running = ((old * momentum + new * (1 - momentum)).astype(old.dtype) for old, new in pairs)
-        return (y.astype(x.dtype), *running)
+class BatchNormalization(BatchNormalization_14):  # onnx.reference mixes batch statistics in before opset 14
+    """Normalization as in opset 14, for models of older opsets too."""
 
 
-class Conv(OpRun):  # onnx.reference takes seconds where a product of matrices takes milliseconds
-    """The convolution, one kernel tap at a time."""
+class Conv(_Conv):  # onnx.reference takes four times as long if each channel has one kernel of its own
+    """The convolution. A depthwise convolution is computed one kernel tap at a time."""
 
-    def _run(
-        self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, auto_pad: str | None = None,
-        dilations: Any = None, group: int = 1, kernel_shape: Any = None, pads: Any = None, strides: Any = None,
-    ) -> tuple[np.ndarray]:  # fmt: skip
-        kernel, ones = w.shape[2:], [1] * (x.ndim - 2)
-        sizes, step, spread, reach, begin, end = _windows(x, kernel, auto_pad, dilations, pads, strides)
+    def _run(  # type: ignore[override]
+        self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, **attributes: Any
+    ) -> Any:
+        if w.shape[:2] != (attributes["group"], 1):
+            return super()._run(x, w, b, **attributes)  # type: ignore[no-untyped-call]
+        sizes, step, spread, reach, begin, end = _windows(x, w.shape[2:], **attributes)
         wide = np.pad(x, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
-        out = (sizes + begin + end - reach) // step + 1
-        taps = {tap: _taken(tap, spread, out, step) for tap in np.ndindex(*kernel)}
-        ws = w.reshape(group, -1, *w.shape[1:])
-        if ws.shape[1:3] == (1, 1):
-            y = _depthwise(wide, w, taps.values(), tuple(out))
-        else:
-            y = np.zeros((len(x), group, ws.shape[1], int(np.prod(out))), x.dtype)
-            part = np.empty_like(y)
-            for tap, taken in taps.items():
-                images = wide[:, :, *taken].reshape(len(x), group, ws.shape[2], -1)
-                y += np.matmul(ws[:, :, :, *tap], images, out=part)
-            y = y.reshape(len(x), -1, *out)
-        return (y if b is None else y + b.reshape(-1, *ones),)
+        out, column = (sizes + begin + end - reach) // step + 1, (-1, *[1] * len(sizes))
+        y = sum(
+            w[:, 0, *tap].reshape(column) * wide[:, :, *_taken(tap, spread, out, step)]
+            for tap in np.ndindex(*w.shape[2:])
+        )
+        return (y if b is None else y + b.reshape(column),)
 
 
 def _windows(
-    x: np.ndarray, kernel: Sequence[int], auto_pad: str | None, dilations: Any, pads: Any, strides: Any
-) -> tuple[np.ndarray, ...]:
+    x: np.ndarray, kernel: Sequence[int], *, auto_pad: str | None = None, dilations: Any = None, pads: Any = None,
+    strides: Any = None, **_: Any,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Return six arrays with one entry per spatial axis: size, stride, dilation, reach, begin pad and end pad.
 
     The reach is the distance from the first to the last element of a window, plus 1.
@@ -165,30 +141,15 @@ def _taken(tap: Sequence[int], spread: np.ndarray, counts: np.ndarray, step: np.
     return tuple(slice(t, t + (n - 1) * s + 1, s) for t, n, s in starts)
 
 
-def _depthwise(x: np.ndarray, w: np.ndarray, taps: Iterable[Any], out: tuple[int, ...]) -> np.ndarray:
-    """Return a depthwise convolution (one kernel per channel), computed in groups of channels that fit in the cache."""
-    y = np.zeros((len(x), len(w), *out), x.dtype)
-    factors = w.reshape(len(w), -1, *(1 for _ in out))
-    block = max(1, CACHED // max(1, math.prod(out)))
-    part = np.empty((block, *out), x.dtype)
-    for sample, first in itertools.product(range(len(x)), range(0, len(w), block)):
-        channels = slice(first, first + block)
-        sums = y[sample, channels]
-        for position, taken in enumerate(taps):
-            sums += np.multiply(factors[channels, position], x[sample, channels, *taken], out=part[: len(sums)])
-    return y
-
-
 class ConvTranspose(OpRun):  # onnx.reference cuts the weights of groups along the wrong axis
     """The transposed convolution, one kernel tap at a time."""
 
     def _run(
         self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, auto_pad: str | None = None,
-        dilations: Any = None, group: int = 1, kernel_shape: Any = None, output_padding: Any = None,
-        output_shape: Any = None, pads: Any = None, strides: Any = None,
+        group: int = 1, output_padding: Any = None, output_shape: Any = None, **attributes: Any,
     ) -> tuple[np.ndarray]:  # fmt: skip
         kernel = w.shape[2:]
-        sizes, step, spread, reach, begin, end = _windows(x, kernel, None, dilations, pads, strides)
+        sizes, step, spread, reach, begin, end = _windows(x, kernel, **attributes)
         full = (sizes - 1) * step + reach
         wide = full if output_padding is None else full + output_padding
         out = wide - begin - end
@@ -220,48 +181,39 @@ class Pad(OpRun):  # onnx.reference lacks negative pads
         return (grown[tuple(slice(-begin, size + end) for (begin, end), size in inner)],)
 
 
-class LpPool(OpRun):  # onnx.reference averages, and is wrong for windows beyond the end
+class LpPool(OpRun):  # onnx.reference is wrong for windows beyond the end
     """The norm of each window. Windows that extend beyond the end of the image are cut off there."""
 
-    def _run(
-        self, x: np.ndarray, *, kernel_shape: Any, auto_pad: str | None = None, ceil_mode: int | None = 0,
-        dilations: Any = None, p: int = 2, pads: Any = None, strides: Any = None,
-    ) -> tuple[np.ndarray]:  # fmt: skip
-        total, _, _ = _sums(np.abs(x) ** p, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    def _run(self, x: np.ndarray, *, p: int = 2, **attributes: Any) -> tuple[np.ndarray]:
+        total, _, _ = _sums(np.abs(x) ** p, **attributes)
         return (np.asarray(total ** (1 / p), x.dtype),)
 
 
-class AveragePool(OpRun):  # onnx.reference visits each window in Python: minutes where this takes milliseconds
+class AveragePool(OpRun):  # onnx.reference takes seconds where this takes milliseconds, and is wrong as in LpPool
     """The average of each window. Entries in the padding count only if `count_include_pad` is set."""
 
-    def _run(
-        self, x: np.ndarray, *, kernel_shape: Any, auto_pad: str | None = None, ceil_mode: int | None = 0,
-        count_include_pad: int | None = 0, dilations: Any = None, pads: Any = None, strides: Any = None,
-    ) -> tuple[np.ndarray]:  # fmt: skip
-        total, inside, padded = _sums(x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    def _run(self, x: np.ndarray, *, count_include_pad: int | None = 0, **attributes: Any) -> tuple[np.ndarray]:
+        total, inside, padded = _sums(x, **attributes)
         return (np.asarray(total / (padded if count_include_pad else inside), x.dtype),)
 
 
 def _sums(
-    x: np.ndarray, kernel_shape: Any, auto_pad: str | None, ceil_mode: int | None, dilations: Any, pads: Any,
-    strides: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    x: np.ndarray, *, kernel_shape: Sequence[int], ceil_mode: int | None = 0, **attributes: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return for each window: the sum, the number of entries in the image, and the number in the padded image."""
-    sizes, step, spread, reach, begin, end = _windows(x, kernel_shape, auto_pad, dilations, pads, strides)
+    sizes, step, spread, reach, begin, end = _windows(x, kernel_shape, **attributes)
     room = sizes + begin + end - reach
     out = (-(-room // step) if ceil_mode else room // step) + 1
     out -= (out - 1) * step >= sizes + begin
-    inside = padded = np.ones(1)
-    for axis, size in enumerate(sizes):
-        starts = np.arange(out[axis]) * step[axis] - begin[axis]
-        places = starts + np.arange(0, reach[axis], spread[axis])[:, None]
-        there = (places >= 0) & (places < size)
-        others, at = (-1, *[1] * (x.ndim - 3 - axis)), axis + 2
-        pairs = [(held.reshape(others), np.clip(place, 0, size - 1)) for place, held in zip(places, there, strict=True)]
-        x = sum(np.where(held, x.take(place, at), 0) for held, place in pairs)  # type: ignore[assignment]
-        inside = inside[..., None] * there.sum(0)
-        padded = padded[..., None] * (places < size + end[axis]).sum(0)
-    return x, inside[0], padded[0]
+    beyond = np.maximum((out - 1) * step - room, 0)
+
+    def summed(image: np.ndarray, padding: float = 0.0) -> np.ndarray:
+        wide = np.pad(image, [(0, 0), (0, 0), *zip(begin, end, strict=True)], constant_values=padding)
+        wide = np.pad(wide, [(0, 0), (0, 0), *((0, more) for more in beyond)])
+        return np.asarray(sum(wide[:, :, *_taken(tap, spread, out, step)] for tap in np.ndindex(*kernel_shape)))
+
+    ones = np.ones((1, 1, *sizes))
+    return summed(x), summed(ones), summed(ones, 1.0)
 
 
 class LRN(OpRun):  # onnx.reference sums over N channels, where N is the number of samples, and accepts only images
