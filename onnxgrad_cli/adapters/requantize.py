@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.metadata import Adapter, Role, Roles
+from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import Uses, views_of
 from onnxgrad_cli.passes.stored_integers import spread
 from onnxgrad_cli.verification.feeds import DescribedModel, first_run
@@ -335,16 +335,13 @@ def measured(
     """
     right = with_weights(beside, path)
     run = Executor(right)
-    fed = {value.name: "model input" for value in right.graph.input}
-    fed.update({tensor.name: "constant" for tensor in right.graph.initializer if tensor.name in fed})
-    outputs = {value.name: Role("kept output") for value in right.graph.output}
-    roles = Roles("", (), "", fed, {**outputs, next(iter(outputs)): Role("loss")})
+    described = DescribedModel.of_inference(right)
     try:
-        feeds, wanted, _ = first_run(run, DescribedModel(right, roles), np.random.default_rng(0), dict(data or {}), {})
+        feeds, wanted, _ = first_run(run, described, np.random.default_rng(0), dict(data or {}), {})
     except Exception as error:  # the executors' exceptions share no base class
         message = f"the error of merging can't be measured: the model does not run on these data: {str(error).strip()}"
         raise OnnxgradError(message, "use `test_data` to pass data that the model can run on") from None
-    feeds = {name: feeds[name] for name, role in fed.items() if role == "model input"}
+    feeds = {name: feeds[name] for name in described.own}
     found, before = (Executor(with_weights(model, path))(feeds) for model in (rounded, base))
     floats = [name for name, array in wanted.items() if array.size and array.dtype.kind == "f"]
     return [OutputDeviation(name, _off(found, wanted, name), _off(before, wanted, name)) for name in floats]

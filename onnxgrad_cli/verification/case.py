@@ -15,6 +15,7 @@ from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel
 from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.verdict import FAILED, Proof
 from onnxgrad_cli.verification.written import Ran
 
 LONG_RUN_OPERATIONS = 10 * 10**9
@@ -111,3 +112,8 @@ NOTHING = CheckOutcome()
 def skipped(detail: str) -> CheckOutcome:
     """Return the outcome of a check that could not reach a decision."""
     return CheckOutcome("skipped", detail)
+
+
+def unproved(proof: Proof, what: str) -> CheckOutcome:
+    """Return the outcome of a check that depends on a proof, which did not succeed; `what` says what was proved."""
+    return CheckOutcome("failed" if proof.verdict == FAILED else "skipped", f"{what}: {proof.why}")

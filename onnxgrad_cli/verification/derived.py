@@ -8,30 +8,28 @@ checked against finite differences of the outputs. Kinds that are composed of ot
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnxgrad_cli.common.choices import SECOND_DERIVATIVES, Derivative, Mode
+from onnxgrad_cli.common.choices import SECOND_DERIVATIVES
 from onnxgrad_cli.common.wording import listed
-from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.double import DoubleExecutor, widened
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import Arrays, is_float
-from onnxgrad_cli.metadata import Derived, Role, Roles, read_derived
-from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
+from onnxgrad_cli.metadata import Derived, Role, Roles
+from onnxgrad_cli.verification.again import derive_again, feeds_again
+from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped, unproved
 from onnxgrad_cli.verification.checks.agreement import (
     NEARBY_POINTS,
     FailsNearby,
@@ -42,7 +40,7 @@ from onnxgrad_cli.verification.checks.agreement import (
     varies,
     wide,
 )
-from onnxgrad_cli.verification.composed import PARTS, agrees_with_parts
+from onnxgrad_cli.verification.composed import COMPOSED, agrees_with_parts
 from onnxgrad_cli.verification.feeds import Range, finite, part, run_on_drawn, run_on_own
 from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.gradients.claims import Claims
@@ -51,7 +49,7 @@ from onnxgrad_cli.verification.gradients.loss_function import FAITHFUL, ScalarFu
 from onnxgrad_cli.verification.gradients.perturbation import perturbed
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.proof_checks import OPENING, ORIGINAL, checked
-from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
+from onnxgrad_cli.verification.verdict import PROVED, Proof
 
 AGREES = "derivatives against differences"
 """Name of the check that compares the derivatives with finite differences."""
@@ -158,7 +156,7 @@ def _agrees(derived: Derived, case: ProofCase) -> CheckOutcome:
         return skipped("a training session must provide the cotangents at a YieldOp")
     if varies(case):
         return skipped("the model draws random numbers, so the derivatives of two runs differ")
-    if derived.kind in PARTS:
+    if derived.kind in COMPOSED:
         return agrees_with_parts(derived, case, prove_derived)
     function = _function(derived, case)
     if isinstance(function, CheckOutcome):
@@ -233,24 +231,15 @@ def _as_added(derived: Derived, case: ProofCase, found: CheckOutcome) -> CheckOu
     base = case.original.model if case.original is not None else part(case.described.model, derived.of)
     model, moves = perturbed(base, case.path, derived.inner)
     names = {added: name for name, added in moves.items()}
-    again = derive(
-        model, cast(Derivative, derived.kind), of=[glob.escape(name) for name in derived.of],
-        wrt=[glob.escape(moves.get(name, name)) for name in derived.wrt], class_=derived.pick or None,
-        class_axis=derived.class_axis, per_sample=derived.per_sample is not None, weighted=bool(derived.weights),
-        path=case.path, cotangents="input" if derived.inputs or derived.kind != "vjp" else "ones",
-        options=Options(mode=cast(Mode, derived.mode)),
+    again, said = derive_again(
+        derived, model, case.path, derived.kind, moves, per_sample=derived.per_sample is not None,
+        weighted=bool(derived.weights), cotangents="input" if derived.inputs or derived.kind != "vjp" else "ones",
     )  # fmt: skip
-    said = read_derived(again)
-    assert said is not None
     proof = prove_derived(again, said, case.path, model, sizes=case.sizes, force=True)
-    if proof.verdict == FAILED:
-        return CheckOutcome("failed", f"after adding offsets to inner values: {proof.why}")
     if proof.verdict != PROVED:
-        return found
-    feeds = dict(case.feeds)
+        return unproved(proof, "after adding offsets to inner values") if proof.failed else found
+    feeds = feeds_again(said, derived, case.feeds)
     feeds |= {theirs: case.feeds[ours] for theirs, ours in _paired(said.added(names), derived.added())}
-    feeds |= {theirs: case.feeds[ours] for theirs, ours in zip(said.weights, derived.weights, strict=True)}
-    feeds |= {said.label: case.feeds[derived.label]} if derived.label else {}
     try:
         feeds |= {moves[name]: np.zeros_like(x) for name, x in run_on_own(part(base, derived.inner), feeds).items()}
         results = run_on_own(again, feeds)
@@ -314,7 +303,7 @@ def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
     if derived.kind in SECOND_DERIVATIVES:
         return _gradient(derived, case, model, moves, before)
     if case.original is not None and derived.mode != "keep":
-        model = _derive(model, derived, moves, case.path)
+        model, _ = derive_again(derived, model, case.path, "vjp", moves, class_=None, **_with_outputs(derived))
     if not has_values(model, derived.of):
         return skipped(
             "the model does not compute the values that it differentiates: pass the original with --original"
@@ -329,30 +318,22 @@ def _gradient(
 
     The second derivatives must match the finite differences of this function.
     """
-    gradient = _derive(model, derived, moves, case.path)
-    said = read_derived(gradient)
-    assert said is not None
+    gradient, said = derive_again(derived, model, case.path, "vjp", moves, **_with_outputs(derived))
     proof = prove_derived(gradient, said, case.path, model, sizes=case.sizes, force=True)
     if proof.verdict != PROVED:
-        return CheckOutcome("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
+        return unproved(proof, "first derivatives")
     names = {added: name for name, added in moves.items()}
     outputs = {names.get(x, x): output for x, output in zip(said.wrt, said.outputs, strict=True)}
     cotangents = {said.added()[(y,)]: name for y, name in zip(derived.of, derived.weights, strict=False)}
     return Function(gradient, outputs, moves, before, cotangents)
 
 
-def _derive(original: ModelProto, derived: Derived, moves: Mapping[str, str], path: Path | None) -> ModelProto:
-    """Return a model of the gradient of the sum of the outputs, which also computes the outputs.
+def _with_outputs(derived: Derived) -> dict[str, Any]:
+    """Return options of `derive` for the gradient of the sum of the outputs, with the outputs themselves.
 
     If the outputs have weights, these are the cotangents that the model takes as inputs.
     """
-    by = [moves.get(name, name) for name in derived.wrt]
-    of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, by))
-    pick = derived.pick if derived.kind in SECOND_DERIVATIVES and derived.pick else None
-    return derive(
-        original, of=of, wrt=wrt, cotangents="input" if derived.weights else "ones", keep_outputs=True, path=path,
-        class_=pick, class_axis=derived.class_axis, options=Options(mode=cast(Mode, derived.mode)),
-    )  # fmt: skip
+    return {"cotangents": "input" if derived.weights else "ones", "keep_outputs": True}
 
 
 def has_values(model: ModelProto, names: Iterable[str]) -> bool:
@@ -463,7 +444,7 @@ class _Measure:
         point = self._point(factors)
         try:
             run = DoubleExecutor(case.described.model)
-            exact = self._claims(run(run.widened(case.feeds)), factors)
+            exact = self._claims(run.on(case.feeds), factors)
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"the derivatives can't be computed in float64: {str(error).strip()[:300]}") from error
         judge = Judge(point.loss, Claims(point.loss.point, exact, case.rng, self.is_zero), case.rng)
@@ -573,7 +554,7 @@ class _Measure:
         if self._function.before is not None and self._still_for is not self._case.feeds:
             run = DoubleExecutor(self._function.before)
             try:
-                values = run(run.widened({**self._case.described.weights, **self._case.feeds}))
+                values = run.on({**self._case.described.weights, **self._case.feeds})
             except Exception as error:  # the executors' exceptions share no base class
                 raise _Unmeasured(f"inner values can't be computed in float64: {str(error).strip()[:300]}") from error
             self._zeros = {name: np.zeros(values[name].shape) for name in self._function.moves}

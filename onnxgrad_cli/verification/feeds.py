@@ -23,7 +23,7 @@ from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try, switch_valu
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
-from onnxgrad_cli.metadata import ROLES, Roles
+from onnxgrad_cli.metadata import ROLES, Role, Roles
 
 Run = Callable[[Arrays], Arrays]
 Sizes = Mapping[str, int]
@@ -49,6 +49,14 @@ class DescribedModel:
     original: Callable[[Arrays], Arrays] | None = None
     differentiated: Collection[str] = ()
     stored: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of_inference(cls, model: ModelProto) -> DescribedModel:
+        """Describe an inference model, whose first output takes the place of the loss."""
+        stored = {tensor.name for tensor in model.graph.initializer}
+        inputs = {value.name: "constant" if value.name in stored else "model input" for value in model.graph.input}
+        outputs = {value.name: Role("kept output") for value in model.graph.output}
+        return cls(model, Roles("", (), "", inputs, {**outputs, next(iter(outputs), ""): Role("loss")}))
 
     @cached_property
     def types(self) -> dict[str, TypeProto]:

@@ -12,11 +12,11 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import PROOF_PREFIX, Derived, InnerDerivative
-from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
+from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped, unproved
 from onnxgrad_cli.verification.derived import has_values, prove_derived
 from onnxgrad_cli.verification.feeds import part, with_proof_part
 from onnxgrad_cli.verification.gradients.perturbation import take_name
-from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
+from onnxgrad_cli.verification.verdict import PROVED, Proof
 
 
 def agrees_inside(case: ProofCase) -> CheckOutcome:
@@ -30,8 +30,7 @@ def agrees_inside(case: ProofCase) -> CheckOutcome:
             return skipped(f"the model does not compute the derivative of '{each.of}' as described")
         if proof.verdict != PROVED:
             names = ", ".join(f"'{name}'" for name in each.wrt)
-            text = f"the derivative of '{each.of.removeprefix(PROOF_PREFIX)}' with respect to {names}: {proof.why}"
-            return CheckOutcome("failed", text) if proof.verdict == FAILED else skipped(text)
+            return unproved(proof, f"the derivative of '{each.of.removeprefix(PROOF_PREFIX)}' with respect to {names}")
     count = len(case.roles.inner)
     return CheckOutcome("passed", f"{count} of {count}") if count else NOTHING
 

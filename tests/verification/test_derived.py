@@ -85,15 +85,15 @@ def test_a_wrong_first_derivative_is_told_of_a_second_one() -> None:
 def test_first_derivatives_of_another_function_prove_no_second_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """They agree with slopes of their own forward part, and not with the original."""
 
-    def of_another(original: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+    def of_another(original: onnx.ModelProto, *kind: Any, **options: Any) -> onnx.ModelProto:
         other = onnx.ModelProto()
         other.CopyFrom(original)
         for node in other.graph.node:
             node.op_type = {"Tanh": "Sigmoid"}.get(node.op_type, node.op_type)
-        return derive(other, **options)
+        return derive(other, *kind, **options)
 
     model = model_of("hvp")
-    monkeypatch.setattr("onnxgrad_cli.verification.derived.derive", of_another)
+    monkeypatch.setattr("onnxgrad_cli.verification.again.derive", of_another)
     proof = proof_of(model)
     assert proof.failed and "first derivatives: computes what the original computes" in proof.why, proof.why
 

@@ -6,8 +6,7 @@ that pass and in onnxruntime.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,21 +16,18 @@ from onnx import ModelProto
 from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import OverLimit, within_budget
-from onnxgrad_cli.execution.observation import fed_types, is_quick
-from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try
+from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, shape_of
+from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.free_batch import HINT, NOT_COMPARED, FixedBatch, FreedBatch, asked_batch, free_batch
-from onnxgrad_cli.verification.feeds import draw, index_limits
+from onnxgrad_cli.verification.feeds import DescribedModel, first_run
+from onnxgrad_cli.verification.gradients.judgement import off
 from onnxgrad_cli.verification.original import with_weights
 
 BATCHES = 3
 """Number of the original's batches that are joined to one batch of the changed model, to compare the results."""
-
-SEARCH_SECONDS, MIN_TRIES = 3.0, 4
-"""A search for sizes of other symbols ends after `SEARCH_SECONDS` of processor time, but tries `MIN_TRIES` sizes."""
 
 RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2}
 """Element type -> largest accepted difference, relative to the largest entry.
@@ -118,10 +114,23 @@ def _compare(both: FreedModel, data: Mapping[str, np.ndarray]) -> str:
         raise
     except Exception:  # onnxruntime's exceptions share no base class
         return f"{NOT_COMPARED}, because onnxruntime does not load the original"
-    example = next(_examples(both.original, freed, data, run_original), None)
-    if example is None:
+    expected: list[Arrays] = []
+
+    def run_batches(feeds: Arrays) -> Arrays:
+        size = freed.size
+        expected[:] = [run_original(_taken(feeds, freed, i * size, (i + 1) * size)) for i in range(BATCHES)]
+        return expected[0]
+
+    described = DescribedModel.of_inference(both.original)
+    for name, axis in freed.inputs.items():  # draw several batches at once
+        shape = described.shapes[name]
+        described.shapes[name] = (*shape[:axis], count, *shape[axis + 1 :])
+    try:
+        feeds, _, _ = first_run(run_batches, described, np.random.default_rng(0), dict(data), {})
+    except OverLimit:
+        raise
+    except Exception:  # onnxruntime's exceptions share no base class
         return f"{NOT_COMPARED}, because the original does not run on random data"
-    feeds, expected = example
     try:
         run = Executor(with_weights(both.model, both.path))
         found, first = run(feeds), run(_taken(feeds, freed, 0, 1))
@@ -169,39 +178,6 @@ def _taken(feeds: Mapping[str, np.ndarray], freed: FreedBatch, start: int, end: 
     }
 
 
-def _examples(
-    original: ModelProto, freed: FreedBatch, data: Mapping[str, np.ndarray], run: Executor
-) -> Iterator[tuple[Arrays, list[Arrays]]]:
-    """Yield random feeds for several batches at once, with the original's results for each of the batches.
-
-    Only sizes at which the original runs are used.
-    """
-    types = fed_types(original)
-    shapes: dict[str, Shape] = {name: shape_of(value_type) or () for name, value_type in types.items()}
-    rng, start = np.random.default_rng(0), time.process_time()
-    for tried, sizes in enumerate(sizes_to_try(shapes, original)):
-        if tried >= MIN_TRIES and time.process_time() - start > SEARCH_SECONDS:
-            return
-        whole = sized(shapes, sizes)
-        limits = index_limits(original, whole)
-        for name, axis in freed.inputs.items():
-            whole[name][axis] *= BATCHES
-        for least in (0, 1):
-            feeds = {
-                name: data[name]
-                if name in data
-                else draw(rng, dtype_of(types[name]), shape, 0 if name in limits else least, limits.get(name, 2))
-                for name, shape in whole.items()
-            }
-            parts = [_taken(feeds, freed, i * freed.size, (i + 1) * freed.size) for i in range(BATCHES)]
-            try:
-                yield feeds, [run(part) for part in parts]
-            except OverLimit:
-                raise
-            except Exception:  # sizes or numbers that don't fit: try others
-                continue
-
-
 def _check(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     """Check that an output of the model with a dynamic batch size agrees with the original's.
 
@@ -210,17 +186,9 @@ def _check(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     """
     if found.shape != expected.shape:
         raise _differs(f"'{name}' has the shape {list(found.shape)} instead of {list(expected.shape)}")
-    if expected.dtype.kind in "iubOUS":
-        if not np.array_equal(found, expected):
-            raise _differs(f"'{name}' differs")
-        return
-    a, b = (np.asarray(x, np.complex128 if x.dtype.kind == "c" else np.float64) for x in (found, expected))
-    tolerance = RELATIVE_TOLERANCE.get(expected.dtype.name, 2e-2)
-    finite = np.isfinite(b)
-    scale = float(np.abs(b[finite]).max(initial=0.0))
-    worst = np.abs(a[finite] - b[finite]).max(initial=0.0) if np.array_equal(np.isfinite(a), finite) else np.inf
-    if worst > tolerance * scale:
-        raise _differs(f"'{name}' differs by {worst:.3g}, where its largest entry is {scale:.3g}")
+    exact, tolerance = expected.dtype.kind in "iubOUS", RELATIVE_TOLERANCE.get(expected.dtype.name, 2e-2)
+    if not (np.array_equal(found, expected) if exact else off(found, expected) <= tolerance):
+        raise _differs(f"'{name}' differs by {off(found, expected):.3g}, relative to its largest entry")
 
 
 def _differs(why: str) -> UnsupportedError:
