@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from onnx import ModelProto, TypeProto
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.type_inference import follow_shapes
-from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, shape_of
+from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, known_sizes as numbers_in, shape_of
 
 Sizes = tuple[int, ...]
 
@@ -39,8 +39,7 @@ class Fact(NamedTuple):
 
 def is_known(value_type: TypeProto | None) -> bool:
     """Return True if a type has a shape in which every size is a number."""
-    shape = shape_of(value_type)
-    return shape is not None and all(isinstance(size, int) for size in shape)
+    return numbers_in(shape_of(value_type)) is not None
 
 
 def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int], Facts]:
@@ -72,17 +71,6 @@ def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int],
             if not longer.too_short:
                 return given, assumed, longer
     return given, ones, facts
-
-
-def known_bytes(names: Iterable[str], facts: Facts) -> tuple[int, int]:
-    """Return the total bytes of the values whose size is known, and the number of the other values."""
-    total = unknown = 0
-    for name in names:
-        try:
-            total += facts.bytes(name)
-        except LookupError:
-            unknown += 1
-    return total, unknown
 
 
 class Facts(dict[str, Fact]):
@@ -181,6 +169,13 @@ class Facts(dict[str, Fact]):
             size = elements * itemsize(dtype)
         return Fact(shape, elements, dtype, size, is_float(value_type), None in known)
 
+    def known(self, name: str) -> Fact | None:
+        """Return the facts about a value, or None if its rank is unknown."""
+        try:
+            return self[name]
+        except LookupError:
+            return None
+
     def bytes(self, name: str) -> int:
         """Return the size of a value in bytes.
 
@@ -191,13 +186,6 @@ class Facts(dict[str, Fact]):
         if size is None:
             raise LookupError(name)
         return size
-
-    def known(self, name: str) -> Fact | None:
-        """Return the facts about a value, or None if its rank is unknown."""
-        try:
-            return self[name]
-        except LookupError:
-            return None
 
     @property
     def guesses(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from onnxgrad_cli.cost.facts import Facts, Sizes, known_bytes, known_sizes
+from onnxgrad_cli.cost.facts import Facts, Sizes, known_sizes
 from onnxgrad_cli.cost.flops import operations_by_part
 from onnxgrad_cli.cost.live_memory import course_of_memory
 from onnxgrad_cli.cost.steps import FORWARD, ScheduledNode, steps_of
@@ -98,9 +98,8 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     kept_bytes, kept, unknown = _kept(steps, facts)
     uncounted.update(unknown)
     weight_bytes = sum(nbytes(graph.initializers[name]) for name in training.trained)
-    input_bytes, unknown_inputs = known_bytes(training.grad_of_input, facts)
-    if unknown_inputs:
-        uncounted["input"] += unknown_inputs
+    inputs = [fact.bytes if (fact := facts.known(name)) else None for name in training.grad_of_input]
+    uncounted += Counter(input=inputs.count(None))
     before, after = flops["forward"], flops["backward"]
     costs = [OperatorCost(op, before[op], after[op]) for op in sorted({*before, *after})]
     return Cost(
@@ -112,7 +111,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         flops_backward=flops["backward"].total(),
         flops_optimizer=flops["optimizer"].total(),
         weight_bytes=weight_bytes,
-        gradient_bytes=weight_bytes + input_bytes,
+        gradient_bytes=weight_bytes + sum(filter(None, inputs)),
         kept_bytes=kept_bytes,
         kept=kept,
         operators=sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward),

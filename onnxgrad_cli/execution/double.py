@@ -25,9 +25,9 @@ from onnxgrad_cli.execution import session
 from onnxgrad_cli.execution.conv_im2col import FIRST_OPSET, unfold_convolutions
 from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
-from onnxgrad_cli.ir.domains import is_standard, plain_domain
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.node import messages
-from onnxgrad_cli.ir.nodes import reads, with_bodies
+from onnxgrad_cli.ir.nodes import reads, schema_of, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of
 
 SHARED = 1 << 20
@@ -344,9 +344,8 @@ def _body(operator: tuple[str, str], model: ModelProto) -> frozenset[str] | None
             return frozenset(node.op_type for node in function.node)
     domain, name = operator
     version = next((entry.version for entry in model.opset_import if entry.domain == domain), 1)
-    try:
-        schema: Any = onnx.defs.get_schema(name, version, plain_domain(domain))
-    except onnx.defs.SchemaError:
+    schema: Any = schema_of(name, version, domain)
+    if schema is None:
         return None
     if schema.has_function:
         return frozenset(node.op_type for node in schema.function_body.node)

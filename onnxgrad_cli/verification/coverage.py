@@ -20,6 +20,7 @@ from onnx.defs import OpSchema
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.ir.domains import full_name
+from onnxgrad_cli.ir.nodes import schema_of
 from onnxgrad_cli.passes.prepare.quantized_operators import MEANINGS, write_out_quantized
 
 PROOFS = Path(__file__).with_name("proofs.json")
@@ -136,10 +137,8 @@ def output_names(op_type: str, domain: str, version: int) -> list[str]:
 
     The last name may stand for a variable number of outputs.
     """
-    try:
-        return [parameter.name for parameter in onnx.defs.get_schema(op_type, version, domain).outputs]
-    except onnx.defs.SchemaError:
-        return []
+    schema = schema_of(op_type, version, domain)
+    return [parameter.name for parameter in schema.outputs] if schema is not None else []
 
 
 def operand_names(op_type: str, domain: str, version: int) -> list[str]:
@@ -147,14 +146,14 @@ def operand_names(op_type: str, domain: str, version: int) -> list[str]:
 
     The last name of a schema may stand for a variable number of inputs.
     """
-    try:
-        return [parameter.name for parameter in onnx.defs.get_schema(op_type, version, domain).inputs]
-    except onnx.defs.SchemaError:
-        rule = registry.lookup(op_type, domain, version)
-        definition = registry.lookup_definition(op_type, domain, version)
-        function, leading = (rule.function, 3) if rule else (definition.function, 1) if definition else (None, 0)
-        given = list(inspect.signature(function).parameters.values())[leading:] if function else []
-        return [parameter.name for parameter in given if parameter.kind is not parameter.KEYWORD_ONLY]
+    schema = schema_of(op_type, version, domain)
+    if schema is not None:
+        return [parameter.name for parameter in schema.inputs]
+    rule = registry.lookup(op_type, domain, version)
+    definition = registry.lookup_definition(op_type, domain, version)
+    function, leading = (rule.function, 3) if rule else (definition.function, 1) if definition else (None, 0)
+    given = list(inspect.signature(function).parameters.values())[leading:] if function else []
+    return [parameter.name for parameter in given if parameter.kind is not parameter.KEYWORD_ONLY]
 
 
 @cache

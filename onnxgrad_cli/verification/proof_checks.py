@@ -8,11 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from copy import deepcopy
 from itertools import product
 
 import numpy as np
-from onnx import ModelProto
 
 from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.common.wording import listed
@@ -23,8 +21,9 @@ from onnxgrad_cli.execution.observation import MAX_WEIGHT_BYTES, PROVABLE, too_l
 from onnxgrad_cli.execution.sizes_to_try import leading_symbols
 from onnxgrad_cli.ir.dialects import checker_error
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import has_gradients, reads
+from onnxgrad_cli.ir.nodes import depending_on, has_gradients, reads
 from onnxgrad_cli.ir.types import Arrays, in_words
+from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import started
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.targets.standard import is_targeted, to_standard
@@ -74,7 +73,7 @@ def _expands(case: ProofCase) -> CheckOutcome:
     """Replace the Gradient node of a model, if it has one, by standard operators. Later checks use the new model."""
     if not has_gradients(case.model):
         return NOTHING
-    case.model = expand_gradients(deepcopy(case.model), case.path)
+    case.model = expand_gradients(copied(case.model), case.path)
     return CheckOutcome("passed", f"{len(case.model.graph.node):,} nodes in all")
 
 
@@ -93,8 +92,7 @@ def _loads(case: ProofCase) -> CheckOutcome:
         return CheckOutcome("passed", case.run.name)
     if case.original is None or case.original.loads:
         return CheckOutcome("failed", fault, ends=True)
-    unproved = "onnxruntime does not load the original either"
-    return CheckOutcome("skipped", f"{unproved}: {fault}", ends=True, leaves_unproved=f"{unproved}: {fault}")
+    return _ended(f"onnxruntime does not load the original either: {fault}")
 
 
 def runs(case: ProofCase) -> CheckOutcome:
@@ -105,7 +103,9 @@ def runs(case: ProofCase) -> CheckOutcome:
     original = case.original if case.original is not None and case.original.loads else None
     both = _Both(original, case.run) if original else None
     failure: Exception | None = None
-    choices = [{**_single_batch(case), **case.sizes}, case.sizes] if case.is_long else [case.sizes]
+    leading = leading_symbols({name: case.described.shapes[name] for name in case.described.own})
+    single = {symbol: 1 for symbol, leads in leading.items() if leads}
+    choices = [{**single, **case.sizes}, case.sizes] if case.is_long else [case.sizes]
     ways: list[Callable[[Arrays], Arrays]] = [both, case.run] if both else [case.run]
     for sizes, run in product(choices, ways):
         try:
@@ -130,19 +130,12 @@ def _does_not_run(case: ProofCase, original: Original | None, failure: Exception
         return CheckOutcome("failed", why, ends=True)
     why = f"the {'original' if original is not None else 'model'} does not run on random data: {why}"
     if lacks_kernel(failure):
-        why = f"onnxruntime has no kernel for a node, so {why}"
-        return CheckOutcome("skipped", why, ends=True, leaves_unproved=why)
+        return _ended(f"onnxruntime has no kernel for a node, so {why}")
     symbols = [symbol for symbol in case.symbols if symbol not in case.sizes]
     why += f"; set a size with --dim {symbols[0]}=SIZE, or " if symbols else "; "
     why += "pass data with --test-data"
     needed = ", ".join(f"{name} {in_words(case.described.types[name])}" for name in drawn[:8])
-    return CheckOutcome("skipped", f"{why}, for {needed}", ends=True, leaves_unproved=why)
-
-
-def _single_batch(case: ProofCase) -> dict[str, int]:
-    """Return a map from symbol to size 1, for each symbol that is the first dimension of the model's own inputs."""
-    leading = leading_symbols({name: case.described.shapes[name] for name in case.described.own})
-    return {symbol: 1 for symbol, leads in leading.items() if leads}
+    return _ended(why, f", for {needed}")
 
 
 class _Both:
@@ -178,8 +171,7 @@ def _computes_the_standard(case: ProofCase) -> CheckOutcome:
     """For a model with a target's own operators: compare loss and gradients with the results of standard operators."""
     if not is_targeted(case.model):
         return NOTHING
-    model = ModelProto()
-    model.CopyFrom(case.described.model)
+    model = copied(case.described.model)
     to_standard(model)
     expected = Executor(model, fallback=False, threads=None)(case.feeds)
     gradients = list(case.roles.gradients.values())  # no optimizer results: these may amplify noise
@@ -213,25 +205,24 @@ def _is_finite(case: ProofCase) -> CheckOutcome:
 def _covers_every_gradient(case: ProofCase) -> CheckOutcome:
     """Skip if a gradient is missing, or if the model's description could hide a gradient that no check compares."""
     roles = case.roles
-    lacking = [name for name, role in roles.inputs.items() if role == "weight" and name not in roles.gradients]
-    partial = [name for name in roles.partial if name in roles.gradients]
-    if lacking:
-        return skipped(f"no output is the gradient of {listed(lacking)}")
-    if partial:
-        return skipped(f"the gradient of {listed(partial)} leaves out paths on which gradients are stopped")
-    if held := _held_unasked(case):
-        return skipped(f"{listed(held)} is treated as a constant, but is not a norm of an adapter")
-    if late := _after_the_model(case, "kept output"):
-        return skipped(f"{listed(late)} depends on labels, but is described as an output of the model")
-    if late := [] if roles.optimizer else _after_the_model(case, "next state"):
-        return skipped(f"{listed(late)} depends on labels, but is described as a running statistic")
-    if read := _state_of_the_loss(case):
-        return skipped(
-            f"the loss reads {listed(read)}, which is described as state, but could be a weight without a gradient"
-        )
-    if named := _named_gradients(case):
-        return skipped(f"{listed(named)} has the name of a gradient, but is described as something else")
-    return NOTHING
+    faults = {
+        "no output is the gradient of {}": [
+            name for name, role in roles.inputs.items() if role == "weight" and name not in roles.gradients
+        ],
+        "the gradient of {} leaves out paths on which gradients are stopped": [
+            name for name in roles.partial if name in roles.gradients
+        ],
+        "{} is treated as a constant, but is not a norm of an adapter": _held_unasked(case),
+        "{} depends on labels, but is described as an output of the model": _after_the_model(case, "kept output"),
+        "{} depends on labels, but is described as a running statistic": (
+            [] if roles.optimizer else _after_the_model(case, "next state")
+        ),
+        "the loss reads {}, which is described as state, but could be a weight without a gradient": (
+            _state_of_the_loss(case)
+        ),
+        "{} has the name of a gradient, but is described as something else": _named_gradients(case),
+    }
+    return next((skipped(text.format(listed(names))) for text, names in faults.items() if names), NOTHING)
 
 
 def _held_unasked(case: ProofCase) -> list[str]:
@@ -265,10 +256,8 @@ def _after_the_model(case: ProofCase, role: str) -> list[str]:
         role: a role for values that the model computes without the loss, such as 'kept output'.
     """
     found = [name for name, said in case.roles.outputs.items() if said.role == role]
-    late = {case.roles.loss, *(name for name, role in case.roles.inputs.items() if role in AFTER_THE_MODEL)}
-    for node in Graph(case.model).nodes if found else ():
-        if not late.isdisjoint(reads(node)):
-            late.update(filter(None, node.output))
+    first = {case.roles.loss, *(name for name, role in case.roles.inputs.items() if role in AFTER_THE_MODEL)}
+    late = depending_on(Graph(case.model).nodes if found else (), first)
     return [name for name in found if name in late]
 
 
@@ -340,7 +329,7 @@ def checked(case: ProofCase, checks: Iterable[tuple[str, Check]], note: Callable
             with suppress(OverLimit), patience.taking() if patience else nullcontext():
                 found = check(case)
             if patience is not None and patience.spent:
-                found = _cut_short(patience.spent)
+                found = _ended(f"the proof takes more than {patience.spent}; --verify runs it anyway")
             if found.status:
                 proof.steps.append(ProofStep(name, found.status, found.detail, time.perf_counter() - start))
             if found.status == "failed":
@@ -355,7 +344,6 @@ def checked(case: ProofCase, checks: Iterable[tuple[str, Check]], note: Callable
     return proof
 
 
-def _cut_short(limit: str) -> CheckOutcome:
-    """Return the outcome that replaces that of a check in which a run exceeded a limit of time or memory."""
-    reason = f"the proof takes more than {limit}; --verify runs it anyway"
-    return CheckOutcome("skipped", reason, ends=True, leaves_unproved=reason)
+def _ended(reason: str, detail: str = "") -> CheckOutcome:
+    """Return the outcome of a check that can't be made, and without which the model is not proved."""
+    return CheckOutcome("skipped", reason + detail, ends=True, leaves_unproved=reason)

@@ -197,12 +197,19 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 def _here(case: ProofCase) -> CheckOutcome:
     """Check the gradients at the given point. Skip the check at a kink, where wrong gradients would pass."""
-    point = _point(case)
+    return _judged(case, _point(case), at_kinks=False)
+
+
+def _judged(case: ProofCase, point: Point, at_kinks: bool = True) -> CheckOutcome:
+    """Check the gradients at a point, in float64 if rounding dominates most of them.
+
+    With `at_kinks=False`, the check is skipped if any slope between those of two sides is a derivative.
+    """
     judge = Judge(point.loss, point.claims, case.rng)
     if point.loss.exact and judge.drowned():
         return _compared_in_double(case, point)
     judged = judge.judge()
-    if judged.kinked and point.loss.exact and not judged.refuted:
+    if judged.kinked and not at_kinks and point.loss.exact and not judged.refuted:
         return skipped("the weights are at a kink, where any slope between those of its two sides is a derivative")
     return in_words(judge, judged, case.roles.partial)
 
@@ -245,11 +252,7 @@ def _elsewhere(case: ProofCase, lengths: bool = False) -> CheckOutcome:
     here = {**case.described.weights, **case.feeds}
     case.feeds = {**case.feeds, **{name: off_zero(here[name], case.rng) for name in case.roles.gradients}}
     case.outputs = case.run(case.feeds)
-    point = _point(case, by_entry=True)
-    judge = Judge(point.loss, point.claims, case.rng)
-    if point.loss.exact and judge.drowned():
-        return _compared_in_double(case, point)
-    return _told(judge, case)
+    return _judged(case, _point(case, by_entry=True))
 
 
 def off_zero(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -277,9 +280,9 @@ def _compared_in_double(case: ProofCase, point: Point) -> CheckOutcome:
         loss = point.loss if point.loss.exact else LossFunction(case.described, case.feeds, exact=True)
         exact = _gradients(case, DoubleExecutor(case.described.model).on(case.feeds))
     except Exception:  # an operator has no float64 kernel; the executors' exceptions share no base class
-        return _told(Judge(point.loss, point.claims, case.rng), case, named=True)
+        return _named(case, Judge(point.loss, point.claims, case.rng))
     case.measured_by, case.exact = loss.name, loss.exact
-    found = _told(Judge(loss, Claims(loss.point, exact, case.rng), case.rng), case, named=True)
+    found = _named(case, Judge(loss, Claims(loss.point, exact, case.rng), case.rng))
     if found.status != "passed":
         return found
     least = FAITHFUL[narrowest(case.described.model)]
@@ -327,6 +330,6 @@ def in_single(point: Point, exact: Arrays, found: CheckOutcome, value: float, le
     return CheckOutcome("failed", f"correct in float64, but {kernels}")
 
 
-def _told(judge: Judge, case: ProofCase, named: bool = False) -> CheckOutcome:
-    """Check the gradients, and return the outcome with a text. With `named`, the text names the wrong gradients."""
-    return in_words(judge, judge.judge(), case.roles.partial, named)
+def _named(case: ProofCase, judge: Judge) -> CheckOutcome:
+    """Check the gradients, and return the outcome with a text that names the wrong gradients."""
+    return in_words(judge, judge.judge(), case.roles.partial, named=True)

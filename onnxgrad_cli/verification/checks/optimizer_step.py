@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.execution.executor import Executor
@@ -225,12 +225,11 @@ class _StepModel:
                 for value in (*body.output, *body.value_info):  # shapes of the whole tensors
                     value.type.tensor_type.ClearField("shape")
         names = [self.successors[name] for name in self.slots_and_weights]
-        part.graph.output.extend(helper.make_value_info(name, _of_any_shape(self._types[name])) for name in names)
+        for name in names:
+            kind = self._types[name]
+            of_any_shape = tensor_type(dtype_of(kind), [None] * len(shape_of(kind) or ()))
+            part.graph.output.append(helper.make_value_info(name, of_any_shape))
         return part
-
-
-def _of_any_shape(kind: TypeProto) -> TypeProto:
-    return tensor_type(dtype_of(kind), [None] * len(shape_of(kind) or ()))
 
 
 def _behind(model: ModelProto, roles: Roles, results: Sequence[str]) -> tuple[list[NodeProto], list[str]]:
