@@ -16,9 +16,6 @@ IN_PLACE = frozenset(
 COURSE = 200
 """Largest number of points that `course_of_memory` returns."""
 
-NEVER, GONE = -1, -2
-"""Stored in place of the position of a value's last reader if no node reads it, or if its last reader has run."""
-
 
 def live_bytes(steps: Sequence[ScheduledNode], outputs: Iterable[str], facts: Facts) -> list[int]:
     """Return the bytes of all live values after each node, in the order in which onnxruntime runs the nodes.
@@ -32,49 +29,24 @@ def live_bytes(steps: Sequence[ScheduledNode], outputs: Iterable[str], facts: Fa
         outputs: values that stay live to the end.
         facts: the sizes of the values. A value of unknown size counts as 0 bytes.
     """
-    numbers: dict[str, int] = {}
-    owner, makers, views = list[int](), list[int](), list[int]()
-    reads, made, needs = list[list[int]](), list[range](), list[list[int]]()
-    number_of = numbers.get
-    for at, step in enumerate(steps):
-        read = [number for name in step.reads if (number := number_of(name)) is not None]
-        reads.append(read)
-        needs.append([makers[value] for value in read])
-        first = len(owner)
-        for number, name in enumerate(step.made, first):
-            numbers[name] = number
-            owner.append(number)
-            makers.append(at)
-        made.append(range(first, len(owner)))
+    makers = {name: at for at, step in enumerate(steps) for name in step.made}
+    owner = {name: name for name in makers}
+    sizes = {name: (fact.bytes or 0) if (fact := facts.known(name)) else 0 for name in makers}
+    for step in steps:
         if step.shows:
-            shown = number_of(step.shows)
-            owner[first] = first if shown is None else owner[shown]
-            views.append(first)
-    sizes = [(fact.bytes or 0) if (fact := facts.known(name)) else 0 for name in numbers]
-    for view in views:
-        sizes[view] = 0
-    order, last = run_order(needs), [NEVER] * len(owner)
-    for i, at in enumerate(order):
-        for value in reads[at]:
-            last[owner[value]] = i
-    for name in outputs:
-        if name in numbers:
-            last[owner[numbers[name]]] = len(order)
+            owner[step.made[0]] = owner.get(step.shows, step.made[0])
+            sizes[step.made[0]] = 0
+    reads = [[owner[name] for name in step.reads if name in owner] for step in steps]
+    order = run_order([[makers[name] for name in step.reads if name in makers] for step in steps])
+    last = {name: i for i, at in enumerate(order) for name in reads[at]}
+    last |= {owner[name]: len(order) for name in outputs if name in owner}
     alive, course = 0, list[int]()
     for i, at in enumerate(order):
-        new = unread = gone = taken = 0
-        for value in made[at]:
-            new += sizes[value]
-            unread += sizes[value] if last[value] == NEVER else 0
-        first = sizes[made[at][0]] if made[at] else 0
-        for value in reads[at]:
-            value = owner[value]
-            if last[value] == i:
-                last[value] = GONE
-                gone += sizes[value]
-                taken = first if sizes[value] == first else taken
-        course.append(alive + new - (taken if steps[at].op_type in IN_PLACE else 0))
-        alive += new - gone - unread
+        made = [sizes[name] for name in steps[at].made]
+        gone = [sizes[name] for name in set(reads[at]) if last[name] == i]
+        in_place = steps[at].op_type in IN_PLACE and made[0] in gone
+        course.append(alive + sum(made) - (made[0] if in_place else 0))
+        alive += sum(sizes[name] for name in steps[at].made if name in last) - sum(gone)
     return course
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Derivative
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.renaming import rename
 
@@ -16,7 +16,7 @@ from onnxgrad_cli.ir.renaming import rename
 def check_kind(kind: Derivative) -> None:
     """Raise a UsageError if CasADi has no names for a kind of derivative."""
     if kind in ("gnvp", "hessian-diagonal", "laplacian"):
-        raise UsageError(f"CasADi has no names for the kind {kind}", "leave out the names of CasADi")
+        raise conflict(f"`names='casadi'` has no names for `kind='{kind}'`", "leave out the names of CasADi")
 
 
 def casadi_names(

@@ -10,7 +10,7 @@ from typing import Any
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Yield
-from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.errors import UnsupportedError, conflict, no_data
 from onnxgrad_cli.files import ModelSource, mark, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import FLOATS, is_float
@@ -76,12 +76,12 @@ class DerivativeModel:
         if self.weights:
             refuse_changed(graph)
         if not self.wanted:
-            raise UsageError(
+            raise no_data(
                 "no input or initializer is left to differentiate with respect to",
                 "choose float inputs or float initializers",
             )
         if self.options.quantization == "lsq":
-            raise UsageError(
+            raise conflict(
                 "`quantization='lsq'` is only for training, because it scales the gradients of the scales",
                 "use `quantization='ste'`",
             )

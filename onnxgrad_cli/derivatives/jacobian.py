@@ -57,19 +57,14 @@ def jacobian(
     Raises:
         UnsupportedError: nodes between x and `y` have no proven derivative.
     """
-    graph, one = op.graph, Op(op.graph)
-    seed = graph.fresh(f"{y.name}_unit")
-    graph.types[seed] = graph.types[y.name]
-    seeds = {y.name: one.val(seed)}
+    one, unit = _unit(op, y)
     if meetings is None:
-        found = differentiate(graph, seeds, wanted, one, training)
+        found = differentiate(op.graph, {y.name: unit}, wanted, one, training)
     else:
-        found = sample_gradients(one, seeds, wanted, meetings, training)
+        found = sample_gradients(one, {y.name: unit}, wanted, meetings, training)
     names = list(dict.fromkeys(cotangent.name for x in wanted if (cotangent := found[x]) is not None))
-    dependent, invariant = split(one.nodes, [seed])
-    op.nodes.extend(invariant)
     some = names and 0 not in y.shape
-    stacked = dict(zip(names, _stack(op, dependent, seed, y, names, meetings is not None), strict=True)) if some else {}
+    stacked = dict(zip(names, _stack(op, one, unit, y, names, meetings is not None), strict=True)) if some else {}
     derivatives = []
     for x, cotangent in ((op.val(name), found[name]) for name in wanted):
         first = int(meetings is not None and x.name in meetings.axes)
@@ -102,35 +97,41 @@ def diagonal(op: Op, y: Val, x: Val, training: Differentiation, per_sample: bool
     Raises:
         UnsupportedError: nodes between x and `y` have no proven derivative.
     """
-    graph, one = op.graph, Op(op.graph)
-    seed = graph.fresh(f"{y.name}_unit")
-    graph.types[seed] = graph.types[y.name]
-    unit = one.val(seed)
-    row = differentiate(graph, {y.name: unit}, [x.name], one, training)[x.name]
+    one, unit = _unit(op, y)
+    row = differentiate(op.graph, {y.name: unit}, [x.name], one, training)[x.name]
     if row is None or 0 in x.shape:
         return None
     # A product with the unit vector would be NaN if another element of the row is infinite.
     entries = one.Where(one.cast(unit, TensorProto.BOOL), row, one.const(0.0, x))
     if x.rank > per_sample:
         entries = one.sum(entries, range(per_sample, x.rank), keepdims=False)
-    dependent, invariant = split(one.nodes, [seed])
-    op.nodes.extend(invariant)
-    (rows,) = _stack(op, dependent, seed, y, [entries.name], per_sample, bounded=True)
+    (rows,) = _stack(op, one, unit, y, [entries.name], per_sample, bounded=True)
     if per_sample and rows.rank == 2:
         rows = op.transpose(rows, [1, 0])
     return op.state(op.reshape(rows, [op.size(x, axis) for axis in range(x.rank)]), x.shape)
 
 
+def _unit(op: Op, y: Val) -> tuple[Op, Val]:
+    """Return an emitter for nodes that depend on a unit vector in the shape of `y`, and the unit vector."""
+    seed = op.graph.fresh(f"{y.name}_unit")
+    op.graph.types[seed] = op.graph.types[y.name]
+    one = Op(op.graph)
+    return one, one.val(seed)
+
+
 def _stack(
-    op: Op, nodes: Sequence[Node], seed: str, y: Val, names: Sequence[str], per_sample: bool, bounded: bool = False
+    op: Op, one: Op, unit: Val, y: Val, names: Sequence[str], per_sample: bool, bounded: bool = False
 ) -> list[Val]:
     """Return the values `names` for every unit vector in the shape of `y`, stacked on axis 0.
 
-    `nodes` compute the values from the unit vector, which is the value named `seed`. If `per_sample`, a unit vector has
-    the shape of one sample of `y` and is repeated for all samples. If `bounded`, sizes that are known only at run time
-    also limit the number of rows that are computed at once. This saves memory if the results are smaller than the inner
-    values of `nodes`.
+    The nodes of the emitter `one` compute the values from `unit`. If `per_sample`, a unit vector has the shape of one
+    sample of `y` and is repeated for all samples. If `bounded`, sizes that are known only at run time also limit the
+    number of rows that are computed at once. This saves memory if the results are smaller than the inner values of the
+    nodes.
     """
+    seed = unit.name
+    nodes, invariant = split(one.nodes, [seed])
+    op.nodes.extend(invariant)
     shape = y.shape[per_sample:]
     known, static = _known_size(shape), all(isinstance(size, int) for size in shape)
     if static and known == 1:  # no axis of size 1: onnxruntime drops the axes of a constant 1 in 1 / a * b
@@ -143,14 +144,14 @@ def _stack(
         size = op.reshape(op.ReduceProd(op.vector(sizes), keepdims=0) if per_sample else op.Size(y), [1])
     # At least one row is computed: onnxruntime can't run loops of zero iterations or multiply empty stacks of matrices.
     steps = op.steps(known if static else op.Max(size, op.ints([1])))
-    one = op.expand_like(op.reshape(op.steps(size), sizes), y) if per_sample else None
-    positions = one or op.reshape_like(op.steps(size), y)
+    each = op.expand_like(op.reshape(op.steps(size), sizes), y) if per_sample else None
+    positions = each or op.reshape_like(op.steps(size), y)
 
-    def unit(op: Op, position: Val) -> Val:
+    def unit_at(op: Op, position: Val) -> Val:
         return op.cast(op.Equal(positions, position), y)
 
     def row(inner: Op, states: Sequence[Val], at: Sequence[Val]) -> tuple[list[Val], list[Val]]:
-        inner.rename(unit(inner, at[0]), seed)
+        inner.rename(unit_at(inner, at[0]), seed)
         inner.nodes.extend(nodes)
         return [], [inner.val(name) for name in names]
 
@@ -158,9 +159,9 @@ def _stack(
     largest = max((_known_size(op.val(name).known_shape) for node in nodes for name in node.output), default=1)
     most = MAX_VECTORIZED_ELEMENTS // largest
     if known <= most and not (bounded and _has_unknown_size(y)):
-        found = vectorized(op, nodes, {seed: unit(op, op.unsqueeze(steps, range(1, 1 + y.rank)))}, names)
+        found = vectorized(op, nodes, {seed: unit_at(op, op.unsqueeze(steps, range(1, 1 + y.rank)))}, names)
     elif most > 1:
-        found = _in_blocks(op, nodes, seed, unit, names, steps, y, most)
+        found = _in_blocks(op, nodes, seed, unit_at, names, steps, y, most)
     found = found or bodies.scan(op, row, [], [steps])[1]
     return found if static else [op.Slice(rows, op.ints([0]), size, op.ints([0])) for rows in found]
 
@@ -172,7 +173,8 @@ def _in_blocks(
     """Emit a Scan that computes a block of rows in each step. Return None if `nodes` can't be vectorized.
 
     Args:
-        op, nodes, seed, names, y: as in `_stack`.
+        op, names, y: as in `_stack`.
+        nodes: the nodes that compute the values from the unit vector, which is the value named `seed`.
         unit: a function that returns the unit vectors for positions.
         steps: the positions of all rows.
         most: the maximum number of rows in a block. Unknown sizes count as 1 here. At run time, the maximum is divided

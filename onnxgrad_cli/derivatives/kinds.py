@@ -36,7 +36,7 @@ from onnxgrad_cli.derivatives.sample_gradients import Meetings, sample_axes, sam
 from onnxgrad_cli.derivatives.scores import ClassChoice
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Unknown, UnsupportedError, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import Unknown, UnsupportedError, conflict, suggest, unknown_name, wrong_shape
 from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
@@ -170,16 +170,16 @@ def _check(kind: Derivative, cotangents: Yield | None, per_sample: bool, weighte
     if cotangents is not None:
         one_of("cotangents", cotangents, Yield)
     if kind != "vjp" and cotangents not in (None, "input"):
-        raise UsageError(f"cotangents='{cotangents}' is only for the kind vjp", "leave out the cotangents")
+        raise conflict(f"`cotangents='{cotangents}'` is only for `kind='vjp'`", "leave out the cotangents")
     if per_sample and (kind in ("jvp", "hvp") or cotangents == "keep"):
-        what = f"the kind {kind}" if kind != "vjp" else "a YieldOp that stays"
-        raise UsageError(
-            f"per-sample derivatives can't be combined with {what}",
+        other = f"kind='{kind}'" if kind != "vjp" else "cotangents='keep'"
+        raise conflict(
+            f"`per_sample` can't be combined with `{other}`",
             "use another kind, such as vjp or hessian, or leave out per-sample derivatives",
         )
     if weighted and kind not in WEIGHTED_DERIVATIVES:
-        raise UsageError(
-            f"weights of the outputs can't be combined with the kind {kind}",
+        raise conflict(
+            f"`weighted` can't be combined with `kind='{kind}'`",
             f"use one of the kinds {', '.join(WEIGHTED_DERIVATIVES)}, or leave out the weights",
         )
 
@@ -207,10 +207,10 @@ def _set_apart(derivative: DerivativeModel, kind: Derivative) -> None:
     axes = sample_axes(derivative.graph, derivative.outputs)
     for name in derivative.outputs:
         if axes.get(name) != 0:
-            raise UsageError(f"axis 0 of '{name}' is not the axis of samples", "choose other outputs with `of`")
+            raise wrong_shape(f"axis 0 of '{name}' is not the axis of samples", "choose other outputs with `of`")
     for name in derivative.wanted:
         if axes.get(name, 0) != 0 or (kind in SECOND_DERIVATIVES and name not in axes):
-            raise UsageError(f"axis 0 of '{name}' is not the axis of samples", "choose other inputs with `wrt`")
+            raise wrong_shape(f"axis 0 of '{name}' is not the axis of samples", "choose other inputs with `wrt`")
     derivative.axes = axes
     derivative.said["per_sample"] = tuple(name for name in derivative.wanted if name in axes)
 
@@ -402,7 +402,7 @@ def _gradient_of_sum(derivative: DerivativeModel) -> dict[str, Val | None]:
     weights = {y: op.val(given[y]) if given else op.fill(1.0, op.val(y)) for y in derivative.outputs}
     gradient = differentiate(derivative.graph, weights, derivative.wanted, op, derivative.training)
     if derivative.training.partial:
-        raise UsageError(
+        raise conflict(
             f"gradients are stopped before '{derivative.training.partial[0]}', but the nodes of the first "
             "derivative would bypass that stop, so a second derivative would be wrong",
             "use a first derivative, such as vjp or jacobian",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import suggest, unknown_name, wrong_type, wrong_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import subgraphs
@@ -43,10 +43,11 @@ def choose(
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         hits = [name for name in known if matches(name, pattern)] or list(_inner(graph, pattern))
         if not hits:
-            reason = _inside(graph, pattern)
-            raise UsageError(
-                f"{option}: '{pattern}' {reason or f'matches none of the {kind}, and no value inside the model'}",
-                "choose a value outside" if reason else _near(pattern, known, graph, kind),
+            if reason := _inside(graph, pattern):
+                raise wrong_value(f"{option}: '{pattern}' {reason}", "choose a value outside")
+            raise unknown_name(
+                f"{option}: '{pattern}' matches none of the {kind}, and no value inside the model",
+                _near(pattern, known, graph, kind),
             )
         found[pattern] = hits
     return found
@@ -61,7 +62,7 @@ def floats(chosen: Chosen, graph: Graph, option: str, kind: str) -> list[str]:
     for pattern, names in chosen.items():
         if not any(is_float(graph.types.get(name)) for name in names):
             known = in_words(graph.types.get(names[0])) or "a value of unknown type"
-            raise UsageError(
+            raise wrong_type(
                 f"{option}: '{pattern}' matches none of the {kind}, because '{names[0]}' is {known}",
                 "choose a float value",
             )

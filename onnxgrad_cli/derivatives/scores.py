@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_shape, wrong_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, shape_of, tensor_type
 
@@ -41,7 +41,7 @@ class ClassChoice:
         if which is None:
             return None
         if isinstance(which, bool) or not re.fullmatch(r"[0-9]{1,18}|argmax|label", str(which)):
-            raise UsageError(f"'{which}' is not a class", "use a number from 0, 'argmax' or 'label'")
+            raise wrong_value(f"`class_`: '{which}' is not a class", "use a number from 0, 'argmax' or 'label'")
         return cls(str(which), axis)
 
     def score(self, graph: Graph, name: str, label: str) -> str:
@@ -88,15 +88,15 @@ class ClassChoice:
         """
         shape = shape_of(graph.types[name])
         if shape is None or not -len(shape) <= self.axis < len(shape):
-            raise UsageError(
-                f"'{name}' is {in_words(graph.types[name])}, so it has no axis {self.axis} of classes",
+            raise wrong_shape(
+                f"`class_axis`: '{name}' is {in_words(graph.types[name])}, so it has no axis {self.axis} of classes",
                 "choose an output of scores with `of`, or set the axis of classes with `class_axis`",
             )
         axis = self.axis % len(shape)
         classes = shape[axis]
         if self.which.isdigit() and isinstance(classes, int) and int(self.which) >= classes:
-            raise UsageError(
-                f"'{name}' has {classes} classes along axis {axis}, but class {self.which} was chosen",
+            raise wrong_value(
+                f"`class_`: '{name}' has {classes} classes along axis {axis}, but class {self.which} was chosen",
                 f"choose a class from 0 to {classes - 1}, or set another axis with `class_axis`",
             )
         return axis

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.errors import OnnxgradError, suggest, unknown_name
 from onnxgrad_cli.files import load_external_data, without_links
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.types import is_external
@@ -126,7 +126,7 @@ def find_provider(name: str) -> str:
             f"run pip uninstall -y onnxruntime && pip install {package}; the installed onnxruntime has "
             f"{', '.join(there)}"
         )
-    raise UsageError(f"`provider`: the installed onnxruntime has no provider '{name}'", hint)
+    raise unknown_name(f"`provider`: the installed onnxruntime has no provider '{name}'", hint)
 
 
 def _short(provider: str) -> str:

@@ -5,7 +5,7 @@ The unsupported operators were found by running models on each runtime. docs/run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from onnx import TensorProto
 
@@ -75,7 +75,8 @@ def fit(graph: Graph) -> None:
         if not _computed(graph, node):
             nodes += _narrowed(graph, node) or [*_with_more_channels(graph, node), node]
     graph.set_nodes(nodes)
-    found = list(_lacking(graph))
+    faults = ((node, *_fault(graph, node)) for node in graph.nodes if is_standard(node.domain))
+    found = [Refusal(node.name, node.op_type, why, hint) for node, why, hint in faults if why]
     if found:
         raise UnsupportedError(
             f"{len(found)} of {len(graph.nodes)} nodes are not supported by all runtimes of `target='portable'`:",
@@ -210,28 +211,19 @@ def _wrong_convolution(graph: Graph, node: Node) -> str:
 # -- refused nodes -----------------------------------------------------------------------------------------------------
 
 
-def _lacking(graph: Graph) -> Iterator[Refusal]:
-    for node in graph.nodes:
-        if not is_standard(node.domain):
-            continue
-        if node.op_type in ABSENT:
-            yield Refusal(node.name, node.op_type, *ABSENT[node.op_type])
-        elif node.op_type == "MaxPool" and any(node.output[1:]):
-            yield Refusal(node.name, node.op_type, INDICES)
-        elif node.op_type == "Split" and len(node.output) > WIDEST:
-            why = f"it has {len(node.output)} outputs, but WebGPU supports at most {WIDEST}"
-            yield Refusal(node.name, node.op_type, why, "make the sizes of its outputs a constant")
-        elif why := _wrong_convolution(graph, node):
-            yield Refusal(
-                node.name,
-                node.op_type,
-                why,
-                "replace auto_pad by explicit pads, and use groups with another number of channels",
-            )
-        elif node.op_type in AXES and any(node.input[1:2]) and graph.constant(node.input[1]) is None:
-            hint = "set the unknown sizes with `dims` or `shapes`"
-            yield Refusal(node.name, node.op_type, "OpenVINO requires axes that are constants", hint)
-        elif any(dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16 for name in node.output):
-            yield Refusal(
-                node.name, node.op_type, "JavaScript does not support bfloat16", "convert the model to float32"
-            )
+def _fault(graph: Graph, node: Node) -> tuple[str, str]:
+    """Return the reason why a node is refused, and a hint; both are "" if all runtimes support it."""
+    if node.op_type in ABSENT:
+        return ABSENT[node.op_type]
+    if node.op_type == "MaxPool" and any(node.output[1:]):
+        return INDICES, ""
+    if node.op_type == "Split" and len(node.output) > WIDEST:
+        why = f"it has {len(node.output)} outputs, but WebGPU supports at most {WIDEST}"
+        return why, "make the sizes of its outputs a constant"
+    if why := _wrong_convolution(graph, node):
+        return why, "replace auto_pad by explicit pads, and use groups with another number of channels"
+    if node.op_type in AXES and any(node.input[1:2]) and graph.constant(node.input[1]) is None:
+        return "OpenVINO requires axes that are constants", "set the unknown sizes with `dims` or `shapes`"
+    if any(dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16 for name in node.output):
+        return "JavaScript does not support bfloat16", "convert the model to float32"
+    return "", ""

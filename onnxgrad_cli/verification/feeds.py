@@ -149,15 +149,14 @@ def run_on_drawn(
     Raises:
         Exception: `run` fails on the first feeds.
     """
-    open_sizes = (_sizes_of_labels(described), _sizes_of_cotangents(described))
+    find = _open_sizes(described)
     runs: list[Drawn] = []
     for ranges in _ranges(described, rng, first):
         feeds = random_feeds(described, rng, guess, masked, ranges)
         given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
         feeds.update(given)
         try:
-            unmet = {dim: size for find in open_sizes for dim, size in find(feeds, guess).items()}
-            if unmet:
+            if unmet := find(feeds, guess):
                 guess = {**guess, **unmet, **fixed}
                 again = random_feeds(described, rng, guess, masked, ranges)
                 feeds = {**again, **{name: feeds[name] for name in described.own}, **given}
@@ -218,67 +217,40 @@ def _switches(described: DescribedModel) -> dict[str, int]:
     return {name: at for name, at in switch_values(described.model).items() if inputs.get(name) == "model input"}
 
 
-def _sizes_of_cotangents(described: DescribedModel) -> Callable[[Arrays, Mapping[str, int]], dict[str, int]]:
-    """Return a function that finds the sizes of symbols that occur only in cotangents.
+def _open_sizes(described: DescribedModel) -> Callable[[Arrays, Sizes], dict[str, int]]:
+    """Return a function that finds the sizes of symbols that occur only in labels or cotangents.
 
-    The function takes feeds and sizes. It runs the original, whose outputs have the shapes of the cotangents, and
-    returns those sizes that differ from the given ones.
+    The function takes feeds and sizes. It runs the original, whose outputs have the shapes of the cotangents, or the
+    forward part, because a label has the sizes of the output that it is compared with. It returns those sizes that
+    differ from the given ones.
     """
-    shapes = {name: shape for name, shape in described.shapes.items() if name in described.cotangents}
-    own = {dim for name, shape in described.shapes.items() if name not in shapes for dim in shape}
-    open_ = {name: shape for name, shape in shapes.items() if any(isinstance(d, str) and d not in own for d in shape)}
-    original = described.original
-    if not open_ or original is None:
-        return lambda feeds, sizes: {}
-
-    def find(feeds: Arrays, sizes: Mapping[str, int]) -> dict[str, int]:
-        results = original(feeds)
-        empty = [output for name in open_ if not np.size(results.get(output := described.cotangents[name], 0))]
-        if empty:
-            raise ValueError(f"'{empty[0]}' is empty, so there is nothing to differentiate")
-        found = {
-            dim: size
-            for name, shape in open_.items()
-            if (output := described.cotangents[name]) in results
-            for dim, size in zip(shape, np.shape(results[output]), strict=False)
-            if isinstance(dim, str) and dim not in own
-        }
-        return {dim: size for dim, size in found.items() if sizes.get(dim) != size}
-
-    return find
-
-
-def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str, int]], dict[str, int]]:
-    """Return a function that finds the sizes of symbols that occur only in labels.
-
-    The function takes feeds and sizes. It runs the forward part, because a label has the sizes of the output that it is
-    compared with. It returns those sizes that differ from the given ones.
-    """
-    roles, shapes = described.roles, described.shapes
-    own = {
-        dim for name in shapes if roles.inputs[name] == "model input" for dim in shapes[name] if isinstance(dim, str)
-    }
+    own = {dim for name in described.own for dim in described.shapes[name]}
+    judged = {term.label: (term.output, term.class_axis) for term in described.roles.losses}
+    judged |= {name: (output, -1) for name, output in described.cotangents.items()}
     open_ = {
-        term.label: term
-        for term in roles.losses
-        if term.label in shapes and not own.issuperset(dim for dim in shapes[term.label] if isinstance(dim, str))
+        name: described.shapes[name]
+        for name in judged.keys() & described.shapes.keys()
+        if any(isinstance(dim, str) and dim not in own for dim in described.shapes[name])
     }
-    made = {name for node in described.model.graph.node for name in node.output}
-    judged = sorted({term.output for term in open_.values()} & made)
-    if not judged:
+    run = described.original
+    if not described.cotangents:
+        made = {name for node in described.model.graph.node for name in node.output}
+        outputs = sorted({judged[name][0] for name in open_} & made)
+        run = Executor(part(described.model, outputs), fallback=False) if outputs else None
+    if run is None or not open_:
         return lambda feeds, sizes: {}
-    run = Executor(part(described.model, judged), fallback=False)
 
-    def find(feeds: Arrays, sizes: Mapping[str, int]) -> dict[str, int]:
-        results = run(feeds)
-        found: dict[str, int] = {}
-        for label, term in open_.items():
-            sizes_there = list(results[term.output].shape)
-            if len(sizes_there) == len(shapes[label]) + 1:
-                del sizes_there[term.class_axis]
-            for dim, size in zip(shapes[label], sizes_there, strict=False):
-                if isinstance(dim, str) and dim not in own and sizes.get(dim) != size:
-                    found[dim] = size
+    def find(feeds: Arrays, sizes: Sizes) -> dict[str, int]:
+        results, found = run(feeds), dict[str, int]()
+        for name, shape in open_.items():
+            output, class_axis = judged[name]
+            sizes_there = list(np.shape(results[output])) if output in results else []
+            if name in described.cotangents and 0 in sizes_there:
+                raise ValueError(f"'{output}' is empty, so there is nothing to differentiate")
+            if len(sizes_there) == len(shape) + 1:
+                del sizes_there[class_axis]
+            pairs = zip(shape, sizes_there, strict=False)
+            found |= {dim: n for dim, n in pairs if isinstance(dim, str) and dim not in own and sizes.get(dim) != n}
         return found
 
     return find

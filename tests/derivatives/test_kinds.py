@@ -29,6 +29,7 @@ from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.derived import prove_derived
 from tests.autodiff.rows import ROWS as OPERATORS
+from tests.facts import raises
 from tests.harness import Case, fed, forward_model, sample
 
 ROWS = ("jacobian", "hessian")
@@ -674,10 +675,10 @@ def test_cotangents_that_mean_nothing_are_refused(kind: str, cotangents: str) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_to_differentiate_is_refused(kind: str) -> None:
     whole = small("whole (int64[2] i) => (int64[2] y) { y = Mul (i, i) }")
-    with pytest.raises(UsageError, match="no input or initializer is left to differentiate"):
+    with raises(UsageError, "no_data"):
         derive(whole, kind)
     no_output = small("count (double[2] x) => (int64[1] y) { y = Shape (x) }")
-    with pytest.raises(UnsupportedError, match="no float output"):
+    with raises(UnsupportedError, "refused"):
         derive(no_output, kind)
 
 
@@ -704,13 +705,13 @@ def test_results_are_named_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(walks) - few <= 3, "one for each further row that is written in a loop"
 
 
-@pytest.mark.parametrize("kind", ["jacobian", "hessian"])
-def test_an_input_of_unknown_rank_is_told(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "value"), [("jacobian", "y"), ("hessian", "Add_out")])
+def test_an_input_of_unknown_rank_is_told(kind: str, value: str) -> None:
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         g (float[2] x) => (float[2] y) { s = Sigmoid(x) y = Mul(s, x) }""")
     model.graph.input[0].type.tensor_type.ClearField("shape")
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    with pytest.raises(UnsupportedError, match=r"the rank of '.*' is unknown, but this derivative requires it"):
+    with raises(UnsupportedError, "refused", value):
         derive(model, kind)  # type: ignore[arg-type]
     assert derive(model, kind, options=Options(shapes={"x": [2]})).graph.output  # type: ignore[arg-type]
 

@@ -161,15 +161,11 @@ def test_around_bodies_and_functions(flag: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        (
-            NET,
-            {"wrt": ["hh"]},
-            ("usage", "wrt", "hh"),
-        ),
-        (NET, {"of": ["best"]}, ("usage", "of", "best", "best", "int64")),
-        (NET, {"wrt": ["best"]}, ("usage", "wrt", "best", "best", "int64")),
-        (BODY, {"wrt": ["t1"]}, ("usage", "wrt", "t1", "choice")),
-        (BODY, {"of": ["s"]}, ("usage", "of", "s", "twice")),
+        (NET, {"wrt": ["hh"]}, ("unknown_name", "wrt", "hh")),
+        (NET, {"of": ["best"]}, ("wrong_type", "of", "best", "best", "int64")),
+        (NET, {"wrt": ["best"]}, ("wrong_type", "wrt", "best", "best", "int64")),
+        (BODY, {"wrt": ["t1"]}, ("wrong_value", "wrt", "t1", "choice")),
+        (BODY, {"of": ["s"]}, ("wrong_value", "of", "s", "twice")),
     ],
 )
 def test_what_can_not_be_meant_is_refused(text: str, arguments: dict[str, list[str]], message: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.verification.derived import prove_derived
 from tests.derivatives.test_kinds import compare, run
-from tests.facts import raises_as
+from tests.facts import raises
 
 NET = """<ir_version: 10, opset_import: ["" : 18]>
 net (double[N, 3] x, int64[3] i) => (double[N, 4] y, double[N, 4, 2] z, int64[3] j)
@@ -59,17 +59,17 @@ def test_a_label_that_is_no_class_ends_the_run(label: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        ({"class_": 4}, ("usage", "y", "4", "1", "4")),
-        ({"class_": -1}, "'-1' is not a class"),
-        ({"class_": "best"}, "'best' is not a class"),
-        ({"class_": 1, "class_axis": 2}, ("usage", "y", "4", "2")),
-        ({"class_": 1, "of": "j"}, ("usage", "of", "j", "j", "int64", "3")),
+        ({"class_": 4}, ("wrong_value", "class_", "y", "4", "1", "4")),
+        ({"class_": -1}, ("wrong_value", "class_", "-1")),
+        ({"class_": "best"}, ("wrong_value", "class_", "best")),
+        ({"class_": 1, "class_axis": 2}, ("wrong_shape", "class_axis", "y", "4", "2")),
+        ({"class_": 1, "of": "j"}, ("wrong_type", "of", "j", "j", "int64", "3")),
     ],
 )
-def test_what_is_no_class_is_refused(arguments: dict[str, int | str], message: str | tuple[str, ...]) -> None:
-    with raises_as(UsageError, message) as raised:
+def test_what_is_no_class_is_refused(arguments: dict[str, int | str], facts: tuple[str, ...]) -> None:
+    with raises(UsageError, *facts) as raised:
         derive(parser.parse_model(NET), **{"of": "y", **arguments})  # type: ignore[arg-type]
     assert raised.value.hint
 
@@ -82,7 +82,4 @@ def test_labels_of_other_sizes_than_the_scores_prove_nothing() -> None:
     assert said is not None
     data = {"x": X, **INDEX, "label": np.array([1, 2]), "y_score_grad": np.ones(2)}
     proof = prove_derived(model, said, original=original, data=data)
-    assert (
-        proof.verdict != "proved"
-        and "the labels have the shape [2], but the scores of the classes have [3, 4]" in str(proof)
-    )
+    assert proof.verdict != "proved" and "[2]" in proof.why and "[3, 4]" in proof.why

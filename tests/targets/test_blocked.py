@@ -316,8 +316,8 @@ def test_check_finds_a_function_that_computes_something_else(
     blocked.function_of.cache_clear()
     result = shell("build", "conv.onnx", "--target", "ort-cpu", "--grad-of-input", "x", "-o", "train.onnx")
     blocked.function_of.cache_clear()
-    assert result.code == 4 and not Path("train.onnx").exists()
-    assert "computes what the operators of the standard compute" in result.err + result.out
+    assert (result.code, result.facts[0]) == (4, "check_failed") and not Path("train.onnx").exists()
+    assert "standard compute:" in result.err
 
 
 def test_it_can_be_differentiated_again() -> None:
@@ -380,4 +380,4 @@ def test_a_target_for_cuda_asks_for_other_forms_of_standard_operators() -> None:
 def test_an_unknown_target() -> None:
     with raises(UsageError, "wrong_value", "target='ort-cup'", "standard", "portable", "ort-cpu", "ort-cuda") as error:
         made(model(*CASES["3x3"]), "ort-cup")
-    assert error.value.hint == "did you mean 'ort-cpu' or 'ort-cuda'?"
+    assert "'ort-cpu' or 'ort-cuda'" in str(error.value.hint)

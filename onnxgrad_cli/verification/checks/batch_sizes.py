@@ -171,18 +171,20 @@ class _Tiles:
     """
 
     def __init__(self, case: ProofCase, axes: Mapping[str, int], forward: Graph) -> None:
-        self._case, self._axes, self._forward = case, axes, forward
+        self._case, self._axes = case, axes
+        self._judged = case.original or partial(run_on_own, forward.commit())
         self.first = {name: np.take(x, [0], axes[name]) if name in axes else x for name, x in case.feeds.items()}
         self._size = next(case.feeds[name].shape[axis] for name, axis in axes.items())
 
     def run(self, feeds: Arrays) -> Arrays | CheckOutcome:
         """Return the outputs for these feeds, or an outcome if the model does not run."""
+        case = self._case
         try:
-            return self._case.run(feeds)
+            return case.run(feeds)
         except (OverLimit, MemoryError):
             raise
         except Exception as error:  # onnxruntime's exceptions share no base class
-            if self._original(feeds) is None:
+            if case.original is None or _outputs(case.original, feeds) is None:
                 return NOTHING
             size = next(feeds[name].shape[axis] for name, axis in self._axes.items())
             return self.skipped(f"the original runs on a batch of {size}, but the training model does not", size, error)
@@ -193,30 +195,18 @@ class _Tiles:
         why += f": {in_short(error)}" if error else ""
         return skipped(f"{why}; set the size with --dim {symbol}={size}, or avoid such batches")
 
-    def _original(self, feeds: Arrays) -> Arrays | None:
-        """Return the outputs of the original; None if there is no original or it does not run."""
-        return _outputs(self._case.original, feeds) if self._case.original is not None else None
-
-    def _judged(self, feeds: Arrays) -> Arrays | None:
-        """Return the outputs of the original or, without an original, the outputs that the losses read.
-
-        Return None if the model does not run.
-        """
-        if self._case.original is not None:
-            return self._original(feeds)
-        return _outputs(partial(run_on_own, self._forward.commit()), feeds)
-
     def difference_of_outputs(self, outputs: Arrays) -> float:
         """Return the largest relative difference between the outputs for the first sample and the original's.
 
         The original's outputs may lack the sample axis. If the case feeds other weights than the stored ones, the
         outputs can't be compared, and the difference is 0.
         """
-        if any(name in self._case.feeds for name in self._case.roles.gradients if self._is_weight(name)):
+        case = self._case
+        if case.original is None or any(name in case.feeds for name in case.roles.gradients if self._is_weight(name)):
             return 0.0
-        expected = self._original(self.first) or {}
+        expected = _outputs(case.original, self.first) or {}
         both = [name for name, x in outputs.items() if isinstance(x, np.ndarray) and name in expected]
-        least = {name: SMALL_GRADIENT_SHARE * _largest(self._case.outputs[name]) for name in both}
+        least = {name: SMALL_GRADIENT_SHARE * _largest(case.outputs[name]) for name in both}
         pairs = [(outputs[name].ravel(), expected[name].ravel(), least[name]) for name in both]
         return max((_apart(*pair) for pair in pairs), default=0.0)
 
@@ -259,7 +249,7 @@ class _Tiles:
 
     def _are_copies(self, feeds: Arrays, count: int) -> bool:
         """Return True if the outputs for a batch repeated `count` times are the outputs for the batch, repeated."""
-        once, many = self._judged(feeds), self._judged(self._tiled(feeds, count))
+        once, many = _outputs(self._judged, feeds), _outputs(self._judged, self._tiled(feeds, count))
         if once is None or many is None:
             return False
         pairs = [(x, many[name]) for name, x in once.items()]

@@ -19,7 +19,7 @@ from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.ir.node import ROLE, metadata_of
-from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import behind, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_float, shape_of, tensor_type
 from onnxgrad_cli.metadata import AVERAGE, Roles, StepSettings
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
@@ -245,28 +245,15 @@ def _behind(model: ModelProto, roles: Roles, results: Sequence[str]) -> tuple[li
     """
     known = {name for name, role in roles.inputs.items() if role in ("weight", "state", "learning rate")}
     known.update(output for name, output in roles.gradients.items() if name in known)
-    makers = {name: at for at, node in enumerate(model.graph.node) for name in node.output if name}
-    of_data: set[str] | None = None
-    found, foreign, seen = set[int](), dict[str, None](), set[str]()
-    queue = list(results)
-    while queue:
-        name = queue.pop()
-        if name in seen or name in known:
-            continue
-        seen.add(name)
-        if name in roles.inputs:
-            foreign[name] = None
-        if name not in makers or makers[name] in found:
-            continue
-        node = model.graph.node[makers[name]]
-        if metadata_of(node, ROLE) != "optimizer":  # another pass may have made it a node of the model
-            of_data = _of_data(model, roles.sampled, known) if of_data is None else of_data
-            if name in of_data:
-                foreign[name] = None
-                continue
-        found.add(makers[name])
-        queue.extend(filter(None, reads(node)))
-    return [model.graph.node[at] for at in sorted(found)], list(foreign)
+    of_data, needed = _of_data(model, roles.sampled, known), set(results)
+    found: list[NodeProto] = []
+    for node in reversed(model.graph.node):
+        ours = metadata_of(node, ROLE) == "optimizer"  # another pass may have made it a node of the model
+        if not needed.isdisjoint(node.output) and (ours or of_data.isdisjoint(node.output)):
+            found.append(node)
+            needed.update(name for name in reads(node) if name not in known)
+    needed.difference_update(name for node in found for name in node.output)
+    return found[::-1], sorted(needed & {*of_data, *roles.inputs})
 
 
 def _of_data(model: ModelProto, data: Collection[str], known: Collection[str]) -> set[str]:
@@ -280,20 +267,11 @@ def _of_data(model: ModelProto, data: Collection[str], known: Collection[str]) -
 
 def _divides(model: ModelProto, loss: str, value: str) -> bool:
     """Return True if the loss depends on a division by this value, or by a Where that replaces the value if it is 0."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    queue, seen = [loss], {loss}
-    while queue:
-        node = makers.get(queue.pop(0))
-        if node is not None and node.op_type == "Div":
-            divisor = node.input[1]
-            if divisor in makers and makers[divisor].op_type == "Where":
-                divisor = makers[divisor].input[2]
-            if divisor == value:
-                return True
-        before = [name for name in (reads(node) if node is not None else ()) if name not in seen]
-        seen.update(before)
-        queue += before
-    return False
+    before = behind(model.graph.node, [loss])
+    makers = {name: node for node in before for name in node.output}
+    divisors = [node.input[1] for node in before if node.op_type == "Div"]
+    guards = {name: makers[name].input[2] for name in divisors if name in makers and makers[name].op_type == "Where"}
+    return value in (guards.get(name, name) for name in divisors)
 
 
 @dataclass(frozen=True)
