@@ -40,7 +40,7 @@ def test_a_wrong_rule_fails_in_the_part_that_is_proved_first() -> None:
     with registry.scoped():
         registry.rule("Sub", override=True)(lambda op, g, y, a, b: (g * 1.01, -g * 1.01))
         proof = proof_of(derive(original, "laplacian"), original)
-    assert proof.failed and "hvp that it is composed of" in proof.why
+    assert proof.failed and "hvp that" in proof.why
 
 
 def test_the_first_and_the_last_element_are_always_checked() -> None:

@@ -12,6 +12,7 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.verification.derived import prove_derived
 from onnxgrad_cli.verification.gradients.perturbation import perturbed
+from tests.facts import raises
 
 
 @pytest.mark.parametrize("kind", ["vjp", "jvp"])
@@ -32,5 +33,5 @@ def test_values_that_are_infinite_stay_where_they_are(kind: Derivative) -> None:
 def test_nothing_is_added_to_a_value_whose_type_is_unknown() -> None:
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "acme": 1]>
         g (float[2] x) => (float[2] y) { h = acme.Unheard(x) k = acme.Unheard(h) y = Tanh(k) }""")
-    with pytest.raises(OnnxgradError, match="the type of 'h' can't be inferred"):
+    with raises(OnnxgradError, "failed", "h"):
         perturbed(model, None, ["h"])

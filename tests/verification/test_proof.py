@@ -17,7 +17,9 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.verification.case import CheckOutcome
+from onnxgrad_cli.verification.findings import STILL
 from onnxgrad_cli.verification.proof import prove
+from onnxgrad_cli.verification.proof_checks import ORIGINAL
 from onnxgrad_cli.verification.verdict import NOT_PROVED, PROVED, Proof
 from onnxgrad_cli.verification.written import Ran
 
@@ -73,7 +75,7 @@ def test_a_gradient_of_another_shape_than_its_weight_fails() -> None:
     label.type.tensor_type.shape.dim[1].dim_param = "batch"
     proof = prove(model, describe(model))
     assert proof.status == "failed"
-    assert "the gradient of 'fc.weight' has the shape [2, 3], but the tensor has [1, 3]" in proof.steps[-1].detail
+    assert all(each in proof.steps[-1].detail for each in ("'fc.weight'", "[2, 3]", "[1, 3]"))
 
 
 def test_a_gradient_of_nothing_may_be_of_any_shape() -> None:
@@ -116,7 +118,7 @@ def test_what_float32_passes_by_chance_is_looked_at_on_other_data(monkeypatch: p
     value = numpy_helper.from_array(runs[0].outputs["w_grad"])
     wrong.graph.node.append(onnx.helper.make_node("Constant", [], ["w_grad"], value=value))
     proof = prove(wrong, describe(wrong))
-    assert proof.verdict == NOT_PROVED and "not on other data" in proof.why
+    assert proof.verdict == NOT_PROVED and "other data:" in proof.why
 
 
 def scaled(activation: str, scale: float, *weights: str) -> onnx.ModelProto:
@@ -309,7 +311,7 @@ def test_a_model_of_many_nodes_is_proven_only_when_asked(monkeypatch):
     monkeypatch.setattr(observation, "MAX_NODES", 3)
     monkeypatch.setattr(session, "OPTIMIZED_FOR_FEW_RUNS", 3)
     proof = prove(model, roles)
-    assert proof.status == "skipped" and "nodes; --verify checks the model anyway" in proof.reason
+    assert proof.status == "skipped" and "nodes; --verify" in proof.reason
     assert prove(model, roles, force=True).status == "passed"
 
 
@@ -350,7 +352,7 @@ def test_gradients_that_are_all_zero_prove_nothing() -> None:
             tensor.CopyFrom(numpy_helper.from_array(np.full(3, -1e3, np.float32), "b1"))
     model = build(original, Options(train=("w*", "b1"))).model
     proof = prove(model, describe(model), original=original)
-    assert proof.verdict == "not_proved" and "all gradients are zero" in proof.why
+    assert proof.verdict == "not_proved" and STILL in proof.why
     (bias,) = (tensor for tensor in original.graph.initializer if tensor.name == "w2")
     original.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(bias)[0], "b2"))
     original.graph.node.append(onnx.helper.make_node("Add", ["y", "b2"], ["z"]))
@@ -358,7 +360,8 @@ def test_gradients_that_are_all_zero_prove_nothing() -> None:
     model = build(original).model
     proof = prove(model, describe(model), original=original)
     assert proof.verdict == "proved", proof.why
-    assert "1 of 4 tensors alone; zero, and the loss does not change with them: " in proof.steps[-1].detail
+    detail = proof.steps[-1].detail
+    assert "1 of 4 tensors" in detail and ": w1, b1, w2;" in detail.partition("; zero,")[2], detail
 
 
 def test_a_model_that_does_not_run_on_random_data_is_no_failure() -> None:
@@ -394,7 +397,7 @@ def test_a_loss_that_is_not_finite_is_told_from_where_on(activation: str, weight
     model = build(original).model
     proof = prove(model, describe(model), original=original, data={"x": np.full((2, 4), float(data), np.float32)})
     assert proof.verdict == "not_proved" and f"from {named}" in proof.why, proof.why
-    assert proof.steps[-1].name == "computes what the original computes"  # nothing follows from a loss of such data
+    assert proof.steps[-1].name == ORIGINAL[0]  # nothing follows from a loss of such data
 
 
 def test_a_nan_that_comes_of_an_infinite_weight_is_told_by_its_name() -> None:
@@ -405,7 +408,7 @@ def test_a_nan_that_comes_of_an_infinite_weight_is_told_by_its_name() -> None:
     original.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.float32([np.inf, 0, 0]), "b"))
     model = build(original, Options(losses=(LossSpec("cross-entropy"),))).model
     proof = prove(model, describe(model))
-    assert proof.verdict == "not_proved" and "from the weight 'b' on" in proof.why, proof.why
+    assert proof.verdict == "not_proved" and "weight 'b'" in proof.why, proof.why
 
 
 def test_an_axis_of_any_name_gets_the_length_of_the_stored_vector_that_is_added() -> None:
@@ -425,4 +428,4 @@ def test_a_float_that_is_a_size_leaves_gradients_unproved() -> None:
         }""")
     built = build(model, Options(train=("*",)))
     proof = prove(built.model, describe(built.model), original=model)
-    assert proof.verdict == "not_proved" and "change in their last digits" in str(proof)
+    assert proof.verdict == "not_proved" and "last digits" in str(proof)

@@ -7,7 +7,7 @@ from onnxgrad_cli.verification.verdict import FAILED, NOT_PROVED, PROVED, Proof,
 
 def test_a_verdict_follows_from_all_steps() -> None:
     proof = Proof()
-    assert proof.verdict == NOT_PROVED and proof.why == "nothing was checked" and not proof.failed
+    assert proof.verdict == NOT_PROVED and "nothing" in proof.why and not proof.failed
     proof.add(ProofStep("first", "passed", "", 0.1))
     assert proof.verdict == PROVED and proof.why == "" and not proof.failed
     proof.add(ProofStep("second", "skipped", "no data", 0.1))

@@ -19,6 +19,7 @@ from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.jobs import build as build_job
 from onnxgrad_cli.jobs.build import run_build
 from tests.cli_harness import MLP, PROGRAM, WEIGHT, Shell, save, save_external
+from tests.facts import raises
 
 BUILD = ("build", "mlp.onnx", "--label", "t", "-o", "out/train.onnx")
 TWICE = """
@@ -79,7 +80,7 @@ def test_a_model_too_large_to_be_proved_unasked_is_opened(shell: Shell, monkeypa
     spoil(monkeypatch, "jobs.build", "stage_model", name_twice)
     Path("out/train.onnx").unlink()
     result = shell(*BUILD, "--no-report", "--force")
-    assert result.code == 4 and "two nodes with same node name" in result.err
+    assert (result.code, result.facts[0]) == (4, "check_failed") and "same node" in result.err
     assert not Path("out/train.onnx").exists()
 
 
@@ -101,8 +102,8 @@ def test_other_commands_open_what_they_write(
         assert shell("train", "mlp.onnx", "--data", "d.npz", *lora, "-o", "trained.onnx").code == 0
     spoil(monkeypatch, module, function, name_twice)
     result = shell(*command)
-    assert result.code == 4 and "onnxruntime does not load" in result.err, result.err
-    assert "two nodes with same node name" in result.err and not list(Path("out").iterdir())
+    assert (result.code, result.facts[0]) == (4, "check_failed") and "same node" in result.err, result.err
+    assert not list(Path("out").iterdir())
 
 
 def test_what_the_original_lacks_too_is_for_a_runtime_elsewhere(shell: Shell) -> None:
@@ -137,7 +138,7 @@ def test_data_outside_the_folder_are_neither_read_nor_written(
     save_external(Path("pkg/external.onnx"), location)
     before = shell.files()
     result = shell(command[0], "pkg/external.onnx", *command[1:], "-o", "out/train.onnx", "--force")
-    assert result.code == 1 and "outside the model's folder" in result.err and location in result.err
+    assert result.code == 1 and location in result.err
     assert shell.files() == before
 
 
@@ -174,12 +175,12 @@ def test_a_model_and_its_report_take_their_names_together(shell: Shell, monkeypa
 
     def full(self: AtomicWriteGroup, out: Path, *given: Any, **options: Any) -> None:
         if out.suffix == ".md":
-            raise build_job.OnnxgradError("no space is left")
+            raise build_job.OnnxgradError("full")
         stage(self, out, *given, **options)
 
     monkeypatch.setattr(AtomicWriteGroup, "stage", full)
     result = shell(*BUILD, "--freeze", "w1")
-    assert result.code == 1 and "no space is left" in result.err
+    assert (result.code, result.problem and result.problem.message) == (1, "full")
     assert shell.files() == before
 
 
@@ -190,7 +191,7 @@ def test_what_python_has_built_it_builds_again(tmp_path: Path) -> None:
     for _ in range(2):
         assert run_build(tmp_path / "m.onnx", verify=False).status == "built"
     (tmp_path / "m.train.onnx.report.md").write_text("# What others have written\n" * 1000)
-    with pytest.raises(UsageError, match="onnxgrad did not write it"):
+    with raises(UsageError, "file_exists", "m.train.onnx.report.md"):
         run_build(tmp_path / "m.onnx", verify=False)
 
 

@@ -9,10 +9,11 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxgrad_cli.verification.checks.batch_sizes import ONLY_ONE_SAMPLE
 from tests.cli_harness import Shell
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
-STEP = "batches of other sizes"
+STEP, SLOPES = "batches of other sizes", "gradients against differences of the loss"
 
 
 @pytest.fixture
@@ -87,14 +88,14 @@ def test_a_last_batch_of_one_is_trained_where_the_file_squeezes_it_away(shell: S
 def test_right_gradients_agree_at_1_and_at_32(shell: Shell, reduction: str) -> None:
     save("g (float[batch, 4] x) => (float[batch, 3] y) { a = MatMul(x, w) y = Tanh(a) }", w=(4, 3))
     status, detail = build(shell, "--reduction", reduction, "--l2", "0.1")[STEP]
-    assert status == "passed" and detail.startswith("batches of 1 and 32: largest relative difference"), detail
+    assert status == "passed" and "1 and 32:" in detail, detail
 
 
 def test_without_the_original_outputs_of_the_training_model_show_whether_samples_mix(shell: Shell) -> None:
     save("g (float[batch, 4] x) => (float[batch, 3] y) { a = MatMul(x, w) y = Tanh(a) }", w=(4, 3))
     build(shell)
     status, detail = steps(shell, "check", "out.onnx")[STEP]
-    assert status == "passed" and detail.startswith("batches of 1 and 32: largest relative difference"), detail
+    assert status == "passed" and "1 and 32:" in detail, detail
 
 
 def test_where_the_original_takes_no_copies_samples_are_not_known_to_be_independent(shell: Shell) -> None:
@@ -103,20 +104,15 @@ def test_where_the_original_takes_no_copies_samples_are_not_known_to_be_independ
     build(shell)
     save(f"g (float[2, 4] x) => (float[2, 3] y) {nodes}", "fixed.onnx", w=(4, 3))
     status, detail = steps(shell, "check", "out.onnx", "--original", "fixed.onnx")[STEP]
-    assert (status, detail) == (
-        "passed",
-        "a batch of one sample runs; other sizes can't be compared, because the samples may not be independent",
-    )
+    assert status == "passed" and detail.startswith(ONLY_ONE_SAMPLE) and detail.endswith("independent"), detail
 
 
 def test_samples_that_mix_are_not_compared(shell: Shell) -> None:
     text = "g (float[batch, 4] x) => (float[batch, 3] y) <int64[1] first = {0}>"
     text += " { a = MatMul(x, w) m = ReduceSum(a, first) y = Sub(a, m) }"
     save(text, w=(4, 3))
-    assert build(shell)[STEP] == (
-        "passed",
-        "a batch of one sample runs; other sizes can't be compared, because the samples may not be independent",
-    )
+    status, detail = build(shell)[STEP]
+    assert status == "passed" and detail.startswith(ONLY_ONE_SAMPLE) and detail.endswith("independent"), detail
 
 
 def test_a_fixed_batch_has_no_other_size(shell: Shell) -> None:
@@ -150,9 +146,9 @@ def test_a_gradient_that_is_right_at_2_alone_fails(shell: Shell, nodes: str, ver
     build(shell)
     changed(nodes)
     found = steps(shell, "check", "out.onnx", "--original", "m.onnx")
-    assert found["gradients against differences of the loss"][0] == "passed"
+    assert found[SLOPES][0] == "passed"
     status, detail = found[STEP]
-    assert status == verdict and "batches of 1 and 32 do not give the gradients of their samples" in detail
+    assert status == verdict and "1 and 32" in detail and "float64" in detail
 
 
 def test_a_training_model_that_takes_no_batch_of_one_is_not_proved(shell: Shell) -> None:
@@ -161,6 +157,4 @@ def test_a_training_model_that_takes_no_batch_of_one_is_not_proved(shell: Shell)
     row = "at = Constant<value_int = 1>() row = Gather(x, at)"
     changed(f"{row} z = Sub(row, row) s = ReduceSum(z) o = Exp(s) f = ReduceSum(o)")
     status, detail = steps(shell, "check", "out.onnx", "--original", "m.onnx")[STEP]
-    assert status == "skipped"
-    assert "the original runs on a batch of 1, but the training model does not: Gather" in detail
-    assert "set the size with --dim batch=1" in detail
+    assert status == "skipped" and "Gather" in detail and "--dim batch=1" in detail

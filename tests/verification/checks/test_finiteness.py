@@ -51,7 +51,7 @@ def test_a_batch_in_which_no_label_counts_has_gradient_0_as_in_pytorch(shell: Sh
     decay = ("--optimizer-option", "weight-decay=0.1")
     result = shell(*TRAIN, *arguments, *decay, "--epochs", "1")
     assert result.code == 0, result.err
-    assert "caution: 1 of 3 batches have only ignored labels" in result.err, result.err
+    assert "caution: 1 of 3 batches" in result.err, result.err
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load("m.onnx").graph.initializer}
     weights = {name: torch.tensor(array.copy(), requires_grad=True) for name, array in stored.items()}
     steps = (
@@ -77,27 +77,27 @@ def test_a_batch_in_which_no_label_counts_has_gradient_0_as_in_pytorch(shell: Sh
     assert lines[1]["loss"] is None
     np.testing.assert_allclose(lines[-1]["loss"], (losses[0] + losses[2]) / 2, rtol=1e-6)
     again = shell(*TRAIN, *arguments, *decay, "--epochs", "2", "--resume")
-    assert again.code == 0 and "2 of 6 batches have only ignored labels" not in again.err, again.err
+    assert again.code == 0 and "2 of 6 batches" not in again.err, again.err
 
 
 @pytest.mark.parametrize(
     ("model", "x", "more", "words", "advice"),
     [
-        (LOGARITHM, -X, (), "step 1: the loss is nan", "keep the input of Log in its domain"),
-        (LOGARITHM, X, ("--lr", "10"), "step 2: the loss is nan", "or try a smaller learning rate"),
-        (LINEAR, X, ("--lr", "1e30"), "step 2: the loss is inf", "try a smaller learning rate, or look at"),
-        (LINEAR, X * 1e30, (), "step 1: the loss is inf", "hint: look at these samples"),
+        (LOGARITHM, -X, (), ("step 1", "nan"), "input of Log"),
+        (LOGARITHM, X, ("--lr", "10"), ("step 2", "nan"), "learning rate"),
+        (LINEAR, X, ("--lr", "1e30"), ("step 2", "inf"), "learning rate"),
+        (LINEAR, X * 1e30, (), ("step 1", "inf"), "these samples"),
     ],
 )
 def test_the_error_names_the_first_value_that_is_not_finite(
-    shell: Shell, model: str, x: np.ndarray, more: tuple[str, ...], words: str, advice: str
+    shell: Shell, model: str, x: np.ndarray, more: tuple[str, ...], words: tuple[str, str], advice: str
 ) -> None:
     save(model, Path("m.onnx"))
     np.savez("m.npz", x=x, label=np.ones((24, 3), np.float32))
     result = shell(*TRAIN, "--optimizer", "sgd", *more)
-    assert result.code == 1 and words in result.err and advice in result.err, result.err
-    first = "'l', an output of Log" if model == LOGARITHM else "an output of Mul"
-    assert "the first value that is not finite is" in result.err and first in result.err, result.err
+    assert (result.code, result.facts[0]) == (1, "not_finite")
+    assert all(word in result.err for word in (*words, advice)), result.err
+    assert ("'l'" in result.err and "of Log" in result.err) if model == LOGARITHM else "of Mul" in result.err
 
 
 def test_weights_that_such_a_batch_would_destroy_end_the_run(shell: Shell) -> None:
@@ -110,5 +110,5 @@ def test_weights_that_such_a_batch_would_destroy_end_the_run(shell: Shell) -> No
     np.savez("m.npz", x=x, classes=labels, label=np.ones((24, 3), np.float32))
     losses = ("--loss", "cross-entropy:h:classes", "--loss", "mse:y")
     result = shell(*TRAIN, *losses, "--epochs", "1")
-    assert result.code == 1 and "'w' is no longer finite" in result.err, result.err
+    assert (result.code, result.facts[0]) == (1, "not_finite") and "w" in result.facts, result.err
     assert not Path("t.onnx").exists()

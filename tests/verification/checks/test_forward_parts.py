@@ -11,6 +11,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.proof import prove
+from onnxgrad_cli.verification.proof_checks import ORIGINAL
 from tests.verification.test_proof import parse
 
 
@@ -18,7 +19,7 @@ def test_a_changed_forward_part_fails() -> None:
     model = build(parse("Tanh")).model
     other = parse("Sigmoid")
     proof = prove(model, describe(model), original=other)
-    assert {step.name: step.status for step in proof.steps}["computes what the original computes"] == "failed"
+    assert {step.name: step.status for step in proof.steps}[ORIGINAL[0]] == "failed"
 
 
 ROUNDED = """
@@ -44,7 +45,7 @@ def test_where_float32_is_noise_forward_parts_are_compared_in_float64(factor: fl
     model = build(rounded(0, factor), Options(train=("w", "far", "near"))).model
     proof = prove(model, describe(model), original=rounded(1e6))
     steps = {step.name: step for step in proof.steps}
-    step = steps["computes what the original computes"]
+    step = steps[ORIGINAL[0]]
     assert (step.status, "float64" in step.detail) == (status, True), step
 
 
@@ -63,7 +64,7 @@ def test_a_kernel_that_may_round_is_compared_without_rounding(bits: int) -> None
     original.graph.initializer.append(numpy_helper.from_array(blob, "b"))
     model = build(original).model
     proof = prove(model, describe(model), original=original)
-    assert {step.name: step.status for step in proof.steps}["computes what the original computes"] == "passed"
+    assert {step.name: step.status for step in proof.steps}[ORIGINAL[0]] == "passed"
     (node,) = (node for node in original.graph.node if node.domain)
     assert any(attribute.name == "accuracy_level" for attribute in node.attribute)
 
@@ -79,5 +80,5 @@ def test_a_recurrent_kernel_that_rounds_is_compared_as_narrow_floats_are() -> No
         original.graph.initializer.append(numpy_helper.from_array(rng.integers(0, 256, shape, np.uint8), name))
     model = build(original, Options(quantization="ste")).model
     steps = {step.name: step for step in prove(model, describe(model), original=original).steps}
-    found = steps["computes what the original computes"]
+    found = steps[ORIGINAL[0]]
     assert found.status == "passed" and float(found.detail.split()[3]) > 1e-4, found.detail

