@@ -302,29 +302,9 @@ class SharedOperand(NamedTuple):
 Align = Callable[[SharedOperand], int | None]
 
 
-def _shared(place: SharedOperand) -> None:
-    return None
-
-
 def _broadcast(place: SharedOperand) -> int | None:
     at = place.axis - place.rank + len(place.shape)
     return at if at >= 0 else None
-
-
-def _matmul(place: SharedOperand) -> int | None:
-    return _broadcast(place) if place.axis < place.rank - 2 else None
-
-
-def _gemm(place: SharedOperand) -> int | None:
-    return _broadcast(place) if place.position == 2 else None
-
-
-def _same_axes(place: SharedOperand) -> int:
-    return place.axis
-
-
-def _recurrent(place: SharedOperand) -> int | None:
-    return {4: 0, 5: 1, 6: 1}.get(place.position)
 
 
 def _einsum(place: SharedOperand) -> int | None:
@@ -336,11 +316,11 @@ def _einsum(place: SharedOperand) -> int | None:
 
 ALIGNED: Mapping[str, Align] = {
     **table("Add Div LayerNormalization Max Mean Min Mul Pow PRelu RMSNormalization Sub Sum Where", _broadcast),
-    **table("BatchNormalization Conv ConvTranspose Gather GroupNormalization InstanceNormalization", _shared),
-    **table("Concat GatherElements ScatterElements", _same_axes),
-    **table("MatMul", _matmul),
-    **table("Gemm", _gemm),
-    **table("GRU LSTM RNN", _recurrent),
+    **table("BatchNormalization Conv ConvTranspose Gather GroupNormalization InstanceNormalization", lambda _: None),
+    **table("Concat GatherElements ScatterElements", lambda place: place.axis),
+    **table("MatMul", lambda place: _broadcast(place) if place.axis < place.rank - 2 else None),
+    **table("Gemm", lambda place: _broadcast(place) if place.position == 2 else None),
+    **table("GRU LSTM RNN", lambda place: {4: 0, 5: 1, 6: 1}.get(place.position)),
     **table("Einsum", _einsum),
 }
 """Operator -> a function that returns the axis of a `SharedOperand` that matches the result's sample axis, or None."""

@@ -113,12 +113,7 @@ class DoubleExecutor:
         self._outputs = [value.name for value in graph.output]
         self._beside = beside
         self._readers = Counter(name for node in graph.node for name in set(reads(node)))
-        parts = filter(None, self._parts(graph.node))
-        pieces = [_Piece(self._model, nodes, self._outputs, self._readers, beside) for nodes in parts]
-        self._pieces: list[_Piece] = []
-        for piece in pieces:
-            apart = any(any(self._kind(node)) for node in piece.nodes)
-            self._pieces += self._split(piece, trusted=True) if apart else [piece]
+        self._pieces = [each for nodes in self._parts(graph.node) for each in self._split(nodes, trusted=True)]
 
     @property
     def name(self) -> str:
@@ -158,7 +153,7 @@ class DoubleExecutor:
                 values |= pieces[at](values, self._buffers)
             except _NoKernel as error:
                 self._single.update(error.operators)
-                self._pieces = pieces = [*pieces[:at], *self._split(pieces[at]), *pieces[at + 1 :]]
+                self._pieces = pieces = [*pieces[:at], *self._split(pieces[at].nodes), *pieces[at + 1 :]]
                 last = self._last_reads(pieces)
                 continue
             at += 1
@@ -170,13 +165,13 @@ class DoubleExecutor:
         """Return the model's outputs for feeds of any float type. Feeds that are not inputs are ignored."""
         return self(self.widened(feeds))
 
-    def _split(self, piece: _Piece, trusted: bool = False) -> Iterator[_Piece]:
-        """Cut a piece where an operator lacks a kernel and where nodes need a newer opset, and yield the parts.
+    def _split(self, whole: Sequence[NodeProto], trusted: bool = False) -> Iterator[_Piece]:
+        """Cut nodes where an operator lacks a kernel and where nodes need a newer opset, and yield the pieces.
 
-        If none of its operators is known to lack a kernel and `trusted` is False, onnx.reference runs all parts.
+        If no operator is known to lack a kernel and `trusted` is False, onnx.reference runs all pieces.
         """
-        trusted = trusted or any(map(self._is_single, piece.nodes))
-        for (single, newer), nodes in groupby(piece.nodes, self._kind):
+        trusted = trusted or any(map(self._is_single, whole))
+        for (single, newer), nodes in groupby(whole, self._kind):
             by_reference, opset = single or not trusted, FIRST_OPSET if newer else None
             yield _Piece(self._model, list(nodes), self._outputs, self._readers, self._beside, by_reference, opset)
 

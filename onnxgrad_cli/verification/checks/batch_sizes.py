@@ -236,7 +236,9 @@ class _Tiles:
         said, exact = f"batches of {' and '.join(map(str, sizes))}", ""
         if worst > TOLERANCE[narrowest(case.described.model)]:
             try:
-                worst = max(self._difference_in_double(feeds, count) for feeds, _, count in batches)
+                run = DoubleExecutor(case.described.model).on
+                exact_runs = ((feeds, run(feeds), run(self._tiled(feeds, count)), count) for feeds, _, count in batches)
+                worst = max(self._difference(run, *each) for each in exact_runs)
             except (OverLimit, MemoryError):
                 raise
             except Exception:  # the executors' exceptions share no base class
@@ -260,11 +262,6 @@ class _Tiles:
             (np.concatenate([x] * count, at[0]) if at else x, y) for (x, y), at in zip(pairs, longer, strict=True)
         ]
         return all(x.shape == y.shape and off(y, x) <= OUTPUTS for x, y in copies)
-
-    def _difference_in_double(self, feeds: Arrays, count: int) -> float:
-        """Return the difference that `_difference` finds if the model runs in float64."""
-        run = DoubleExecutor(self._case.described.model).on
-        return self._difference(run, feeds, run(feeds), run(self._tiled(feeds, count)), count)
 
     def _difference(
         self, run: Callable[[Arrays], Arrays], feeds: Arrays, once: Arrays, many: Arrays, count: int

@@ -110,20 +110,17 @@ def agrees_with_reference(case: ProofCase) -> CheckOutcome:
 def _compared(step: _StepModel, runs: int) -> str:
     """Return a text that describes the optimizer and the number of tensors and runs that were compared."""
     settings = step.settings
-    parts = [step.roles.optimizer]
-    if settings.clip_norm is not None:
-        parts.append(f"gradients clipped to norm {settings.clip_norm:g}")
-    if settings.clip_value is not None:
-        parts.append(f"gradients clipped to {settings.clip_value:g}")
-    if settings.accumulate > 1:
-        parts.append(f"one step every {settings.accumulate} batches")
-    if SCALE in step.kinds:
-        parts.append("dynamic loss scale")
-    if settings.ema is not None:
-        parts.append(f"moving average {settings.ema:g}")
-    if settings.groups:
-        parts.append(f"parameter groups: {len(settings.groups)}")
-    return f"{', '.join(parts)}; compared: {len(step.weights)} weights, {len(step.roles.slots)} states, {runs} runs"
+    parts = (
+        step.roles.optimizer,
+        "" if settings.clip_norm is None else f"gradients clipped to norm {settings.clip_norm:g}",
+        "" if settings.clip_value is None else f"gradients clipped to {settings.clip_value:g}",
+        f"one step every {settings.accumulate} batches" if settings.accumulate > 1 else "",
+        "dynamic loss scale" if SCALE in step.kinds else "",
+        "" if settings.ema is None else f"moving average {settings.ema:g}",
+        f"parameter groups: {len(settings.groups)}" if settings.groups else "",
+    )
+    compared = f"{len(step.weights)} weights, {len(step.roles.slots)} states, {runs} runs"
+    return f"{', '.join(filter(None, parts))}; compared: {compared}"
 
 
 class _Unlike(Exception):
