@@ -24,7 +24,7 @@ MOVES = VIEWS | frozenset(
 )
 """Operators that only move elements, so they count no operations."""
 
-SCATTER, REDUCE = PARTLY_READ = ("Scatter", "Reduce")
+SCATTER, REDUCE = "Scatter", "Reduce"
 """Prefixes of operators whose number of operations depends on only some of the values that they read or compute."""
 
 _ELEMENTS, _IS_FLOAT = attrgetter("elements"), attrgetter("is_float")
@@ -179,34 +179,11 @@ def operations_by_part(
     """
     flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
     own, uncounted = list[int](), Counter[str]()
-    known: dict[tuple[object, ...], int] = {}
     for step in steps:
-        total = flops["forward" if step.part in FORWARD else step.part]
-        alike = _alike(step.node, facts)
-        if alike in known:
-            total[step.op_type] += known[alike]
-            own.append(known[alike])
-            continue
         counts = _count(graph, step.node, facts, uncounted)
-        total.update(counts)
+        flops["forward" if step.part in FORWARD else step.part].update(counts)
         own.append(sum(counts.values()))
-        if alike and counts:
-            known[alike] = own[-1]
     return flops, own, uncounted
-
-
-def _alike(node: Node, facts: Facts) -> tuple[object, ...]:
-    """Return a key that is equal for nodes of equal cost.
-
-    Return () if the cost does not depend only on the operator and shapes, or need not be cached.
-    """
-    if node.attribute or node.op_type in MOVES or node.op_type in EXACT or node.op_type.startswith(PARTLY_READ):
-        return ()
-    try:
-        known = facts.__getitem__
-        return (node.op_type, node.domain, *map(id, map(known, node.input)), "->", *map(id, map(known, node.output)))
-    except LookupError:  # the rank of a value is unknown, or an optional input is omitted
-        return ()
 
 
 def _count(graph: Graph, node: Node, facts: Facts, uncounted: Counter[str]) -> Flops:
