@@ -13,6 +13,7 @@ from onnxgrad_cli.common.choices import Yield
 from onnxgrad_cli.errors import UnsupportedError, conflict, no_data
 from onnxgrad_cli.files import ModelSource, mark, own_model
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.types import FLOATS, is_float
 from onnxgrad_cli.metadata import Derived, write_derived, write_tensors
 from onnxgrad_cli.options import Options
@@ -138,9 +139,7 @@ class DerivativeModel:
                 graph.add_input(name, graph.types[name])
         declared = {value.name: value for value in graph.proto.graph.input}
         names = (*plain, *self.weights, *overridable, *self.added)
-        ordered = [declared[name] for name in names if name in declared]
-        del graph.proto.graph.input[:]
-        graph.proto.graph.input.extend(ordered)
+        refill(graph.proto.graph.input, (declared[name] for name in names if name in declared))
 
     def _declare_outputs(self, names: Iterable[str]) -> None:
         graph = self.graph
@@ -179,9 +178,7 @@ class DerivativeModel:
         graph.drop_unread(list(graph.initializers))
         made = {name for node in graph.nodes for name in node.output}
         declared = graph.proto.graph.value_info
-        kept = [value for value in declared if value.name in made]
-        del declared[:]
-        declared.extend(kept)
+        refill(declared, (value for value in declared if value.name in made))
 
     def add_input(self, stem: str, like: str) -> str:
         """Add an input with the type of the value `like`, after all other inputs, and return its name."""

@@ -85,14 +85,26 @@ def split(graph: Graph, name: str) -> None:
     The differentiation rule of that node may read the node's result, which must not change when a term is added to the
     inner value.
     """
+    made = graph.fresh(f"{name}_made")
+    graph.types[made] = graph.types[name]
+    position = take_name(graph, name, made)
+    graph.nodes.insert(position, make_node("Identity", [made], [name], name=graph.fresh(f"{name}/Identity")))
+
+
+def take_name(graph: Graph, name: str, new: str) -> int:
+    """Rename a value only where it is computed or stored, so that its old name is free.
+
+    Returns:
+        The position of the first node after the one that computes the value; 0 if it is stored.
+    """
     for position, node in enumerate(graph.nodes):
         if name in node.output:
-            made = graph.fresh(f"{name}_made")
-            node.output[:] = [made if output == name else output for output in node.output]
-            graph.types[made] = graph.types[name]
-            label = graph.fresh(f"{name}/Identity")
-            graph.nodes.insert(position + 1, make_node("Identity", [made], [name], name=label))
-            return
+            node.output[:] = [new if output == name else output for output in node.output]
+            return position + 1
+    for tensor in graph.proto.graph.initializer:  # the value may be stored: constants are folded
+        if tensor.name == name:
+            tensor.name = new
+    return 0
 
 
 def _near(name: str, known: list[str], graph: Graph, kind: str) -> str:

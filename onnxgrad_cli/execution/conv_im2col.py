@@ -15,6 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Shape, shape_of
 
@@ -44,8 +45,7 @@ def unfold_convolutions(model: ModelProto) -> set[str]:
         written.update(name for each in unfolded for name in each.output)
         nodes += unfolded or [node]
     if written:
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
+        refill(model.graph.node, nodes)
     return written
 
 

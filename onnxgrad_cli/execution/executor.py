@@ -15,6 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxgrad_cli.execution import session
 from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import captured, with_bodies
 from onnxgrad_cli.ir.types import Arrays, element_type, is_external
 from onnxgrad_cli.ir.weightless_copy import copied
@@ -154,9 +155,7 @@ def _widen(graph: GraphProto) -> None:
             element.tensor_type.elem_type = TensorProto.DOUBLE
     _widen_nodes(graph.node)
     if scales:
-        nodes = [each for node in graph.node for each in _widened_after(node, scales)]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, (each for node in graph.node for each in _widened_after(node, scales)))
 
 
 def _widened_after(node: NodeProto, scales: set[str]) -> list[NodeProto]:
@@ -182,9 +181,7 @@ def _widen_function(function: FunctionProto) -> None:
         given = [a.type for a in node.attribute if a.ref_attr_name]
         if node.op_type == "Constant" and (AttributeProto.FLOAT in given or AttributeProto.FLOATS in given):
             nodes.append(_cast_to_double(node))
-    written = FunctionProto(node=nodes)
-    del function.node[:]
-    function.node.extend(written.node)
+    refill(function.node, nodes)
     _widen_nodes(function.node)
     for attribute in function.attribute_proto:
         if attribute.type == AttributeProto.TENSOR:
@@ -223,9 +220,8 @@ def _widen_stashes(model: ModelProto) -> None:
     if any(entry.version >= STASHES for entry in model.opset_import if is_standard(entry.domain)):
         for node in with_bodies(model.graph.node):
             if node.op_type == "GroupNormalization":
-                kept = [attribute for attribute in node.attribute if attribute.name != "stash_type"]
-                del node.attribute[:]
-                node.attribute.extend([*kept, helper.make_attribute("stash_type", TensorProto.DOUBLE)])
+                kept = (attribute for attribute in node.attribute if attribute.name != "stash_type")
+                refill(node.attribute, [*kept, helper.make_attribute("stash_type", TensorProto.DOUBLE)])
 
 
 def write_out_few_bits(model: ModelProto) -> None:
@@ -239,8 +235,7 @@ def write_out_few_bits(model: ModelProto) -> None:
             nodes += _written_out(model, node, stored)
         else:
             nodes.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    refill(model.graph.node, nodes)
 
 
 def _written_out(model: ModelProto, node: NodeProto, stored: dict[str, TensorProto]) -> list[NodeProto]:

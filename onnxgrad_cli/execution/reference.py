@@ -22,6 +22,8 @@ from onnx.reference.ops.op_loop import Loop as _Loop
 from onnx.reference.ops.op_resize import Resize as _Resize
 from onnx.reference.ops.op_scan import Scan as _Scan
 
+from onnxgrad_cli.ir.node import refill
+
 
 def erf(x: np.ndarray) -> np.ndarray:
     """Return the error function of float64 numbers, with an error of at most 2 units in the last place of 1.
@@ -389,9 +391,8 @@ class Scan(_Scan):  # onnx.reference walks forward along the first axis only
 
     def __init__(self, node: NodeProto, parameters: dict[str, Any]) -> None:
         plain = deepcopy(node)
-        del plain.attribute[:]
         self.ways = {a.name: list(a.ints) for a in node.attribute if a.name.startswith("scan_")}
-        plain.attribute.extend(a for a in node.attribute if a.name not in self.ways)
+        refill(plain.attribute, (a for a in node.attribute if a.name not in self.ways))
         super().__init__(plain, parameters)  # type: ignore[no-untyped-call]
 
     def _run(self, *inputs: Any, **keywords: Any) -> tuple[np.ndarray, ...]:

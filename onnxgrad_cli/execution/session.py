@@ -244,7 +244,8 @@ def start_session(
     _keep_quantizers(runtime, options, model)
     if any(tensor.data_type in TWO_BITS for tensor in model.graph.initializer):
         _at_most_basic(runtime, options)
-    if any(map(_on_integers, model.graph.node)):  # the setting fails on models that only dequantize
+    integers = any(map(_on_integers, model.graph.node))
+    if integers:  # the setting fails on models that only dequantize
         options.add_session_config_entry(EXACT_INTEGERS, "1")
     for symbol, size in (sizes or {}).items():
         options.add_free_dimension_override_by_name(symbol, size)
@@ -261,7 +262,14 @@ def start_session(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder_name)
     else:
         source = _FileName(file)
-    session = _opened(runtime, model, source, options, providers)
+    opened = partial(runtime.InferenceSession, source, options, providers=providers, enable_fallback=0)
+    try:
+        session = opened()
+    except runtime.capi.onnxruntime_pybind11_state.NotImplemented:  # perhaps a kernel that sums exactly
+        if not integers:
+            raise
+        options.add_session_config_entry(EXACT_INTEGERS, "0")
+        session = opened()
     if provider not in session.get_providers():  # onnxruntime only logs that it continues without the provider
         raise RuntimeError(
             f"it can't load {provider}, because a library that it needs is missing or has another version"
@@ -319,18 +327,6 @@ class _FileName(os.PathLike[bytes]):
 
     def __fspath__(self) -> bytes:
         return self._name
-
-
-def _opened(runtime: Any, model: ModelProto, source: bytes | _FileName, options: Any, providers: list[Any]) -> Any:
-    """Open a session with the setting `EXACT_INTEGERS`, or without it if onnxruntime lacks kernels for it."""
-    open_session = partial(runtime.InferenceSession, source, options, providers=providers, enable_fallback=0)
-    try:
-        return open_session()
-    except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
-        if not any(map(_on_integers, model.graph.node)):
-            raise
-        options.add_session_config_entry(EXACT_INTEGERS, "0")
-        return open_session()
 
 
 def _on_integers(node: NodeProto) -> bool:

@@ -17,7 +17,7 @@ from onnx import ModelProto
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data.states import recurrent_values
 from onnxgrad_cli.derivatives.derivative_model import float_inputs, open_model
-from onnxgrad_cli.derivatives.named_values import choose
+from onnxgrad_cli.derivatives.named_values import choose, take_name
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import make_node
@@ -27,7 +27,6 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.checks.freed_batch import free_asked
-from onnxgrad_cli.verification.gradients.perturbation import take_name
 
 KINDS = "float inputs"
 """The name in error messages for subjects that are not inner values."""

@@ -42,8 +42,15 @@ UNTAKEN = ("refused", STRAIGHT_THROUGH)
 
 CARRIERS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 
-WORDS = {"Hardmax": "tagged differentiable, but it is a step function: its derivative is 0 wherever it exists"}
-"""Operator -> why its tag contradicts onnxgrad, if the general explanation doesn't fit."""
+DISAGREEMENTS = {
+    ("Hardmax", "differentiable", "zero"): (
+        "tagged differentiable, but it is a step function: its derivative is 0 wherever it exists"
+    ),
+    ("", "differentiable", "zero"): "tagged differentiable, but its derivative is 0 wherever it exists",
+    ("", "differentiable", "no float"): "tagged differentiable, but it is not a float tensor",
+    ("", "non-differentiable", "gradient"): "tagged non-differentiable, but it has a derivative",
+}
+"""(Operator or "" for any, tag, state) -> why the tag contradicts onnxgrad."""
 
 
 @dataclass(frozen=True)
@@ -184,13 +191,15 @@ def _coverage(domain: str, op_type: str) -> Coverage:
     if rule and rule.integers:
         known = {name: "refused: without --quantization ste" for name in operand_names(op_type, domain, at)} | known
     operands = tuple(_operands(schema, op_type, domain, kind, known, counts.get("operands", {})))
+    results = schema.outputs if schema is not None else ()
+    without = _state_of_result(results, operands)
     return Coverage(
         op_type,
         domain,
         kind,
         kinds,
         operands,
-        outputs=tuple(_outputs(schema, op_type, kind, operands, known_outputs, counts.get("outputs", {}))),
+        outputs=tuple(_stated(op_type, results, kind, known_outputs, without, counts.get("outputs", {}))),
         kink=rule.kink if rule else "",
         needs_opset=used.needs_opset if used else None,
         source=used.source if used else write_out_quantized.__module__ if kind == STRAIGHT_THROUGH else "",
@@ -246,38 +255,34 @@ def _operands(
 
     Without a schema, the inputs are those that the definition or the stored test results name.
     """
-    if schema is None:
-        names = operand_names(op_type, domain, 1) if kind == "definition" else known
-        for name in names:
-            yield _operand(op_type, name, "", known.get(name, "as defined"), rows)
+    if schema is not None:
+        without = "as defined" if kind == "definition" and domain else "unproven"
+        yield from _stated(op_type, schema.inputs, kind, known, without, rows)
         return
-    without = "as defined" if kind == "definition" and domain else "unproven"
-    for parameter in schema.inputs:
+    for name in operand_names(op_type, domain, 1) if kind == "definition" else known:
+        yield _operand(op_type, name, "", known.get(name, "as defined"), rows)
+
+
+def _stated(
+    op_type: str, parameters: Sequence[OpSchema.FormalParameter], kind: str, known: Mapping[str, str], without: str,
+    rows: Mapping[str, int],
+) -> Iterator[OperandCoverage]:  # fmt: skip
+    """Yield the coverage of parameters of a schema. Those without a test result have the state `without`."""
+    for parameter in parameters:
         said = _certain(parameter, kind) or known.get(parameter.name) or without
         yield _operand(op_type, parameter.name, TAGS[parameter.differentiation_category], said, rows)
 
 
-def _outputs(
-    schema: OpSchema | None,
-    op_type: str,
-    kind: str,
-    operands: Sequence[OperandCoverage],
-    known: Mapping[str, str],
-    rows: Mapping[str, int],
-) -> Iterator[OperandCoverage]:
-    """Yield the coverage of each output.
+def _state_of_result(outputs: Sequence[OpSchema.FormalParameter], operands: Sequence[OperandCoverage]) -> str:
+    """Return the state (see `OperandCoverage`) of outputs without a test result.
 
-    If an output has no test result and is the only output that can have a derivative, its state (see `OperandCoverage`)
-    follows from the states of the inputs. Other outputs without a test result are 'unproven'.
+    It follows from the states of the inputs if only one output can have a derivative.
     """
-    parameters = schema.outputs if schema is not None else ()
     states = {operand.state for operand in operands}
-    likely = [state for state in ("gradient", "as defined") if state in states]
-    alone = likely[0] if likely else "zero" if states <= {"zero", "no float"} else "unproven"
-    one = sum(map(_carries, parameters)) == 1
-    for parameter in parameters:
-        said = _certain(parameter, kind) or known.get(parameter.name) or (alone if one else "unproven")
-        yield _operand(op_type, parameter.name, TAGS[parameter.differentiation_category], said, rows)
+    if sum(map(_carries, outputs)) != 1:
+        return "unproven"
+    likely = next((state for state in ("gradient", "as defined") if state in states), "")
+    return likely or ("zero" if states <= {"zero", "no float"} else "unproven")
 
 
 def _certain(parameter: OpSchema.FormalParameter, kind: str) -> str:
@@ -289,10 +294,5 @@ def _certain(parameter: OpSchema.FormalParameter, kind: str) -> str:
 
 def _operand(op_type: str, name: str, tag: str, said: str, rows: Mapping[str, int]) -> OperandCoverage:
     state, _, reason = said.partition(": ")
-    if not reason and tag == "differentiable" and state == "zero":
-        reason = WORDS.get(op_type, "tagged differentiable, but its derivative is 0 wherever it exists")
-    if not reason and tag == "differentiable" and state == "no float":
-        reason = "tagged differentiable, but it is not a float tensor"
-    if not reason and tag == "non-differentiable" and state == "gradient":
-        reason = "tagged non-differentiable, but it has a derivative"
+    reason = reason or DISAGREEMENTS.get((op_type, tag, state)) or DISAGREEMENTS.get(("", tag, state), "")
     return OperandCoverage(name, state, tag, reason, rows.get(name, 0))

@@ -28,7 +28,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.metadata import Derived, Role, Roles
-from onnxgrad_cli.verification.again import derive_again, feeds_again
+from onnxgrad_cli.verification.again import derive_again, feeds_again, perturbed
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped, unproved
 from onnxgrad_cli.verification.checks.agreement import (
     NEARBY_POINTS,
@@ -46,7 +46,6 @@ from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.gradients.claims import Claims
 from onnxgrad_cli.verification.gradients.judgement import Judge
 from onnxgrad_cli.verification.gradients.loss_function import FAITHFUL, ScalarFunction, narrowest
-from onnxgrad_cli.verification.gradients.perturbation import perturbed
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.proof_checks import OPENING, ORIGINAL, checked
 from onnxgrad_cli.verification.verdict import PROVED, Proof
@@ -147,11 +146,10 @@ def roles_of(model: ModelProto, derived: Derived) -> Roles:
 
 def _agrees(derived: Derived, case: ProofCase) -> CheckOutcome:
     """Compare the derivatives with finite differences: on the case's data, if necessary on other data or in float64."""
-    if derived.estimated or derived.partial:
-        what = (
-            "are straight-through estimates" if derived.estimated else "leave out paths on which gradients are stopped"
-        )
-        return skipped(f"they {what}, so finite differences do not agree with them")
+    if derived.estimated:
+        return skipped("they are straight-through estimates, so finite differences do not agree with them")
+    if derived.partial:
+        return skipped("they leave out paths with stopped gradients, so finite differences do not agree with them")
     if any(node.op_type == "YieldOp" for node in with_bodies(case.model.graph.node)):
         return skipped("a training session must provide the cotangents at a YieldOp")
     if varies(case):
@@ -248,11 +246,9 @@ def _as_added(derived: Derived, case: ProofCase, found: CheckOutcome) -> CheckOu
     pairs = _paired(said.results(names), derived.results())
     worst = max(_apart(results[theirs], case.outputs[ours]) for theirs, ours in pairs)
     detail = "proved on other data with offsets added to inner values, and equal to these derivatives for zero offsets"
-    return (
-        CheckOutcome("passed", detail)
-        if worst < MAX_RELATIVE_DIFFERENCE
-        else CheckOutcome("failed", f"{detail}, except for a difference of {worst:.1e}")
-    )
+    if not worst < MAX_RELATIVE_DIFFERENCE:
+        return CheckOutcome("failed", f"{detail}, except for a difference of {worst:.1e}")
+    return CheckOutcome("passed", detail)
 
 
 def _apart(x: np.ndarray, y: np.ndarray) -> float:
@@ -288,13 +284,11 @@ def _written_as_zero(derived: Derived, model: ModelProto) -> bool:
 def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
     """Return the function whose first derivatives are checked, or an outcome that says why there is none."""
     base = case.original.model if case.original is not None else case.described.model
-    known = [*derived.inner, *(derived.of if derived.kind not in SECOND_DERIVATIVES else ())]
+    lacking = skipped("the model does not compute the values that it differentiates: pass the original with --original")
     if case.original is None and derived.kind in SECOND_DERIVATIVES:
         return skipped("a second derivative is measured with the original model: pass it with --original")
-    if not has_values(base, derived.inner if case.original is not None else known):
-        return skipped(
-            "the model does not compute the values that it differentiates: pass the original with --original"
-        )
+    if not has_values(base, derived.inner):
+        return lacking
     try:
         model, moves = perturbed(base, case.path, derived.inner)
     except OnnxgradError as error:
@@ -305,9 +299,7 @@ def _function(derived: Derived, case: ProofCase) -> Function | CheckOutcome:
     if case.original is not None and derived.mode != "keep":
         model, _ = derive_again(derived, model, case.path, "vjp", moves, class_=None, **_with_outputs(derived))
     if not has_values(model, derived.of):
-        return skipped(
-            "the model does not compute the values that it differentiates: pass the original with --original"
-        )
+        return lacking
     return Function(part(model, derived.of), {name: name for name in derived.of}, moves, before)
 
 

@@ -21,6 +21,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import counted
 from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try, switch_values
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import ROLES, Role, Roles
@@ -260,8 +261,7 @@ def part(model: ModelProto, outputs: Iterable[str | ValueInfoProto]) -> ModelPro
     """Return the part of a model that computes some values. A value given only by name has no declared type."""
     values = [ValueInfoProto(name=each) if isinstance(each, str) else each for each in outputs]
     part = copied(model)
-    del part.graph.output[:]
-    part.graph.output.extend(values)
+    refill(part.graph.output, values)
     graph = Graph(part)
     graph.remove_unused()
     return graph.commit()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
+from onnxgrad_cli.derivatives.named_values import take_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.weightless_copy import copied
@@ -15,7 +16,6 @@ from onnxgrad_cli.metadata import PROOF_PREFIX, Derived, InnerDerivative
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped, unproved
 from onnxgrad_cli.verification.derived import has_values, prove_derived
 from onnxgrad_cli.verification.feeds import part, with_proof_part
-from onnxgrad_cli.verification.gradients.perturbation import take_name
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 
 

@@ -11,6 +11,7 @@ from onnx import ModelProto, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.types import FLOATS, Arrays, is_external, is_float
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.verification.feeds import part
@@ -105,7 +106,5 @@ def _unrounded(model: ModelProto) -> ModelProto:
     model = copied(model)
     for node in model.graph.node:
         if node.op_type in ROUNDING:
-            kept = [attribute for attribute in node.attribute if attribute.name != "accuracy_level"]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            refill(node.attribute, (attribute for attribute in node.attribute if attribute.name != "accuracy_level"))
     return model

@@ -315,11 +315,11 @@ def in_single(point: Point, exact: Arrays, found: CheckOutcome, value: float, le
         kernels += f", and a change in the last digits of these data changes the gradients by {noise:.1e}"
     if noise > MAX_NOISE or KERNELS < worst <= 10 * noise:
         return skipped(f"correct in float64, but dominated by rounding errors in float32 on these data: {kernels}")
-    others = []  # small gradients that are off by more than their noise
-    for name, (farthest, size) in apart.items():
-        rounding = max(least * largest, 10 * claims.largest_noise(name)) / KERNELS
-        if farthest > KERNELS * max(size, rounding):
-            others.append(name)
+    others = [  # small gradients that are off by more than their noise
+        name
+        for name, (farthest, size) in apart.items()
+        if farthest > max(KERNELS * size, least * largest, 10 * claims.largest_noise(name))
+    ]
     if worst <= KERNELS and others:
         return skipped(f"correct in float64, but the gradients of {listed(others)} differ in float32: {kernels}")
     if worst <= KERNELS:

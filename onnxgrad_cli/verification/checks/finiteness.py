@@ -9,6 +9,7 @@ import onnx
 from onnx import GraphProto, NodeProto, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.types import FLOATS, Arrays
 from onnxgrad_cli.verification.feeds import DescribedModel, finite, loss_part
 
@@ -85,8 +86,7 @@ def _origin(name: str, makers: Mapping[str, NodeProto], values: Arrays) -> str:
 
 def _made(forward: onnx.ModelProto, feeds: Arrays) -> Arrays:
     """Run the forward part and return the float outputs of every node."""
-    del forward.graph.output[:]
     names = [name for node in forward.graph.node for name in node.output if name]
-    forward.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    refill(forward.graph.output, (onnx.ValueInfoProto(name=name) for name in names))
     outputs = Executor(forward, fallback=False)(feeds)
     return {name: x for name, x in outputs.items() if isinstance(x, np.ndarray) and x.dtype.kind in "fV"}

@@ -75,7 +75,10 @@ def gradcheck(
         cotangents = {end: np.asarray(rng.standard_normal(outputs[end].shape)) for end in ends}
         values_then = {**values, **dict(zip(added, cotangents.values(), strict=True))}
         gradients = dict(zip(wanted, run(values_then).values(), strict=True))
-        _check_shapes(gradients, values)
+        for name, gradient in gradients.items():
+            if gradient.shape != values[name].shape:
+                shapes = f"{gradient.shape}, but '{name}' has {values[name].shape}"
+                raise CheckFailed(f"the gradient of '{name}' has the shape {shapes}")
         difference = vjp_difference(forward, values, cotangents, gradients, rng, step)
         if not difference.error <= tolerance * 10**depth:
             raise CheckFailed(
@@ -88,15 +91,6 @@ def gradcheck(
         model, values, wanted = backward, values_then, _inputs(backward, [*wanted, *added])
         ends = [output.name for output in backward.graph.output]
     return worst
-
-
-def _check_shapes(gradients: Arrays, values: Arrays) -> None:
-    """Check that each gradient has the shape of its input."""
-    for name, gradient in gradients.items():
-        if gradient.shape != values[name].shape:
-            raise CheckFailed(
-                f"the gradient of '{name}' has the shape {gradient.shape}, but '{name}' has {values[name].shape}"
-            )
 
 
 def _inputs(model: ModelProto, names: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from onnxgrad_cli.common.memory import taken_memory
 from onnxgrad_cli.execution.double import Deferred, DoubleExecutor, large_sizes, widened
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import MEMORY, at_once
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 from onnxgrad_cli.ir.weightless_copy import copied, without_initializers
 from onnxgrad_cli.metadata import Roles
@@ -164,9 +165,7 @@ def _held(
     run = DoubleExecutor(made) if exact else _single(made)
     found = run({n: widened(feeds[n]) if exact else np.asarray(feeds[n], dtype) for n, dtype in fed.items()})
     given = copied(forward)
-    kept = [node for node in given.graph.node if there.isdisjoint(node.output)]
-    del given.graph.node[:]
-    given.graph.node.extend(kept)
+    refill(given.graph.node, (node for node in given.graph.node if there.isdisjoint(node.output)))
     given.graph.input.extend(
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
         for name, x in found.items()
