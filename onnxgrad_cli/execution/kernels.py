@@ -7,6 +7,7 @@ than the table.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -39,11 +40,10 @@ _known: dict[tuple[object, ...], bool] = {}
 
 def loads(model: ModelProto) -> bool:
     """Return True if onnxruntime opens a session on a model."""
-    try:
+    with suppress(Exception):  # onnxruntime's exception classes are not public
         Executor(model, fallback=False)
-    except Exception:  # onnxruntime's exception classes are not public
-        return False
-    return True
+        return True
+    return False
 
 
 def newest_loaded(limit: int) -> int:
@@ -81,7 +81,7 @@ def has_kernel(graph: Graph, node: Node) -> bool:
 
 
 def _opens(graph: Graph, node: Node) -> bool:
-    runtime = load_onnxruntime()
+    no_kernel = load_onnxruntime().capi.onnxruntime_pybind11_state.NotImplemented
     constants = {name: array for name in node.input if (array := graph.constant(name)) is not None}
     fed = [name for name in dict.fromkeys(node.input) if name and name not in constants]
     alone = helper.make_graph(
@@ -94,10 +94,8 @@ def _opens(graph: Graph, node: Node) -> bool:
     model = helper.make_model(alone, opset_imports=graph.proto.opset_import, ir_version=graph.proto.ir_version)
     try:
         Executor(model, fallback=False)
-    except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
-        return False
-    except Exception:  # onnxruntime's other exceptions, which are not public: a kernel exists
-        return True
+    except Exception as error:  # if it is another exception of onnxruntime, a kernel exists
+        return not isinstance(error, no_kernel)
     return True
 
 

@@ -93,10 +93,9 @@ def fed_shapes(model: ModelProto) -> dict[str, Shape] | None:
 
     Return None if an input has an unknown rank or is not a tensor.
     """
-    types = fed_types(model)
-    shapes = {name: shape_of(value_type) for name, value_type in types.items()}
+    shapes = {name: shape_of(value_type) for name, value_type in fed_types(model).items()}
     known = {name: shape for name, shape in shapes.items() if shape is not None}
-    return known if len(known) == len(types) and all(t.HasField("tensor_type") for t in types.values()) else None
+    return known if len(known) == len(shapes) else None
 
 
 class Probe:

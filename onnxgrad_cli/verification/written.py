@@ -123,9 +123,7 @@ def _results(
     needed = [value.name for value in session.get_inputs()]
     known = {*needed, *(value.name for value in session.get_overridable_initializers())}
     feeds = {name: array for name, array in ran.feeds.items() if name in known}
-    for name in needed:
-        if name not in feeds:
-            feeds[name] = numpy_helper.to_array(stored[name])
+    feeds |= {name: numpy_helper.to_array(stored[name]) for name in needed if name not in feeds}
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, run_limited(array_run(session), feeds, load_onnxruntime().RunOptions), strict=True))
 
