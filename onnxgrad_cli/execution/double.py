@@ -87,6 +87,11 @@ class DoubleExecutor:
         beside: True if two runs may take place at the same time. Then idle threads wait without using the processor.
         large: input that is fed as `Deferred` -> its size in bytes, in float64.
 
+    Attributes:
+        model, beside: the model in float64, and `beside` as given.
+        inputs, outputs: input -> its element type, and the names of the outputs.
+        readers: value -> the number of nodes that read it.
+
     Raises:
         Exception: neither onnxruntime nor onnx.reference can run the model. It is raised by the first run, not by the
             constructor.
@@ -103,16 +108,15 @@ class DoubleExecutor:
         bare, self._fed = session.take_out(model, values_of_inputs(model, FLOATS), None)
         self._large = {**(large or {}), **large_sizes(self._fed)}
         self._buffers = _Buffers()
-        self._model = to_double(bare)
-        unfolded = unfold_convolutions(self._model)
-        old = any(is_standard(each.domain) and each.version < FIRST_OPSET for each in self._model.opset_import)
+        self.model, self.beside = to_double(bare), beside
+        unfolded = unfold_convolutions(self.model)
+        old = any(is_standard(each.domain) and each.version < FIRST_OPSET for each in self.model.opset_import)
         self._newer = unfolded if old else set()
-        graph = self._model.graph
+        graph = self.model.graph
         self.inputs = {value.name: dtype_of(value.type) for value in graph.input}
         self._stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-        self._outputs = [value.name for value in graph.output]
-        self._beside = beside
-        self._readers = Counter(name for node in graph.node for name in set(reads(node)))
+        self.outputs = [value.name for value in graph.output]
+        self.readers = Counter(name for node in graph.node for name in set(reads(node)))
         self._pieces = [each for nodes in self._parts(graph.node) for each in self._split(nodes, trusted=True)]
 
     @property
@@ -159,7 +163,7 @@ class DoubleExecutor:
             at += 1
             for name in last.get(at, ()):
                 values.pop(name, None)
-        return {name: values[name] for name in self._outputs}
+        return {name: values[name] for name in self.outputs}
 
     def on(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Return the model's outputs for feeds of any float type. Feeds that are not inputs are ignored."""
@@ -173,7 +177,7 @@ class DoubleExecutor:
         trusted = trusted or any(map(self._is_single, whole))
         for (single, newer), nodes in groupby(whole, self._kind):
             by_reference, opset = single or not trusted, FIRST_OPSET if newer else None
-            yield _Piece(self._model, list(nodes), self._outputs, self._readers, self._beside, by_reference, opset)
+            yield _Piece(self, list(nodes), by_reference, opset)
 
     def _kind(self, node: NodeProto) -> tuple[bool, bool]:
         """Return two flags of a node: it lacks a float64 kernel; it needs a newer opset than the model's."""
@@ -194,7 +198,7 @@ class DoubleExecutor:
         last = {name: position for position, piece in enumerate(pieces, 1) for name in piece.inputs}
         gone: dict[int, list[str]] = defaultdict(list)
         for name, position in last.items():
-            if name not in self._outputs:
+            if name not in self.outputs:
                 gone[position].append(name)
         return gone
 
@@ -224,16 +228,13 @@ class _NoKernel(Exception):
 class _Piece:
     """Consecutive nodes of a model that run together. The first run opens their session, when types are known."""
 
-    def __init__(
-        self, model: ModelProto, nodes: list[NodeProto], outputs: Sequence[str], readers: Mapping[str, int],
-        beside: bool, by_reference: bool = False, opset: int | None = None,
-    ) -> None:  # fmt: skip
-        self.nodes, self.by_reference, self._beside = nodes, by_reference, beside
-        self._model, self._opset = model, opset
+    def __init__(self, whole: DoubleExecutor, nodes: list[NodeProto], by_reference: bool, opset: int | None) -> None:
+        self.nodes, self.by_reference = nodes, by_reference
+        self._model, self._beside, self._opset = whole.model, whole.beside, opset
         made = {name for node in nodes for name in node.output if name}
         own = Counter(name for node in nodes for name in set(reads(node)))
         self.inputs = sorted(own.keys() - made)
-        self.outputs = sorted(name for name in made if name in outputs or readers[name] > own[name])
+        self.outputs = sorted(name for name in made if name in whole.outputs or whole.readers[name] > own[name])
         self._run: Callable[..., Any] | None = None
         # An evaluator of onnx.reference stores the state of a run in itself, so its runs must not overlap.
         self._alone = Lock() if by_reference else nullcontext()
