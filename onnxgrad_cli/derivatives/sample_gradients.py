@@ -118,12 +118,11 @@ class Meetings:
         maker = self._makers.get(name)
         if maker is None or maker.op_type != "Expand":
             return False
-        shapes = [shape_of(self._graph.types.get(each)) for each in (maker.input[0], name)]
-        if None in shapes:
+        data, whole = (shape_of(self._graph.types.get(each)) for each in (maker.input[0], name))
+        if data is None or whole is None:
             return False
-        data, whole = shapes
-        before = axis - len(whole or ()) + len(data or ())
-        return before < 0 or (data or ())[before] == 1
+        before = axis - len(whole) + len(data)
+        return before < 0 or data[before] == 1
 
 
 class SampleOperand(NamedTuple):
