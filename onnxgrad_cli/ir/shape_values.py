@@ -6,8 +6,9 @@ operators at each opset. If it mistakes another vector for a shape, it gives up 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,35 @@ MAX_INT64 = 2**63 - 1
 
 DEEPEST = 200
 """Largest number of nodes on a path that is followed back from a shape."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A size, or a product of sizes, as an integer factor and symbols."""
+
+    number: int = 1
+    symbols: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, graph: Graph, sizes: Iterable[Dim]) -> Product:
+        """Return the product of sizes. A symbol that stands for a multiple of another symbol is split into the two."""
+        number, symbols = 1, list[str]()
+        for size in sizes:
+            factor, symbol = (size, None) if isinstance(size, int) else graph.multiples.get(size, (1, size))
+            number *= factor
+            symbols += [symbol] if symbol is not None else []
+        return cls(number, tuple(sorted(symbols)))
+
+    def __mul__(self, other: Product) -> Product:
+        return Product(self.number * other.number, tuple(sorted((*self.symbols, *other.symbols))))
+
+    def over(self, other: Product) -> Product | None:
+        """Return this product divided by another, or None if the quotient is no product of an integer and symbols."""
+        rest = Counter(self.symbols)
+        rest.subtract(other.symbols)
+        if min(rest.values(), default=0) < 0 or other.number == 0 or self.number % other.number:
+            return None
+        return Product(self.number // other.number, tuple(rest.elements()))
 
 
 class ShapeValues:
@@ -94,22 +124,10 @@ class ShapeValues:
         """
         if None in sizes or None in by:
             return None
-        above, symbols = self._factors(sizes)
-        below, others = self._factors(by)
-        for symbol in others:
-            if symbol not in symbols:
-                return None
-            symbols.remove(symbol)
-        if not below or above % below or len(symbols) > 1:
+        found = Product.of(self.graph, sizes).over(Product.of(self.graph, by))  # type: ignore[arg-type]
+        if found is None or len(found.symbols) > 1:
             return None
-        return self._multiple(above // below, symbols[0]) if symbols else _if_a_size(above // below)
-
-    def _factors(self, sizes: Sequence[Dim | None]) -> tuple[int, list[str]]:
-        """Return the product of the sizes as an integer factor and a list of symbols."""
-        multiples = self.graph.multiples
-        pairs = [multiples.get(size, (1, size)) for size in sizes if isinstance(size, str)]
-        number = math.prod(size for size in sizes if isinstance(size, int))
-        return number * math.prod(factor for factor, _ in pairs), [symbol for _, symbol in pairs]
+        return self._multiple(found.number, *found.symbols) if found.symbols else _if_a_size(found.number)
 
     def _multiple(self, factor: int, symbol: str) -> Dim | None:
         """Return a symbol that stands for `factor` times another symbol. Equal multiples get the same symbol."""
