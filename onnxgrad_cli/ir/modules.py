@@ -52,10 +52,8 @@ def module_finder(nodes: Collection[Node], weights: Collection[str]) -> Callable
 
 def _weight_module(node: Node, weights: Collection[str]) -> tuple[str, ...]:
     """Return the modules in the name of the first weight that a node reads, such as `layers.0.fc.weight`."""
-    for name in node.input:
-        if "." in name and name in weights:
-            return tuple(accumulate(name.split(".")[:-1], "{}.{}".format))
-    return ()
+    weight = next((name for name in node.input if "." in name and name in weights), "")
+    return tuple(accumulate(weight.split(".")[:-1], "{}.{}".format))
 
 
 def _noted(node: Node) -> tuple[str, ...]:
@@ -73,10 +71,7 @@ def _noted(node: Node) -> tuple[str, ...]:
 
 def folders(name: str) -> tuple[str, ...]:
     """Return the full path of each folder in a name with slashes, outermost first."""
-    if "/" not in name:
-        return ()
-    parts = [part for part in name.split("/")[:-1] if part]
-    return tuple("/".join(parts[: i + 1]) for i in range(len(parts)))
+    return tuple(accumulate(filter(None, name.split("/")[:-1]), "{}/{}".format))
 
 
 def module_path(node: Node) -> str:

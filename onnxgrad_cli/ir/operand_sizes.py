@@ -15,7 +15,6 @@ from collections.abc import Callable
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
-from onnxgrad_cli.ir.types import Shape, shape_of
 
 DEFINITIONS = {
     "GRU": "t b i, d 3h i, d 3h h, d 6h, b, d b h -> t d b h, d b h",
@@ -56,17 +55,13 @@ def first_misfit(graph: Graph) -> str:
     return ""
 
 
-def _shape(graph: Graph, name: str) -> Shape | None:
-    return shape_of(graph.types.get(name))
-
-
 def _division(graph: Graph, node: Node) -> str:
     name, power, operands = DIVISORS[node.op_type]
     parts = attributes_of(node).get(name, 1)
     if parts < 1:
         return f"its {name} is {parts}"
     for position, axes in operands.items():
-        shape = _shape(graph, node.input[position]) or ()
+        shape = graph.shape(node.input[position]) or ()
         for axis in axes:
             size = shape[axis] if axis < len(shape) else None
             if isinstance(size, int) and size % parts**power:
@@ -76,7 +71,7 @@ def _division(graph: Graph, node: Node) -> str:
 
 
 def _convolution(graph: Graph, node: Node) -> str:
-    given, (x, w) = attributes_of(node), (_shape(graph, name) for name in node.input[:2])
+    given, (x, w) = attributes_of(node), (graph.shape(name) for name in node.input[:2])
     if x is None or w is None:
         return ""
     inputs = w[0] if node.op_type == "ConvTranspose" else w[1]  # of one group, or of all
@@ -97,7 +92,7 @@ def _split(graph: Graph, node: Node) -> str:
 
 def _axes(graph: Graph, node: Node) -> str:
     """Describe the axis of a normalization, or the perm of a Transpose, that does not fit the rank."""
-    rank = len(_shape(graph, node.input[0]) or ())
+    rank = len(graph.shape(node.input[0]) or ())
     for name, value in attributes_of(node).items() if rank else ():
         if (name == "axis" and not -rank <= value < rank) or (name == "perm" and len(value) != rank):
             return f"its {name} is {value}, but '{node.input[0]}' has {rank} axes"
@@ -105,7 +100,7 @@ def _axes(graph: Graph, node: Node) -> str:
 
 
 def _reshape(graph: Graph, node: Node) -> str:
-    shapes = [_shape(graph, name) for name in (node.input[0], node.output[0])]
+    shapes = [graph.shape(name) for name in (node.input[0], node.output[0])]
     counts = [math.prod(s) for s in shapes if s is not None and all(isinstance(size, int) for size in s)]
     differs = len(counts) == 2 and counts[0] != counts[1]
     return f"it makes the shape {list(shapes[1] or ())} of {list(shapes[0] or ())}" if differs else ""
@@ -121,7 +116,7 @@ def _definition(graph: Graph, node: Node) -> str:
     sizes: dict[str, int] = {}
     pairs = [*zip(node.input, operands.split(","), strict=False), *zip(node.output, results.split(","), strict=False)]
     for name, axes in pairs:
-        shape = _shape(graph, name)
+        shape = graph.shape(name)
         wanted = re.findall(r"(\d*)([a-z])", axes)
         if shape is None or not wanted:
             continue
