@@ -18,8 +18,7 @@ from onnxgrad_cli.autodiff.registry import definition, no_gradient, refuse
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
-
-ML = "ai.onnx.ml"
+from onnxgrad_cli.ir.domains import ML
 
 Numbers = Sequence[float] | np.ndarray | None
 """The type of an attribute that is a list of floats and may be absent."""
@@ -31,7 +30,7 @@ Numbers = Sequence[float] | np.ndarray | None
 def linear_regressor(op, x, *, coefficients, intercepts=None, targets=1, post_transform="NONE"):
     """x Aᵀ + b, with one column per target."""
     if targets == 1 and post_transform != "NONE":
-        raise Unknown(f"with one target, onnxruntime's kernel ignores its post_transform {post_transform}")
+        raise Unknown(f"with one target, onnxruntime's kernel ignores its post_transform '{post_transform}'")
     transform = _transform(post_transform)
     return transform(op, _linear(op, _rows(op, x), coefficients, intercepts, targets))
 
@@ -58,9 +57,8 @@ def linear_classifier(
 def _linear(op: Op, x: Val, coefficients: Numbers, intercepts: Numbers, rows: int) -> Val:
     coefficients, intercepts = _floats(coefficients), _floats(intercepts)
     if not rows or len(coefficients) % rows or len(intercepts) not in (0, rows):
-        raise Unknown(
-            f"{len(coefficients)} coefficients and {len(intercepts)} intercepts do not make {rows} linear functions"
-        )
+        given = f"{len(coefficients)} coefficients and {len(intercepts)} intercepts"
+        raise Unknown(f"{given} do not make {rows} linear functions")
     matrix = np.reshape(coefficients, [rows, -1]).T
     if isinstance(x.shape[1], int) and x.shape[1] != len(matrix):
         raise Unknown(f"its input has {x.shape[1]} columns, but its coefficients are for {len(matrix)}")
@@ -89,7 +87,7 @@ def _transform(how: str) -> Callable[[Op, Val], Val]:
         "SOFTMAX": lambda op, scores: op.Softmax(scores, axis=1),
     }
     if how not in known:
-        raise Unknown(f"its post_transform {how} is not differentiable everywhere")
+        raise Unknown(f"its post_transform '{how}' is not differentiable everywhere")
     return known[how]
 
 
@@ -115,9 +113,9 @@ def svm_regressor(
     if one_class:
         raise Unknown("it returns only the sign of a function, whose derivative is zero")
     if n_supports and kernel_type not in KERNELS:
-        raise Unknown(f"its kernel {kernel_type} is not supported")
+        raise Unknown(f"its kernel '{kernel_type}' is not supported")
     if post_transform != "NONE":
-        raise Unknown(f"onnxruntime's kernel ignores its post_transform {post_transform}")
+        raise Unknown(f"onnxruntime's kernel ignores its post_transform '{post_transform}'")
     k = _rows(op, x)
     if n_supports:
         k = _kernel(op, k, kernel_type, kernel_params, np.reshape(_floats(support_vectors), [n_supports, -1]))
@@ -140,22 +138,16 @@ def svm_classifier(
     """
     labels, counts = _labels(classlabels_ints, classlabels_strings), list(vectors_per_class or ())
     if not sum(counts) or len(counts) != len(labels) or kernel_type not in KERNELS:
-        raise Unknown(
-            f"it has {len(labels)} classes, support vectors for {len(counts)} classes, and the kernel {kernel_type}"
-        )
+        what = f"{len(labels)} classes, support vectors for {len(counts)} classes"
+        raise Unknown(f"it has {what}, and the kernel '{kernel_type}'")
     if post_transform != "NONE":
-        raise Unknown(f"its post_transform {post_transform} is not supported")
+        raise Unknown(f"its post_transform '{post_transform}' is not supported")
     if prob_a or prob_b:
-        raise Unknown(
-            "it computes its probabilities with an iteration that has no gradient here; export the model without "
-            "probabilities"
-        )
+        raise Unknown("an iteration without a gradient computes its probabilities", "export it without probabilities")
     first, second = np.triu_indices(len(counts), 1)
     given, needed = (len(coefficients), len(rho)), (sum(counts) * (len(counts) - 1), len(first))
     if given != needed:
-        raise Unknown(
-            f"it has {given[0]} coefficients and {given[1]} values of rho, but needs {needed[0]} and {needed[1]}"
-        )
+        raise Unknown("it has {} coefficients and {} values of rho, but needs {} and {}".format(*given, *needed))
     k = _kernel(op, _rows(op, x), kernel_type, kernel_params, np.reshape(_floats(support_vectors), [sum(counts), -1]))
     scores = k @ _of_pairs(op, coefficients, np.repeat(range(len(counts)), counts), first, second)
     scores = scores + op.weight("rho", _floats(rho))
@@ -212,7 +204,7 @@ def normalizer(op, x, *, norm="MAX"):
         raise Unknown("its input is not a matrix")
     kinds = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}
     if norm not in kinds:
-        raise Unknown(f"its norm {norm} is not supported")
+        raise Unknown(f"its norm '{norm}' is not supported")
     x = op.cast(x, TensorProto.FLOAT)
     size = op.reduce(kinds[norm], x, [x.rank - 1])
     zero = op.Equal(size, op.const(0.0, size))

@@ -18,8 +18,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.unpacking import unpacked
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
-
-MICROSOFT = "com.microsoft"
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 # -- products --------------------------------------------------------------------------------------------------------
 
@@ -32,9 +31,7 @@ def fused_matmul(op, a, b, *, alpha=1.0, transA=0, transB=0, transBatchA=0, tran
     transB do the same with B. Vectors are not changed.
     """
     if transA and b.rank == 1:
-        raise Unknown(
-            "it multiplies a transposed matrix by a vector, but onnxruntime's kernel does not transpose the matrix"
-        )
+        raise Unknown("it multiplies a transposed matrix by a vector, but onnxruntime does not transpose the matrix")
     y = _turned(op, a, transA, transBatchA) @ _turned(op, b, transB, transBatchB)
     return y if alpha == 1 else y * alpha
 
@@ -139,7 +136,7 @@ def gather_block_quantized(
     if zero_points is not None:
         zero_points = unpacked(op, op.Gather(zero_points, row), bits, [rows, -1], blocks)
     values = dequantized(op, data, scales, zero_points, bits, [rows], blocks, block_size)
-    y = op.reshape(values, [*(op.size(indices, axis) for axis in range(indices.rank)), columns])
+    y = op.reshape(values, [*op.sizes(indices, range(indices.rank)), columns])
     op.stands_for(y)
     return y
 
@@ -277,14 +274,10 @@ def word_conv_embedding(
 # -- activations -----------------------------------------------------------------------------------------------------
 
 
-@definition("Gelu BiasGelu", domain=MICROSOFT, needs_opset=20)
+@definition("Gelu BiasGelu FastGelu", domain=MICROSOFT, needs_opset=20)
 def gelu(op, x, bias=None):
-    return op.Gelu(x if bias is None else x + bias)
-
-
-@definition("FastGelu", domain=MICROSOFT, needs_opset=20)
-def fast_gelu(op, x, bias=None):
-    return op.Gelu(x if bias is None else x + bias, approximate="tanh")
+    approximate = "tanh" if op.node.op_type == "FastGelu" else None
+    return op.Gelu(x if bias is None else x + bias, approximate=approximate)
 
 
 @definition("QuickGelu", domain=MICROSOFT)
@@ -298,14 +291,14 @@ def quick_gelu(op, x, *, alpha=1.702):
 @definition("SkipLayerNormalization", domain=MICROSOFT, needs_opset=17)
 def skip_layer_normalization(op, x, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
     """Outputs: y, the mean, 1 / standard deviation, and x + skip + bias, which is the sum that is normalized."""
-    total = _total(x, skip, bias)
+    total = x + skip if bias is None else x + skip + bias
     return (*op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon, outputs=3), total)
 
 
 @definition("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_simplified_layer_normalization(op, x, skip, gamma, bias=None, *, epsilon=1e-12):
     """Outputs: y, an omitted mean, 1 / root mean square, and x + skip + bias, which is the sum that is normalized."""
-    total = _total(x, skip, bias)
+    total = x + skip if bias is None else x + skip + bias
     y, r = _by_root_mean_square(op, total, gamma, -1, epsilon)
     return y, None, r, total
 
@@ -338,10 +331,6 @@ def gated_add(op, x, y, gate, gate_weight=None):
     if gate_weight is not None:
         raise Unknown("it projects its gate, which onnxruntime's CPU kernel does not support")
     return x + y * gate
-
-
-def _total(x: Val, skip: Val, bias: Val | None) -> Val:
-    return x + skip if bias is None else x + skip + bias
 
 
 def _by_root_mean_square(op: Op, x: Val, scale: Val, axis: int, epsilon: float) -> tuple[Val, Val]:
@@ -377,16 +366,10 @@ def embed_layer_normalization(
 # -- operators that the standard has too -----------------------------------------------------------------------------
 
 
-@definition("QuantizeLinear", domain=MICROSOFT, needs_opset=21)
+@definition("QuantizeLinear DequantizeLinear", domain=MICROSOFT, needs_opset=21)
 def quantize_linear(op, x, scale, zero=None, *, axis=1, block_size=0):
     """The standard operator of opset 21, which is the first that supports 16-bit and 4-bit integers."""
-    return op.QuantizeLinear(x, scale, zero, axis=axis, block_size=block_size or None)
-
-
-@definition("DequantizeLinear", domain=MICROSOFT, needs_opset=21)
-def dequantize_linear(op, x, scale, zero=None, *, axis=1, block_size=0):
-    """The standard operator of opset 21, which is the first that supports 16-bit and 4-bit integers."""
-    return op.DequantizeLinear(x, scale, zero, axis=axis, block_size=block_size or None)
+    return op.emit(op.node.op_type, x, scale, zero, axis=axis, block_size=block_size or None)
 
 
 @definition("ExpandDims", domain=MICROSOFT)

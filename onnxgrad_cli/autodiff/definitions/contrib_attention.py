@@ -20,11 +20,12 @@ from onnxgrad_cli.autodiff.rules.rotary_embedding import pairs, split_heads, unp
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 MASKED = -10000.0
 
 
-@definition("Attention", domain="com.microsoft")
+@definition("Attention", domain=MICROSOFT)
 def attention(
     op, x, weights, bias=None, mask=None, past=None, attention_bias=None, past_sequence_length=None, *,
     num_heads, unidirectional=0, scale=None, mask_filter_value=MASKED, qkv_hidden_sizes=None,
@@ -50,7 +51,7 @@ def attention(
     return unheads(op, y), op.Concat(op.unsqueeze(k, [0]), op.unsqueeze(v, [0]), axis=0)
 
 
-@definition("MultiHeadAttention", domain="com.microsoft")
+@definition("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(
     op, query, key=None, value=None, bias=None, mask=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, cache_indirection=None, *,
@@ -84,7 +85,7 @@ def multi_head_attention(
     return unheads(op, y), k, v, scores
 
 
-@definition("DecoderMaskedMultiHeadAttention", domain="com.microsoft")
+@definition("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
 def decoder_masked_multi_head_attention(
     op, query, key=None, value=None, mask=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, beam_width=None, cache_indirection=None, bias=None, *,
@@ -127,7 +128,7 @@ def _inserted(op: Op, buffer: Val, new: Val, place: Val) -> Val:
     return op.state(op.Where(here, new, buffer), buffer.shape)
 
 
-@definition("RotaryEmbedding", domain="com.microsoft", needs_opset=16)
+@definition("RotaryEmbedding", domain=MICROSOFT, needs_opset=16)
 def rotary_embedding(
     op, x, positions, cos_cache, sin_cache, *,
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
@@ -142,7 +143,7 @@ def rotary_embedding(
     return op.reshape_like(y, x)
 
 
-@definition("MRotaryEmbedding", domain="com.microsoft", needs_opset=16)
+@definition("MRotaryEmbedding", domain=MICROSOFT, needs_opset=16)
 def multimodal_rotary_embedding(
     op, x, positions, cos_cache, sin_cache, *, mrope_section, mrope_layout=0,
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
@@ -250,6 +251,5 @@ def _shown(op: Op, q: Val, k: Val, mask: Val) -> Val:
         shown = key < op.unsqueeze(parts[0], [1, 2, 3])
         return op.And(shown, key >= op.unsqueeze(parts[1], [1, 2, 3])) if count == 2 * batch else shown
     raise Unknown(
-        "it is unknown whether its mask contains only the positions at which the keys of each sample end, or also "
-        "those at which they begin"
+        "it is unknown whether its mask has only the ends of the keys of each sample, or also their beginnings"
     )

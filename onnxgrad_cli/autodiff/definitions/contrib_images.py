@@ -13,8 +13,7 @@ from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
-
-MICROSOFT = "com.microsoft"
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 
 @definition("CropAndResize", domain=MICROSOFT)
@@ -108,9 +107,7 @@ def maxpool_with_mask(
     """The maximum of each window. In each row of a window, elements from the first one with mask 0 on are ignored."""
     axes = len(kernel_shape)
     if auto_pad != "NOTSET" or mask.shape[:2] != (1, 1):
-        raise Unknown(
-            "it has an auto_pad, or a mask with several channels, which onnxruntime's CPU kernel reads wrongly"
-        )
+        raise Unknown("it has auto_pad, or a mask of several channels, which onnxruntime's CPU kernel reads wrongly")
     pads, strides = pads or [0] * 2 * axes, strides or [1] * axes
     lowest = op.const(float(np.finfo(np.float32).min), x)
     shown = op.Cast(mask, to=TensorProto.BOOL)

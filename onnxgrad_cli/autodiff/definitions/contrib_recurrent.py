@@ -21,9 +21,7 @@ from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
-
-MICROSOFT = "com.microsoft"
-
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 # -- packed batches --------------------------------------------------------------------------------------------------
 
@@ -54,7 +52,7 @@ class Packing(NamedTuple):
 
     def packed(self, op: Op, x: Val, like: Val) -> Val:
         """Pack padded values to [tokens, ...]. The result gets the symbol for the number of tokens of `like`."""
-        flat = op.reshape(x, [-1, *(op.size(x, axis) for axis in range(2, x.rank))])
+        flat = op.reshape(x, [-1, *op.sizes(x, range(2, x.rank))])
         return op.state(op.Gather(flat, self.places, axis=0), (like.shape[0], *x.shape[2:]))
 
 
@@ -93,7 +91,7 @@ def causal_conv_with_state(
     y, state = convolved(op, op.transpose(flat, [0, 2, 1]), weight, bias, past, activation, dilation)
     state = op.transpose(state, [0, 2, 1])
     if x.rank > 3:
-        channels = [op.size(x, axis) for axis in range(2, x.rank)]
+        channels = op.sizes(x, range(2, x.rank))
         state = op.reshape(state, [op.size(x, 0), op.size(state, 1), *channels])
     return op.reshape_like(op.transpose(y, [0, 2, 1]), x), state
 
@@ -105,9 +103,7 @@ def varlen_causal_conv_with_state(
 ):  # fmt: skip
     """The causal convolution of each sequence of a packed batch [tokens, channels]."""
     if capture_count is not None or kernel_delta is not None or previous_mask is not None:
-        raise Unknown(
-            "it captures states, or changes its kernel at each token, which onnxruntime's CPU kernel does not support"
-        )
+        raise Unknown("onnxruntime's CPU kernel can't capture its states or change its filter at each token")
     if past_state is None:
         raise Unknown("it has no initial state")
     packing = _packing(op, offsets)
@@ -183,7 +179,7 @@ def gated_delta_net(
             return x
         if initial_state is None:
             raise Unknown("its number of sequences is unknown, because it has neither an initial state nor offsets")
-        return op.reshape(x, [op.size(initial_state, 0), -1, *(op.size(x, axis) for axis in range(1, x.rank))])
+        return op.reshape(x, [op.size(initial_state, 0), -1, *op.sizes(x, range(1, x.rank))])
 
     y_like = v
     q, k, v = (batch(x, 2) for x in (q, k, v))

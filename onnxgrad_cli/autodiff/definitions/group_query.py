@@ -20,6 +20,7 @@ from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 
 class Places(NamedTuple):
@@ -43,7 +44,7 @@ class Places(NamedTuple):
         return steps if self.before is None else steps + self.before
 
 
-@definition("GroupQueryAttention", domain="com.microsoft", needs_opset=16)
+@definition("GroupQueryAttention", domain=MICROSOFT, needs_opset=16)
 def group_query_attention(
     op, query, key=None, value=None, past_key=None, past_value=None, seqlens_k=None, total_sequence_length=None,
     cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None, head_sink=None, k_scale=None,
@@ -228,7 +229,7 @@ def _caches(
     place = op.steps(length, axis=2, rank=4) + places.gone[1]
     behind = op.Min(place - places.before, op.vector([op.size(new, 2)])) + kept  # rows from here on are zero
     index = op.Where(place < places.before, place - places.gone[0], behind)
-    batch, count, size = (op.size(new, axis) for axis in (0, 1, 3))
+    batch, count, size = op.sizes(new, (0, 1, 3))
     index = op.Expand(index, op.vector([batch, count, length, size]))
     zeros = op.zeros([batch, count, 1, size], new)
     shape = (new.shape[0], new.shape[1], None, new.shape[3])

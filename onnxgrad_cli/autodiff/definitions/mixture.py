@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from onnxgrad_cli.autodiff.definitions.contrib import MICROSOFT, dequantized
+from onnxgrad_cli.autodiff.definitions.contrib import dequantized
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.unpacking import unpacked
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 Layer = tuple[Val, Val | None]
 """One layer of all experts: weights [experts, outputs, inputs], and biases [experts, outputs] or None."""

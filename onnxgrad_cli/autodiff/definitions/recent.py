@@ -46,7 +46,7 @@ def space_to_depth(op, x, *, blocksize, mode="DCR"):
     if mode == "DCR":
         raise Unknown("it has the definition from before opset 28")
     blocks = op.SpaceToDepth(x, blocksize=blocksize)
-    batch, height, width = (op.size(blocks, axis) for axis in (0, 2, 3))
+    batch, height, width = op.sizes(blocks, (0, 2, 3))
     channels = op.size(x, 1)
     by_place = op.reshape(blocks, [batch, blocksize**2, channels, height, width])
     return op.reshape_like(op.transpose(by_place, [0, 2, 1, 3, 4]), blocks)

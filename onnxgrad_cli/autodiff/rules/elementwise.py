@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.autodiff.registry import no_gradient, rule, scalar_rule
 from onnxgrad_cli.ir.types import HALVES
 
 no_gradient("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
@@ -115,16 +115,6 @@ def _pow_base(op, g, y, x, p):
 
 
 # -- functions of one variable ---------------------------------------------------------------------
-
-
-def scalar_rule(op_type, formula, kink=""):
-    """Register `formula`, which maps (op, g, y, x) to the cotangent of x, as the rule of an operator.
-
-    The formula includes `g`, so that for example g / y is a single Div, instead of a Div and a Mul.
-    """
-    formula.__qualname__ = op_type.lower()
-    rule(op_type, kink=kink)(formula)
-
 
 scalar_rule("Neg", lambda op, g, y, x: -g)
 scalar_rule("Abs", lambda op, g, y, x: g * op.Sign(x), kink="0 at x = 0")

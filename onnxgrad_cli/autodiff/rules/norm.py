@@ -261,8 +261,7 @@ def lrn(op, g, y, x, *, size, alpha, beta, bias):
     channels = x.shape[1]
     if isinstance(channels, int) and channels > MOST_CHANNELS:
         return op.no(
-            f"its number of channels, {channels:,}, is too large for a matrix of channels x channels",
-            "normalize fewer channels",
+            f"it has too many channels for a matrix of {channels:,} x {channels:,}", "normalize fewer channels"
         )
     if isinstance(channels, int):
         offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxgrad_cli.autodiff.registry import refuse, rule
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 RANGES: dict[int, tuple[int, int]] = {
     TensorProto.UINT2: (0, 3), TensorProto.INT2: (-2, 1), TensorProto.UINT4: (0, 15), TensorProto.INT4: (-8, 7),
@@ -99,7 +100,7 @@ def _gathered(op, values, scale, axis, block_size):
     axis %= values.rank
     if not block_size:
         return op.sum(values, [i for i in range(values.rank) if i != axis], keepdims=False)
-    sizes, count = [op.size(values, i) for i in range(values.rank)], op.size(scale, axis)
+    sizes, count = op.sizes(values), op.size(scale, axis)
     missing = count * block_size - sizes[axis]
     if not (isinstance(missing, int) and missing == 0):
         values = op.Pad(values, op.vector([missing if i == axis + values.rank else 0 for i in range(2 * values.rank)]))
@@ -125,11 +126,11 @@ refuse(
     "QLinearSigmoid QLinearSoftmax QLinearWhere",
     WITH_INTEGERS,
     STRAIGHT_THROUGH,
-    domain="com.microsoft",
+    domain=MICROSOFT,
 )
 refuse(
     "MatMulInteger16 NhwcMaxPool QLinearReduceMean",
     f"{WITH_INTEGERS}; onnxruntime does not run this variant on the CPU, or the node has no scale",
     FROM_FLOATS,
-    domain="com.microsoft",
+    domain=MICROSOFT,
 )

@@ -361,8 +361,8 @@ def _layer(
     acts = _activations(op, list(defaults) * len(backwards), attributes)
     if attributes.get("layout"):
         acts = op.no(
-            "it has the attribute layout=1, which onnxruntime does not support",
-            "remove the attribute, and transpose the inputs and outputs instead",
+            "its attribute 'layout' is 1, which onnxruntime does not support",
+            "transpose the inputs and outputs instead",
         )
     if isinstance(acts, No):
         return [acts] * len(inputs)
@@ -478,7 +478,7 @@ def _activations(op: Op, defaults: Sequence[str], attributes: dict[str, Any]) ->
     clip, known = attributes["clip"], {name.lower(): name for name in ACTIVATIONS}
     if clip is not None and clip <= 0:
         return op.no(
-            f"it has the attribute clip={clip:g}, which onnxruntime does not support", "remove the attribute clip"
+            f"its attribute 'clip' is {clip:g}, which onnxruntime does not support", "remove the attribute clip"
         )
     names = [name.decode() if isinstance(name, bytes) else name for name in attributes["activations"] or defaults]
     if len(names) < len(defaults):
@@ -487,11 +487,13 @@ def _activations(op: Op, defaults: Sequence[str], attributes: dict[str, Any]) ->
     found = []
     for name in names[: len(defaults)]:
         if name.lower() not in known:
-            return op.no(f"its activation {name} is not a standard activation", f"choose from {', '.join(ACTIVATIONS)}")
+            return op.no(
+                f"its activation '{name}' is not a standard activation", f"choose from {', '.join(ACTIVATIONS)}"
+            )
         name = known[name.lower()]
         parameters: dict[str, Any] = {key: next(left[key], default) for key, default in ACTIVATIONS[name][1].items()}
         if missing := [f"activation_{key}" for key, value in parameters.items() if value is None]:
-            why = f"its activation {name} has no {' and '.join(missing)}, and onnxruntime uses 0 then"
+            why = f"its activation '{name}' has no {' and '.join(missing)}, and onnxruntime would use zero"
             return op.no(why, "set these attributes of the node")
         found.append(Activation(op, name, parameters, clip))
     return found

@@ -72,14 +72,10 @@ def resize(op, g, y, x, roi, scales, sizes, **attributes):
 
 def _input_gradient(op, g, y, x, roi, scales, sizes, how):
     if how.exclude_outside and how.mode != "cubic" and not how.antialias:
-        return op.no(
-            f"it has exclude_outside in mode {how.mode}, which onnxruntime does not run",
-            "use exclude_outside only in mode cubic",
-        )
+        return op.no(f"onnxruntime does not run exclude_outside in mode {how.mode}", "use it only in mode cubic")
     if how.keep_aspect_ratio_policy != "stretch" and min(how.axes or [0]) < 0:
         return op.no(
-            "it has negative axes, for which onnxruntime does not keep the aspect ratio",
-            "write the axes as positive numbers",
+            "onnxruntime does not keep the aspect ratio for negative axes", "write the axes as positive numbers"
         )
     which = [axis % x.rank for axis in how.axes] if how.axes else list(range(x.rank))
     if 0 in y.shape:
@@ -97,10 +93,8 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
         if _is_one(factor) or (factor is None and size == new != "?"):
             _refuse_cut_axis(region, axis)
         elif isinstance(size, int) and isinstance(new, int) and size * new > MAX_MATRIX_ELEMENTS:
-            return op.no(
-                f"the interpolation matrix of axis {axis} has {new} x {size} elements, more than {MAX_MATRIX_ELEMENTS}",
-                "choose smaller sizes",
-            )
+            what = f"the interpolation matrix of axis {axis} has {new} x {size} elements"
+            return op.no(f"{what}, more than {MAX_MATRIX_ELEMENTS}", "choose smaller sizes")
         else:
             at = _Axis(op, x, y, axis, factor, region)
             result = windows.along(op, result, axis, at.transposed(at.matrix(how, copied.get(axis))))
@@ -123,10 +117,7 @@ def _factors(op, x, y, scales, sizes, which, how):
         elif not by_sizes:
             factors[axis] = float(scales.const[i])
             if isinstance(size, int) and new != np.floor(np.float32(size) * scales.const[i]):
-                raise Unknown(
-                    f"{size} times the scale {scales.const[i]} is rounded to {new}, but other runtimes round "
-                    "differently"
-                )
+                raise Unknown(f"runtimes round {size} times the scale {scales.const[i]} differently, here to {new}")
         else:
             factors[axis] = new / size if isinstance(size, int) and isinstance(new, int) else None
     return factors
@@ -174,20 +165,14 @@ def _refuse_broken_sizes(x, factors):
     rounded size, but onnx.reference from the product.
     """
     for size, factor in zip(x.shape, factors.values(), strict=True):
-        if isinstance(factor, Val):
-            raise Unknown(
-                "a scale that is known only at run time may give a fractional size, which runtimes align differently"
-            )
-        if factor is not None and factor != int(factor):
-            if not isinstance(size, int):
-                raise Unknown(
-                    f"an unknown size times the scale {factor} may be fractional, and runtimes align such sizes "
-                    "differently"
-                )
-            if abs(size * factor - round(size * factor)) > 1e-6 * size:
-                raise Unknown(
-                    f"{size} times the scale {factor} is fractional, and runtimes align such sizes differently"
-                )
+        late = isinstance(factor, Val)
+        if late or (factor is not None and factor != int(factor) and not _is_whole(size, factor)):
+            scale = "a scale that is known only at run time" if late else f"the scale {factor}"
+            raise Unknown(f"{size} times {scale} may be fractional, and runtimes align such sizes differently")
+
+
+def _is_whole(size, factor):
+    return isinstance(size, int) and abs(size * factor - round(size * factor)) <= 1e-6 * size
 
 
 def _copied(op, x, y, factors, by_axis):
@@ -217,9 +202,7 @@ def _copied(op, x, y, factors, by_axis):
         if factor is None or _is_one(factor) or False in told:
             continue
         if None not in told:
-            raise Unknown(
-                "its result has the size of its input, so onnxruntime copies the input and ignores the scales"
-            )
+            raise Unknown("its result is as large as its input, so onnxruntime copies it and ignores the scales")
         if same is None:
             same = op.cast(op.Equal(op.shape(x), op.shape(y)), TensorProto.INT64)
         copied[axis] = op.Gather(same, op.const(axis)) if by_axis else op.reduce("ReduceMin", same, keepdims=False)

@@ -139,7 +139,7 @@ def suits_flat(table: Val, count: int | str) -> bool:
 
 def add_flat(op: Op, table: Val, g: Val, rows: Val) -> Val:
     """Add the rows of `g` to rows of `table` by ScatterElements(add) on flat tensors, in the order of the rows."""
-    sizes = [op.size(table, axis) for axis in range(table.rank)]
+    sizes = op.sizes(table)
     width = reduce(mul, sizes[1:])
     places = op.unsqueeze(op.cast(rows, TensorProto.INT64) * width, [1]) + op.steps(width)
     flat, places, g = (op.reshape(v, [-1]) for v in (table, places, g))
@@ -230,7 +230,7 @@ def _one_hot_product(op: Op, zeros: Val, g: Val, rows: Val, size: int | Val, axi
         return op.state(op.MatMul(g, hot), zeros.shape)
     hot = op.cast(op.Equal(op.unsqueeze(every, [1]), rows), g)
     if g.rank - axis > 2:
-        sizes = [op.size(g, a) for a in range(g.rank)]
+        sizes = op.sizes(g)
         g = op.reshape(g, [*sizes[: axis + 1], reduce(mul, sizes[axis + 1 :])])
         return op.reshape_like(op.MatMul(hot, g), zeros)
     return op.state(op.MatMul(hot, g), zeros.shape)

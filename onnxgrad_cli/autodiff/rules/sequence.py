@@ -57,13 +57,8 @@ def split_to_sequence(op, g, y, x, split, *, axis, keepdims):
     return op.state(whole, x.known_shape), None
 
 
-@rule("Optional")
+@rule("Optional OptionalGetElement")
 def optional(op, g, y, x, *, type):
-    return g
-
-
-@rule("OptionalGetElement")
-def optional_get_element(op, g, y, x):
     return g
 
 

@@ -133,7 +133,7 @@ def _sizes(op, ys, x, split, axis):
 def depth_to_space(op, g, y, x, *, blocksize, mode):
     if mode == "DCR":
         return op.SpaceToDepth(g, blocksize=blocksize)
-    batch, depth, height, width = (op.size(x, axis) for axis in range(4))
+    batch, depth, height, width = op.sizes(x, range(4))
     channels = depth // blocksize**2 if isinstance(depth, int) else op.dim(g, 1)
     blocks = op.reshape(g, [batch, channels, height, blocksize, width, blocksize])
     return op.reshape_like(op.transpose(blocks, [0, 1, 3, 5, 2, 4]), x)
@@ -162,5 +162,5 @@ def range_(op, g, y, start, limit, delta, *, stash_type):
 @rule("CenterCropPad")
 def center_crop_pad(op, g, y, x, shape, *, axes):
     """Apply CenterCropPad to `g` with the shape of x: it crops padded axes and pads cropped axes by equal amounts."""
-    sizes = op.shape(x) if axes is None else op.vector([op.size(x, axis) for axis in axes])
+    sizes = op.shape(x) if axes is None else op.vector(op.sizes(x, axes))
     return op.state(op.CenterCropPad(g, sizes, axes=axes), x.known_shape), None

@@ -299,6 +299,6 @@ def along(op: Op, x: Val, axis: int, matrix: np.ndarray | Val) -> Val:
     if axis == x.rank - 2:
         return matrix @ x
     flat = op.Reshape(x, op.ints([*(0,) * (axis + 1), -1]))
-    trailing = [op.size(x, i) for i in range(axis + 1, x.rank)]
+    trailing = op.sizes(x, range(axis + 1, x.rank))
     shape = [None if dim == "?" else dim for dim in (*x.shape[:axis], matrix.shape[-2], *x.shape[axis + 1 :])]
     return op.Reshape(matrix @ flat, op.vector([*(0,) * (axis + 1), *trailing]), shape=shape)
