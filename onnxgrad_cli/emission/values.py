@@ -157,6 +157,12 @@ VALUES = {Val}
 """The set of the Python types of a node's operands, if all of them are `Val`s."""
 
 
+def require(holds: object, otherwise: str, hint: str = "") -> None:
+    """Raise `Unknown` unless a condition holds that a rule or definition needs."""
+    if not holds:
+        raise Unknown(otherwise, hint)
+
+
 @dataclass(frozen=True)
 class No:
     """A refusal, which a rule returns in place of a cotangent that it can't compute.

@@ -18,7 +18,7 @@ from onnx import GraphProto, TensorProto, numpy_helper
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.renaming import renamed
 
@@ -36,8 +36,7 @@ def attention(
 
     If all keys are masked for a query, its row of Y is 0.
     """
-    if q.dtype != v.dtype:
-        raise Unknown("its queries and values have different types")
+    require(q.dtype == v.dtype, "its queries and values have different types")
     packed = q.rank == 3
     if packed:
         q, k, v = heads(op, q, q_num_heads), heads(op, k, kv_num_heads), heads(op, v, kv_num_heads)

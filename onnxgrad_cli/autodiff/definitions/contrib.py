@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 from onnxgrad_cli.autodiff.registry import definition, refuse
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.unpacking import unpacked
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.domains import MICROSOFT
 
@@ -82,11 +82,9 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def _activated(op: Op, x: Val, activation: str, given: dict[str, float | None]) -> Val:
-    if activation not in ACTIVATIONS:
-        raise Unknown(f"its activation '{activation}' is not supported")
+    require(activation in ACTIVATIONS, f"its activation '{activation}' is not supported")
     parameters = {name: given.get(name) for name in ACTIVATIONS[activation]}
-    if None in parameters.values():
-        raise Unknown(f"its activation {activation} lacks a parameter")
+    require(None not in parameters.values(), f"its activation {activation} lacks a parameter")
     return getattr(op, activation)(x, **parameters) if activation else x
 
 
@@ -100,11 +98,9 @@ def matmul_n_bits(
     B is packed with the low bits first. B and the scales are constant. A is never quantized, even if `accuracy_level`
     allows that.
     """
-    if g_idx is not None or weight_prepacked:
-        raise Unknown("its weight is reordered or prepacked")
+    require(g_idx is None and not weight_prepacked, "its weight is reordered or prepacked")
     # onnxruntime has no kernel for mixed types, and the narrower type would lose digits of the matrix
-    if scales.dtype != a.dtype != TensorProto.DOUBLE:
-        raise Unknown("its scales and its values have different types")
+    require(a.dtype in (scales.dtype, TensorProto.DOUBLE), "its scales and its values have different types")
     blocks = -(-K // block_size)
     if zero_points is not None and zero_points.dtype == TensorProto.UINT8:
         zero_points = unpacked(op, zero_points, bits, [N, -1], blocks)
@@ -122,14 +118,12 @@ def gather_block_quantized(
     op, data, indices, scales, zero_points=None, *, bits=4, block_size=128, gather_axis=0, quantize_axis=1
 ):  # fmt: skip
     """Dequantized rows of a table of bytes. A byte holds 8 / bits values, and each block of a row has its own scale."""
-    if data.dtype != TensorProto.UINT8 or data.rank != 2:
-        raise Unknown("its table is not a matrix of bytes")
+    require(data.dtype == TensorProto.UINT8 and data.rank == 2, "its table is not a matrix of bytes")
     if gather_axis % 2 != 0 or quantize_axis % 2 != 1:
         raise Unknown("it gathers along an axis other than rows, or its columns are not quantized")
     columns = data.known_size(1, "the size of its rows") * 8 // bits
     blocks = columns // block_size
-    if columns % block_size:
-        raise Unknown("a block of its quantized table extends over two rows")
+    require(columns % block_size == 0, "a block of its quantized table extends over two rows")
     row = op.reshape(indices, [-1])
     data, scales = op.Gather(data, row), op.Gather(scales, row)
     rows = op.size(row, 0)
@@ -190,10 +184,8 @@ def matmul_bnb4(op, a, b, absmax, *, K, N, block_size, quant_type, training_mode
 
     B is packed with the high bits first. B and the scales are constant.
     """
-    if quant_type not in BNB4:
-        raise Unknown(f"its quant_type {quant_type} is not supported")
-    if not transB:
-        raise Unknown("its matrix is not transposed (transB=0), and onnxruntime's CPU kernel reads wrong memory then")
+    require(quant_type in BNB4, f"its quant_type {quant_type} is not supported")
+    require(transB, "its matrix is not transposed (transB=0), and onnxruntime's CPU kernel reads wrong memory then")
     low, high = _halves(op, b)
     codes = op.reshape(op.Concat(op.unsqueeze(high, [1]), op.unsqueeze(low, [1]), axis=1), [-1])
     count, blocks = N * K, -(-N * K // block_size)
@@ -306,16 +298,14 @@ def skip_simplified_layer_normalization(op, x, skip, gamma, bias=None, *, epsilo
 @definition("SimplifiedLayerNormalization")
 def simplified_layer_normalization(op, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     """Outputs: y and 1 / root mean square. onnxruntime adds this operator to the standard's domain."""
-    if stash_type != 1:
-        raise Unknown("it computes in a type other than float32")
+    require(stash_type == 1, "it computes in a type other than float32")
     return _by_root_mean_square(op, x, scale, axis, epsilon)
 
 
 @definition("GatedRMSNorm", domain=MICROSOFT)
 def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
     """Divide groups of x, as long as `scale`, by their root mean square. Multiply by `scale` and activation(gate)."""
-    if activation not in ("silu", "swish", "sigmoid"):
-        raise Unknown(f"its activation '{activation}' is not supported")
+    require(activation in ("silu", "swish", "sigmoid"), f"its activation '{activation}' is not supported")
     size = scale.known_size(0, "the size of its groups")
     last = x.rank - 1
     groups = op.Reshape(op.wide(x), op.ints([0] * last + [-1, size]), shape=(*x.shape[:last], None, size))
@@ -328,8 +318,7 @@ def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
 @definition("GatedAdd", domain=MICROSOFT)
 def gated_add(op, x, y, gate, gate_weight=None):
     """x + y * gate, with one gate per row."""
-    if gate_weight is not None:
-        raise Unknown("it projects its gate, which onnxruntime's CPU kernel does not support")
+    require(gate_weight is None, "it projects its gate, which onnxruntime's CPU kernel does not support")
     return x + y * gate
 
 
@@ -414,8 +403,7 @@ def sample_op(op, x):
 @definition("CDist", domain=MICROSOFT)
 def cdist(op, a, b, *, metric="sqeuclidean"):
     """The distance between each row of A and each row of B."""
-    if metric not in ("euclidean", "sqeuclidean"):
-        raise Unknown(f"its metric '{metric}' is not supported")
+    require(metric in ("euclidean", "sqeuclidean"), f"its metric '{metric}' is not supported")
     kind = "ReduceL2" if metric == "euclidean" else "ReduceSumSquare"
     return op.reduce(kind, op.unsqueeze(a, [1]) - op.unsqueeze(b, [0]), [2], keepdims=False)
 

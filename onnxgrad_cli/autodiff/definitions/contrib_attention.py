@@ -18,7 +18,7 @@ from onnxgrad_cli.autodiff.definitions.attention import BIASED, appended, attend
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.autodiff.rules.rotary_embedding import pairs, split_heads, unpaired
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.domains import MICROSOFT
 
@@ -35,8 +35,7 @@ def attention(
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
         raise Unknown("it rotates, or writes into a shared buffer, which onnxruntime's CPU kernel does not support")
     width = weights.shape[1]
-    if not qkv_hidden_sizes and isinstance(width, str):
-        raise Unknown("the size of its projections is unknown")
+    require(qkv_hidden_sizes or not isinstance(width, str), "the size of its projections is unknown")
     projected = x @ weights if bias is None else x @ weights + bias
     q, k, v = (heads(op, part, num_heads) for part in op.split(projected, qkv_hidden_sizes or [width // 3] * 3, axis=2))
     before: int | Val = 0
@@ -63,8 +62,7 @@ def multi_head_attention(
     """
     if key is None or value is None or query.rank != 3 or key.rank == 5:
         raise Unknown("its queries, keys and values are packed, which onnxruntime's CPU kernel does not support")
-    if past_sequence_length is not None or cache_indirection is not None:
-        raise Unknown("it writes into a shared buffer")
+    require(past_sequence_length is None and cache_indirection is None, "it writes into a shared buffer")
     q, k, v = query, key, value
     if bias is not None:
         size, total = (x.known_size(-1, "the size of its heads") for x in (query, bias))
@@ -95,10 +93,8 @@ def decoder_masked_multi_head_attention(
 
     With a buffer, the key and the value of the new token are first written into it.
     """
-    if beam_width is not None or cache_indirection is not None:
-        raise Unknown("it reads its cache by beam")
-    if output_qk:
-        raise Unknown("it returns the products of queries and keys (output_qk)")
+    require(beam_width is None and cache_indirection is None, "it reads its cache by beam")
+    require(not output_qk, "it returns the products of queries and keys (output_qk)")
     if key is None or value is None or query.shape[1] != 1:
         raise Unknown("its queries, keys and values are packed, or contain several tokens")
     q, k, v = query, key, value
@@ -240,8 +236,7 @@ def _shown(op: Op, q: Val, k: Val, mask: Val) -> Val:
         return op.unsqueeze(mask > 0, [1, 2])
     if mask.rank == 3:
         return op.unsqueeze(mask > 0, [1])
-    if mask.rank != 1:
-        raise Unknown("onnxruntime's CPU kernel does not support the shape of its mask")
+    require(mask.rank == 1, "onnxruntime's CPU kernel does not support the shape of its mask")
     batch, count = q.shape[0], mask.shape[0]
     key = op.cast(op.steps(op.size(k, 2)), mask)
     if batch == count != "?":

@@ -19,7 +19,7 @@ from onnxgrad_cli.autodiff.rules.recurrent import DIRECTIONS
 from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
 from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.domains import MICROSOFT
 
@@ -104,8 +104,7 @@ def varlen_causal_conv_with_state(
     """The causal convolution of each sequence of a packed batch [tokens, channels]."""
     if capture_count is not None or kernel_delta is not None or previous_mask is not None:
         raise Unknown("onnxruntime's CPU kernel can't capture its states or change its filter at each token")
-    if past_state is None:
-        raise Unknown("it has no initial state")
+    require(past_state is not None, "it has no initial state")
     packing = _packing(op, offsets)
     rows = op.transpose(packing.padded(op, x), [0, 2, 1])
     y, padded = convolved(op, rows, weight, bias, past_state, activation, dilation, whole=True)
@@ -164,8 +163,7 @@ def gated_delta_net(
     The sequences have equal lengths, or are packed and begin at `offsets`. States are stored transposed, [value size,
     key size].
     """
-    if capture_count is not None:
-        raise Unknown("its attribute capture_count requests the states after some tokens")
+    require(capture_count is None, "its attribute capture_count requests the states after some tokens")
     q, k, v = _parts(op, query, key, value, initial_state)
     heads, _ = (x.known_size(-2, "the number of its heads") for x in (v, k))
     packing = None if offsets is None else _packing(op, offsets)
@@ -215,8 +213,7 @@ def _parts(op: Op, query: Val, key: Val | None, value: Val | None, state: Val | 
         raise Unknown("its queries, keys and values are packed, and it has no initial state to infer their sizes from")
     last = query.rank - 1
     sizes = [size for size in (query.shape[last], *state.shape[1:]) if isinstance(size, int)]
-    if len(sizes) < 4:
-        raise Unknown("the size of its heads is unknown")
+    require(len(sizes) >= 4, "the size of its heads is unknown")
     width, heads, v_size, k_size = sizes
     shared = (width - heads * v_size) // 2
     parts = op.split(query, [shared, shared, heads * v_size], axis=last)

@@ -18,7 +18,7 @@ from onnxgrad_cli.autodiff.definitions.attention import appended, attend, heads,
 from onnxgrad_cli.autodiff.definitions.contrib_attention import rotated
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.domains import MICROSOFT
 
@@ -54,8 +54,7 @@ def group_query_attention(
     qk_output=0, sliding_window_cache=0, kv_cache_bit_width=0, k_quant_type="NONE", v_quant_type="NONE",
 ):  # fmt: skip
     """Attention of each sample to its cached and new tokens. Further outputs: the caches including the new tokens."""
-    if qk_output:
-        raise Unknown("it returns the products of queries and keys (qk_output)")
+    require(not qk_output, "it returns the products of queries and keys (qk_output)")
     if kv_cache_bit_width or {k_quant_type, v_quant_type} != {"NONE"} or not (k_scale is None is v_scale):
         raise Unknown("its caches are quantized")
     q, k, v = _projections(op, query, key, value, num_heads, kv_num_heads)

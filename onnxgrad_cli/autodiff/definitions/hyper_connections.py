@@ -10,7 +10,7 @@ import math
 
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.domains import MICROSOFT
 
@@ -97,8 +97,7 @@ def _gates(op: Op, gates: Val, x: Val, streams: Val) -> Val:
     gates = op.cast(gates, x)
     if gates.rank == x.rank:
         return gates
-    if gates.rank != x.rank - 1:
-        raise Unknown("its gates and its streams have different numbers of axes")
+    require(gates.rank == x.rank - 1, "its gates and its streams have different numbers of axes")
     branches, count, last = x.shape[-2], gates.shape[-1], gates.rank - 1
     if streams.rank == x.rank or count == branches:
         return op.unsqueeze(gates, [gates.rank])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from onnxgrad_cli.autodiff.registry import definition, refuse
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.types import Dim
@@ -80,8 +80,7 @@ def _each(values: Sequence[Val], kinds: int, updated: Callable[..., tuple[Val, .
         Unknown: the number of values is not a multiple of `kinds`, or X, G and the states of a weight differ in shape.
     """
     count, rest = divmod(len(values), kinds)
-    if rest:
-        raise Unknown(f"it has {len(values)} tensors, but needs {kinds} for each weight")
+    require(not rest, f"it has {len(values)} tensors, but needs {kinds} for each weight")
     tensors = [tuple(values[i::count]) for i in range(count)]
     for x, *others in tensors:
         for other in others:

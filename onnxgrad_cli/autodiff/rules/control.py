@@ -20,7 +20,7 @@ from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import fixed_trips
@@ -121,8 +121,7 @@ def _mapped(op: Op, body: GraphProto, elements: Sequence[Val], g: Val, at: int) 
         at: the position of the operand.
     """
     types = [found for x in (*elements, g) if (found := element_type(x.type)) is not None]
-    if len(types) <= len(elements):
-        raise Unknown("the type of the elements of a sequence is unknown")
+    require(len(types) > len(elements), "the type of the elements of a sequence is unknown")
     step = _Body(op, body, types[:-1])
     upstream = step.input(f"{g.name}_element", types[-1])
     step.differentiate([(step.inner.output_names[0], upstream)], [step.names[at]])

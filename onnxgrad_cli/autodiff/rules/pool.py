@@ -15,6 +15,7 @@ from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.autodiff.rules.index import last_of
 from onnxgrad_cli.autodiff.rules.scatter_add import added
 from onnxgrad_cli.emission.shapes import MAX_COUNTING_LENGTH
+from onnxgrad_cli.emission.values import require
 from onnxgrad_cli.errors import Unknown
 
 DENSE = 1 << 18
@@ -204,14 +205,11 @@ def _windows(op, x, g, kernel_shape, strides, dilations, pads, auto_pad, ceil_mo
     """Return the windows of a pool as `windows.auto_window` does, if they are certainly those that onnx inferred."""
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
-    if ceil_mode and not _outputs_known(win, x, g):
-        raise Unknown(*BEYOND)
+    require(not ceil_mode or _outputs_known(win, x, g), *BEYOND)
     short = any(rest is not None and rest < 0 for rest in windows.remainder(win, x, g))
-    if 0 in g.shape[2:] or (short and not ceil_mode and not auto_pad.startswith("SAME")):
-        raise Unknown(*SHORT)
-    wide = zip(win.sizes, win.extents, win.strides, strict=True)
-    if auto_pad.startswith("SAME") and any(k != extent or s > k + 1 for k, extent, s in wide):
-        raise Unknown(*PADDED)
+    require(0 not in g.shape[2:] and (not short or ceil_mode or auto_pad.startswith("SAME")), *SHORT)
+    each = zip(win.sizes, win.extents, win.strides, strict=True)
+    require(not auto_pad.startswith("SAME") or all(k == extent and s <= k + 1 for k, extent, s in each), *PADDED)
     return win, late
 
 

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import windows
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 
 MAX_MATRIX_ELEMENTS = 1 << 24
@@ -140,8 +140,7 @@ def _is_one(factor):
 
 def _region(op, roi, i, count):
     """Return start and end of the region cropped from the i-th resized axis, as fractions of the axis."""
-    if roi is None or roi.known_shape == (0,):
-        raise Unknown(f"a Resize in mode {CROP} has no roi")
+    require(roi is not None and roi.known_shape != (0,), f"a Resize in mode {CROP} has no roi")
     if roi.const is not None:
         return float(roi.const[i]), float(roi.const[count + i])
     return op.Gather(roi, op.const(i)), op.Gather(roi, op.const(count + i))
@@ -201,8 +200,7 @@ def _copied(op, x, y, factors, by_axis):
         told = kept[axis : axis + 1] if by_axis else kept
         if factor is None or _is_one(factor) or False in told:
             continue
-        if None not in told:
-            raise Unknown("its result is as large as its input, so onnxruntime copies it and ignores the scales")
+        require(None in told, "its result is as large as its input, so onnxruntime copies it and ignores the scales")
         if same is None:
             same = op.cast(op.Equal(op.shape(x), op.shape(y)), TensorProto.INT64)
         copied[axis] = op.Gather(same, op.const(axis)) if by_axis else op.reduce("ReduceMin", same, keepdims=False)

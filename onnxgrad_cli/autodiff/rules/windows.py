@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.shapes import MAX_COUNTING_LENGTH
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 
 LAST = np.iinfo(np.int64).max
@@ -48,8 +48,7 @@ class Window(NamedTuple):
         Raises:
             Unknown: the size is known only at run time.
         """
-        if not self.known:
-            raise Unknown(f"the kernel's size ({', '.join(map(str, self.kernel))}) is unknown")
+        require(self.known, f"the kernel's size ({', '.join(map(str, self.kernel))}) is unknown")
         return self.kernel  # type: ignore[return-value]
 
     @property
@@ -97,8 +96,7 @@ def window(
     if math.prod(size for size in kernel if isinstance(size, int)) > MAX_COUNTING_LENGTH:
         raise Unknown(f"its window of {' x '.join(map(str, kernel))} is too large")
     pads = tuple(pads or (0,) * (2 * n))
-    if any(pad < 0 for pad in pads):
-        raise Unknown(f"it has negative pads {list(pads)}")
+    require(all(pad >= 0 for pad in pads), f"it has negative pads {list(pads)}")
     return Window(tuple(kernel), tuple(strides or (1,) * n), tuple(dilations or (1,) * n), pads[:n], pads[n:], group)
 
 
