@@ -24,13 +24,10 @@ from onnxgrad_cli.ir.modes import is_random, uses_batch
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of, reads
 from onnxgrad_cli.ir.shape_values import Product
-from onnxgrad_cli.ir.types import Dim, Shape, is_external, known_sizes, shape_of
+from onnxgrad_cli.ir.types import MAX_INT64, Dim, Shape, is_external, known_sizes, shape_of
 
 MAX_BACKTRACKS = 1000
 """Largest number of times that the search returns to an ambiguous reshape or input to try its next possible axis."""
-
-TO_THE_END = 2**63 - 1
-"""The `ends` value of a Slice that reaches to the end of its axis."""
 
 
 ONE = Product()
@@ -676,7 +673,7 @@ def _sliced(n: _NodeAxes) -> SampleAxis:
     step = (n.constant(4) or [1] * starts)[at]
     to_end = end >= 2**31 - 1 or (n.tracker.frees and isinstance(size, int) and end >= size)
     check(first == 0 and step == 1 and to_end, ALONG, certain=True)
-    n.edit("set", 2, at, value=TO_THE_END)
+    n.edit("set", 2, at, value=MAX_INT64)
     return place
 
 

@@ -19,7 +19,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
-from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Dim, Shape, is_float, known_sizes
+from onnxgrad_cli.ir.types import MAX_INT64, MAX_SHAPE_BYTES, Dim, Shape, is_float, known_sizes
 
 Entries = np.ndarray
 """An array of objects. An entry is an integer, a symbol (str), or None if it is unknown."""
@@ -34,9 +34,6 @@ SAME_RANK = frozenset(
 
 FIXED_RANK = {"BlackmanWindow": 1, "HammingWindow": 1, "HannWindow": 1, "MelWeightMatrix": 2, "STFT": 4}
 """Operator -> the rank of its result, for operators whose result always has the same rank."""
-
-MAX_INT64 = 2**63 - 1
-"""The largest size of an axis, which is the largest int64."""
 
 DEEPEST = 200
 """Largest number of nodes on a path that is followed back from a shape."""

@@ -8,6 +8,7 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
@@ -67,9 +68,7 @@ def multi_head_attention(
     if bias is not None:
         size, total = (x.known_size(-1, "the size of its heads") for x in (query, bias))
         parts = op.split(bias, [size, size, total - 2 * size], axis=0)
-        q = q + parts[0]
-        if key.rank == 3:  # keys and values split into heads already include their biases
-            k, v = k + parts[1], v + parts[2]
+        q, k, v = _biased(q, k, v, parts)
     q = heads(op, q, num_heads)
     if key.rank == 3:
         k, v = heads(op, k, num_heads), heads(op, v, num_heads)
@@ -100,9 +99,7 @@ def decoder_masked_multi_head_attention(
     q, k, v = query, key, value
     if bias is not None:
         parts = op.split(bias, [query.known_size(2, "the size of its heads")] * 3, axis=0)
-        q = q + parts[0]
-        if key.rank == 3:
-            k, v = k + parts[1], v + parts[2]
+        q, k, v = _biased(q, k, v, parts)
     q = heads(op, q, num_heads)
     if past_key is None:
         if key.rank != 4 or attention_bias is not None:
@@ -118,6 +115,11 @@ def decoder_masked_multi_head_attention(
     return unheads(op, attend(op, q, k, v, added, scale=scale or None)[0]), *buffers
 
 
+def _biased(q: Val, k: Val, v: Val, biases: Sequence[Val]) -> tuple[Val, Val, Val]:
+    """Add biases. Keys and values that are split into heads already include theirs."""
+    return q + biases[0], *((k, v) if k.rank == 4 else (k + biases[1], v + biases[2]))
+
+
 def _inserted(op: Op, buffer: Val, new: Val, place: Val) -> Val:
     """Return a buffer of keys or values, [batch, heads, tokens, size], in which the token at `place` is `new`."""
     here = op.Equal(op.steps(op.size(buffer, 2), axis=2, rank=4), place)
@@ -130,8 +132,7 @@ def rotary_embedding(
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 ):  # fmt: skip
     """The standard operator RotaryEmbedding, except that `positions` may hold only the position of the first token."""
-    if is_packed_batching or scale != 1.0:
-        raise Unknown("it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
+    _check_rotation(is_packed_batching, scale)
     v, axis = _by_head(op, x, op.size(cos_cache, 1), num_heads, rotary_embedding_dim)
     if positions.rank < 2:
         positions = op.reshape(positions, [1, 1]) + op.steps(op.size(x, 1 if x.rank == 3 else 2))
@@ -145,8 +146,7 @@ def multimodal_rotary_embedding(
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 ):  # fmt: skip
     """Rotary embedding with three positions per token, [3, batch, tokens], of which each pair of a head uses one."""
-    if is_packed_batching or scale != 1.0:
-        raise Unknown("it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
+    _check_rotation(is_packed_batching, scale)
     half = sum(mrope_section)
     v, axis = _by_head(op, x, half, num_heads, rotary_embedding_dim)
     if mrope_layout:  # the three kinds of positions alternate until the second and third kind are used up
@@ -163,6 +163,11 @@ def multimodal_rotary_embedding(
 
     y = _turned(op, v, chosen(cos_cache), chosen(sin_cache), half, interleaved, rotary_embedding_dim)
     return op.reshape_like(y, x)
+
+
+def _check_rotation(packed: int, scale: float) -> None:
+    known = not packed and scale == 1.0
+    require(known, "it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
 
 
 def _by_head(op: Op, x: Val, half: int | Val, count: int, size: int) -> tuple[Val, int]:

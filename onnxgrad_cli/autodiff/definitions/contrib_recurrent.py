@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.definitions.recent import MAX_INT64, convolved, recurrence
+from onnxgrad_cli.autodiff.definitions.recent import convolved, recurrence
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.autodiff.rules.recurrent import DIRECTIONS
 from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
@@ -22,6 +22,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.domains import MICROSOFT
+from onnxgrad_cli.ir.types import MAX_INT64
 
 # -- packed batches --------------------------------------------------------------------------------------------------
 

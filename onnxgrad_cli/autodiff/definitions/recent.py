@@ -15,9 +15,7 @@ from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
-from onnxgrad_cli.ir.types import is_float
-
-MAX_INT64 = 2**63 - 1
+from onnxgrad_cli.ir.types import MAX_INT64, is_float
 
 
 @definition("Swish")

@@ -21,7 +21,7 @@ from onnxgrad_cli.autodiff.rules.conv_weights import (
     outweighs,
     weight_gradient,
 )
-from onnxgrad_cli.ir.types import HALVES
+from onnxgrad_cli.ir.types import HALVES, MAX_INT64
 
 MIN_CHANNELS_OF_ROWS = 128
 """Smallest number of channels for which gathering rows of channels is fast."""
@@ -98,7 +98,7 @@ def conv_transpose(
         win, over = _transposed_pads(win, x, auto_pad, output_padding, output_shape)
         g_inner = g
     if any(over):
-        starts, stops = op.ints([0] * len(over)), op.ints([-n if n else windows.LAST for n in over])
+        starts, stops = op.ints([0] * len(over)), op.ints([-n if n else MAX_INT64 for n in over])
         g_inner = op.Slice(g, starts, stops, op.ints(win.axes))
     dx = op.Conv(g_inner, w, **win.attributes, shape=x.known_shape) if op.wants(x) else None
     dw = weight_gradient(op, g_inner, x, w, win) if op.wants(w) else None

@@ -18,6 +18,7 @@ from onnx import TensorProto
 from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.types import MAX_INT64
 
 MAX_SMALL_IMAGE, MIN_LARGE_WEIGHT = 196, 100_000
 """Largest number of pixels of a small image, and smallest number of elements of a large weight.
@@ -169,7 +170,7 @@ def _by_product(op, x, g, w, win):
     """
     if any(s != 1 for s in win.strides):
         n = len(win.kernel)
-        x = op.Slice(x, op.ints([0] * n), op.ints([windows.LAST] * n), op.ints(win.axes), op.ints(win.strides))
+        x = op.Slice(x, op.ints([0] * n), op.ints([MAX_INT64] * n), op.ints(win.axes), op.ints(win.strides))
     if outweighs(w, g):
         return joined(op, g) @ op.swap_last(joined(op, x))
     products = windows.flat(op, g) @ op.swap_last(windows.flat(op, x))

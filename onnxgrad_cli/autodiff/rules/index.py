@@ -14,11 +14,12 @@ from onnx import TensorProto
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules.scatter_add import add_flat, add_rows, added, suits_flat, suits_gathered, sum_gathered
 from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.ir.types import MAX_INT64
 
 ENDLESS = 2**31 - 1
 """Smallest `ends` value of a Slice that exporters write to reach the end of an axis."""
 
-MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+MIN_INT64 = -(2**63)
 
 LONG_STEP = 1 << 10
 """Largest step of a Slice for which zeros are inserted into the cotangent.

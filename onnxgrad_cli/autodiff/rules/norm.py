@@ -18,6 +18,7 @@ from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.types import known_sizes
 
 MOST_CHANNELS = 1 << 12
 """Largest number of channels of an LRN. Its sums over windows of channels are products with a square matrix."""
@@ -111,13 +112,9 @@ def instance_normalization(op, g, y, x, scale, b, *, epsilon):
 
 def _grouped(op: Op, x: Val, groups: int) -> Val:
     """Reshape `x` to [batch, groups, elements of a group]."""
-    return op.Reshape(x, op.ints([0, groups, -1]), shape=(x.shape[0], groups, _rest(x, groups)))
-
-
-def _rest(x: Val, groups: int) -> int | str:
-    sizes = x.shape[1:]
-    static = [size for size in sizes if isinstance(size, int)]
-    return math.prod(static) // groups if len(static) == len(sizes) else f"{x.name}_group"
+    sizes = known_sizes(x.shape[1:])
+    rest = f"{x.name}_group" if sizes is None else math.prod(sizes) // groups
+    return op.Reshape(x, op.ints([0, groups, -1]), shape=(x.shape[0], groups, rest))
 
 
 @rule("GroupNormalization", versions=(21, None))

@@ -57,13 +57,9 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
     if any(_may_miss(win, i, x, g) for i in range(len(win.kernel))):
         g = op.Where(ys[0] > _lowest(x), g, op.const(0.0, g))
     attributes = {
-        "auto_pad": auto_pad,
-        "ceil_mode": ceil_mode,
-        "dilations": dilations,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-    }
+        "auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations, "kernel_shape": kernel_shape,
+        "pads": pads, "strides": strides,
+    }  # fmt: skip
     if op.variant("gradient", ("indices", "compared"), "indices") == "compared":
         y, wide = op.comparable(ys[0], lambda x: op.MaxPool(x, **attributes), x)
         if np.prod(win.sizes) > MOST_TAPS:

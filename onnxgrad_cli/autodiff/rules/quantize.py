@@ -21,6 +21,9 @@ RANGES: dict[int, tuple[int, int]] = {
 }  # fmt: skip
 """Map from an integer type to its smallest and largest value, at which QuantizeLinear saturates."""
 
+SATURATED = "with --quantization ste or lsq, identity within the quantized range and constant outside"
+EXTREMES = "with respect to the scale: equal extremes share evenly, and an extreme that is 0 gets none"
+
 
 @rule("DequantizeLinear", integers=True)
 def dequantize_linear(op, g, y, x, scale, zero, *, axis, block_size, output_dtype):
@@ -33,11 +36,7 @@ def dequantize_linear(op, g, y, x, scale, zero, *, axis, block_size, output_dtyp
     return gx, op.cast(_gathered(op, g * steps, scale, **form), scale), None
 
 
-@rule(
-    "QuantizeLinear",
-    integers=True,
-    kink="with --quantization ste or lsq, identity within the quantized range and constant outside",
-)
+@rule("QuantizeLinear", integers=True, kink=SATURATED)
 def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, output_dtype, precision):
     """y = saturate(round(x / scale) + zero), with the gradient of x / scale + zero for values that don't saturate.
 
@@ -64,11 +63,7 @@ def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, out
     return op.cast(gx, x), gscale, None
 
 
-@rule(
-    "DynamicQuantizeLinear",
-    integers=True,
-    kink="with respect to the scale: equal extremes share evenly, and an extreme that is 0 gets none",
-)
+@rule("DynamicQuantizeLinear", integers=True, kink=EXTREMES)
 def dynamic_quantize_linear(op, gs, ys, x):
     """The gradient of scale = (max(x, 0) - min(x, 0)) / 255. The gradient through the integers is refused."""
     if gs[0] is not None:

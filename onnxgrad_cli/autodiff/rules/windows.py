@@ -17,9 +17,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.shapes import MAX_COUNTING_LENGTH
 from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
-
-LAST = np.iinfo(np.int64).max
-"""The `ends` value of a Slice that reaches to the end of an axis."""
+from onnxgrad_cli.ir.types import MAX_INT64
 
 
 class Window(NamedTuple):
@@ -132,7 +130,7 @@ def auto_window(op: Op, win: Window, x: Val, auto_pad: str) -> tuple[Window, tup
     if len(totals) == len(win.kernel):
         begins, ends = zip(*(split_pads(total, auto_pad) for total in totals), strict=True)
         return win._replace(begins=begins, ends=ends), None
-    sizes = op.Shape(x, start=2) if op.opset >= 15 else op.Slice(op.Shape(x), op.ints([2]), op.ints([LAST]))
+    sizes = op.Shape(x, start=2) if op.opset >= 15 else op.Slice(op.Shape(x), op.ints([2]), op.ints([MAX_INT64]))
     strides = op.ints(win.strides)
     steps = (sizes + (strides - 1)) / strides - 1
     total = op.Max(steps * strides + op.ints(win.extents) - sizes, op.ints([0]))
