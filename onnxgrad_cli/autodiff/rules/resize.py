@@ -164,14 +164,17 @@ def _refuse_broken_sizes(x, factors):
     rounded size, but onnx.reference from the product.
     """
     for size, factor in zip(x.shape, factors.values(), strict=True):
-        late = isinstance(factor, Val)
-        if late or (factor is not None and factor != int(factor) and not _is_whole(size, factor)):
-            scale = "a scale that is known only at run time" if late else f"the scale {factor}"
-            raise Unknown(f"{size} times {scale} may be fractional, and runtimes align such sizes differently")
-
-
-def _is_whole(size, factor):
-    return isinstance(size, int) and abs(size * factor - round(size * factor)) <= 1e-6 * size
+        if isinstance(factor, Val):
+            what = "a scale that is known only at run time may give a fractional size"
+        elif factor is None or factor == int(factor):
+            continue
+        elif not isinstance(size, int):
+            what = f"an unknown size times the scale {factor} may be fractional"
+        elif abs(size * factor - round(size * factor)) > 1e-6 * size:
+            what = f"{size} times the scale {factor} is fractional"
+        else:
+            continue
+        raise Unknown(f"{what}, and runtimes align such sizes differently")
 
 
 def _copied(op, x, y, factors, by_axis):
