@@ -7,10 +7,10 @@ that onnx's checker still raises afterwards.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain, filterfalse
 from typing import Any
 
 import onnx
@@ -144,7 +144,7 @@ def _is_in_order(graph: GraphProto) -> bool:
     """Return True if each node follows the nodes that it reads from."""
     made, waited_for = set[str](), set[str]()
     for node in graph.node:
-        waited_for.update(itertools.filterfalse(made.__contains__, reads(node)))
+        waited_for.update(filterfalse(made.__contains__, reads(node)))
         outputs = node.output[:]
         if not waited_for.isdisjoint(outputs):
             return False
@@ -236,43 +236,40 @@ def _fatal(model: ModelProto) -> str:
     for owner, nodes in ((model, model.graph.node), *((each, each.node) for each in model.functions)):
         opset = _opset(owner)
         for node in with_bodies(nodes):
-            fault = _odd_attribute(node) or _odd_equation(node) or _absent_of_many(node, opset)
-            if fault := fault or _unfit_body(node, opset) or _unfit_call(node, functions.get(called_by(node))):
+            checks = (_odd_attribute, _odd_equation, _absent_of_many, _unfit_body) if not node.domain else ()
+            faults = chain(*(check(node, opset) for check in checks), _unfit_call(node, functions.get(called_by(node))))
+            for fault in faults:
                 return f"{_label(node)} {fault}"
-    return next(filter(None, (_unset_precision(model, function) for function in model.functions)), "")
+    return next(chain.from_iterable(_unset_precision(model, function) for function in model.functions), "")
 
 
 def _label(node: Node) -> str:
     return f"node '{node.name or next(iter(node.output), node.op_type)}' ({node.op_type})"
 
 
-def _unfit_call(node: Node, function: FunctionProto | None) -> str:
+def _unfit_call(node: Node, function: FunctionProto | None) -> Iterator[str]:
     """Describe a call of a function with more inputs or outputs than the function has."""
-    if function is None or (len(node.input) <= len(function.input) and len(node.output) <= len(function.output)):
-        return ""
-    called, has = (f"{len(each.input)} inputs and {len(each.output)} outputs" for each in (node, function))
-    return f"has {called}, but its function has {has}"
+    if function is not None and (len(node.input) > len(function.input) or len(node.output) > len(function.output)):
+        called, has = (f"{len(each.input)} inputs and {len(each.output)} outputs" for each in (node, function))
+        yield f"has {called}, but its function has {has}"
 
 
-def _odd_attribute(node: Node) -> str:
+def _odd_attribute(node: Node, opset: int) -> Iterator[str]:
     """Describe an axis that no tensor has, a Cast to no type, or a Constant without a value or with several.
 
     onnx and onnxruntime cut an axis to 32 bits, so that 2^32 would be axis 0.
     """
-    if node.domain:
-        return ""
     if node.op_type == "Constant" and len(node.attribute) != 1:
-        return f"has {len(node.attribute)} values instead of one"
+        yield f"has {len(node.attribute)} values instead of one"
     for attribute in node.attribute:
         far = [axis for axis in (attribute.i, *attribute.ints) if abs(axis) > MAX_AXES]
         if far and attribute.name in ("axis", "axes"):
-            return f"has the axis {far[0]}, but tensors have at most {MAX_AXES} axes"
+            yield f"has the axis {far[0]}, but tensors have at most {MAX_AXES} axes"
         if node.op_type == "Cast" and attribute.name == "to" and not (attribute.i or attribute.ref_attr_name):
-            return "converts to the element type 0, which does not exist"
-    return ""
+            yield "converts to the element type 0, which does not exist"
 
 
-def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
+def _unset_precision(model: ModelProto, function: FunctionProto) -> Iterator[str]:
     """Describe a normalization in a function that lacks stash_type, so that onnxruntime would crash; "" if none does.
 
     This concerns normalizations that only onnxruntime defines. Outside of functions, it uses the attribute's default.
@@ -282,8 +279,7 @@ def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
             continue
         given = next((a for a in node.attribute if a.name == "stash_type"), None)
         if given is None or (given.ref_attr_name and not _always_given(model, function, given.ref_attr_name)):
-            return f"{_label(node)} in function '{function.name}' has no stash_type, which onnxruntime requires there"
-    return ""
+            yield f"{_label(node)} in function '{function.name}' has no stash_type, which onnxruntime requires there"
 
 
 def _always_given(model: ModelProto, function: FunctionProto, attribute: str) -> bool:
@@ -294,17 +290,14 @@ def _always_given(model: ModelProto, function: FunctionProto, attribute: str) ->
     return has_default or all(any(a.name == attribute for a in call.attribute) for call in calls)
 
 
-def _absent_of_many(node: Node, opset: int) -> str:
+def _absent_of_many(node: Node, opset: int) -> Iterator[str]:
     """Describe an omitted input among variadic inputs, such as those of Min; "" if there is none.
 
     onnxruntime crashes when it runs such a node.
     """
-    own = not node.domain and not is_of_onnxruntime(node.op_type, opset)
-    if "" not in node.input or not own or not _takes_many(node, opset):
-        return ""
-    first = len(onnx.defs.get_schema(node.op_type, opset).inputs) - 1
-    absent = [at for at, name in enumerate(node.input) if not name and at >= first]
-    return f"has no input {absent[0]}" if absent else ""
+    if "" in node.input and not is_of_onnxruntime(node.op_type, opset) and _takes_many(node, opset):
+        first = len(onnx.defs.get_schema(node.op_type, opset).inputs) - 1
+        yield from (f"has no input {at}" for at, name in enumerate(node.input) if not name and at >= first)
 
 
 def _takes_many(node: Node, opset: int) -> bool:
@@ -314,36 +307,35 @@ def _takes_many(node: Node, opset: int) -> bool:
     return bool(inputs) and inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
-def _odd_equation(node: Node) -> str:
+def _odd_equation(node: Node, opset: int) -> Iterator[str]:
     """Describe an invalid equation of Einsum; "" if there is none.
 
     For some invalid equations, onnx's shape inference, which onnxruntime uses too, never returns.
     """
-    if node.op_type != "Einsum" or node.domain:
-        return ""
     given = (a.s.decode(errors="backslashreplace") for a in node.attribute if a.name == "equation" and a.s)
-    return next((f"has the equation '{text}', which is not valid" for text in given if not is_equation(text)), "")
+    if node.op_type == "Einsum":
+        yield from (f"has the equation '{text}', which is not valid" for text in given if not is_equation(text))
 
 
-def _unfit_body(node: Node, opset: int) -> str:
+def _unfit_body(node: Node, opset: int) -> Iterator[str]:
     """Describe a body of If, Loop or Scan with another number of inputs or outputs than the node requires.
 
     Also describe branches of an If that declare different element types. The checker accepts both.
     """
-    if node.domain or node.op_type not in CONTROL_FLOW:
-        return ""
+    if node.op_type not in CONTROL_FLOW:
+        return
     passed = {"If": 0, "Loop": max(len(node.input), 2), "Scan": len(node.input) - (opset < 9)}[node.op_type]
     needed = len(node.output) + (node.op_type == "Loop")  # the condition of a Loop
     for body in subgraphs(node):
         stored = {tensor.name for tensor in body.initializer}
         required = sum(value.name not in stored for value in body.input)
         if len(body.output) != needed:
-            return f"has a body with {len(body.output)} outputs, but needs {needed}"
+            yield f"has a body with {len(body.output)} outputs, but needs {needed}"
         if not required <= passed <= len(body.input):
-            return f"has a body with {required} inputs, but passes it {passed}"
+            yield f"has a body with {required} inputs, but passes it {passed}"
     branches = [[dtype_of(value.type) for value in body.output] for body in subgraphs(node)]
     pairs = enumerate(zip(*branches, strict=True)) if node.op_type == "If" else ()
-    return next((f"has branches with different types of output {i}" for i, pair in pairs if len({*pair} - {0}) > 1), "")
+    yield from (f"has branches with different types of output {i}" for i, pair in pairs if len({*pair} - {0}) > 1)
 
 
 def _unbound_attribute(model: ModelProto) -> str:
