@@ -142,10 +142,8 @@ class Tracker:
         self.refusals: list[Refusal] = []
         self.mixes = False
         self._starts = list(starts.items())
-        self._choices: dict[int, int] = {}
-        """Ambiguous node -> position of the chosen candidate. Keys are node indices; an input has a negative index."""
-        self._counts: dict[int, int] = {}
-        self._first: dict[int, int] = {}
+        self._left: dict[int, list[SampleAxis | None]] = {}
+        """Ambiguous node -> the candidate in use, then the untried ones. An input has a negative index as its key."""
         self._preferred: dict[object, int] = {}
 
     def run(self, outputs: Iterable[str], hint: str) -> None:
@@ -193,9 +191,7 @@ class Tracker:
     def _begin(self) -> int:
         self.places.clear()
         for i, (name, candidates) in enumerate(self._starts):
-            key = i - len(self._starts)
-            self._counts[key] = len(candidates)
-            place = candidates[self._choices.setdefault(key, 0)]
+            place = self._left.setdefault(i - len(self._starts), list(candidates))[0]
             if place is not None:
                 self.places[name] = place
         return 0
@@ -231,12 +227,13 @@ class Tracker:
             signature: a key that is equal for similar nodes. They start with the candidate that was chosen last for the
                 key, because the layers of a model are alike.
         """
-        self._counts[index] = len(candidates)
-        if index not in self._choices:
-            self._choices[index], self._first[index] = 0, self._preferred.get(signature, 0)
-        taken = (self._first[index] + self._choices[index]) % len(candidates)
-        self._preferred[signature] = taken
-        return candidates[taken]
+        if index not in self._left:
+            start = self._preferred.get(signature, 0) % len(candidates)
+            self._left[index] = [*candidates[start:], *candidates[:start]]
+        chosen = self._left[index][0]
+        assert chosen is not None
+        self._preferred[signature] = candidates.index(chosen)
+        return chosen
 
     def _earlier_choice(self, index: int, nodes: Sequence[Node], makers: Mapping[str, int]) -> int | None:
         """Return the index of the last ambiguous node or input before a node that has untried candidates."""
@@ -248,13 +245,11 @@ class Tracker:
                 if maker is not None and maker not in seen and name in self.places:
                     seen.add(maker)
                     stack.append(maker)
-        tried = (at for at in sorted(seen, reverse=True) if at in self._choices)
-        return next((at for at in tried if self._choices[at] + 1 < self._counts[at]), None)
+        return max((at for at in seen if len(self._left.get(at, ())) > 1), default=None)
 
     def _return_to(self, at: int, nodes: Sequence[Node]) -> int:
-        self._choices[at] += 1
-        for later in [key for key in self._choices if key > at]:
-            del self._choices[later]
+        self._left[at].pop(0)
+        self._left = {key: left for key, left in self._left.items() if key <= at}
         self.edits = {key: edits for key, edits in self.edits.items() if key < at}
         if at < 0:
             return self._begin()
