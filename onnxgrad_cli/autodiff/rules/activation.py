@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import no_gradient, rule, scalar_rule
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 
 no_gradient("Hardmax", kink="0 at the jumps too")
 
@@ -67,8 +67,7 @@ def _is_no_larger(slope: Val, x: Val) -> bool:
 
 @rule("PRelu", kink="the slope at x = 0")
 def prelu(op, g, y, x, slope):
-    if not _is_no_larger(slope, x):
-        return [op.no(*LARGER_SLOPE)] * 2
+    require(_is_no_larger(slope, x), *LARGER_SLOPE)
     above, below = split(op, g, x)
     return above + below * slope, below * x if op.wants(slope) else None
 
@@ -195,10 +194,8 @@ def dropout(op, gs, ys, x, ratio, training_mode, *, seed):
     g, mask = gs[0], ys[1] if len(ys) > 1 else None
     if training_mode is None or (training_mode.const is not None and not training_mode.const):
         return g, None, None
-    if mask is None:
-        hint = "build with `mode='train'`, which adds the output, or with `mode='eval'`, which removes the Dropout"
-        why = op.no("it is a Dropout in training mode without the mask output", hint)
-        return why, why, None
+    hint = "build with `mode='train'`, which adds the output, or with `mode='eval'`, which removes the Dropout"
+    require(mask, "it is a Dropout in training mode without the mask output", hint)
     ratio = op.const(0.5, x) if ratio is None else ratio
     if ratio.const is not None and ratio.const >= 1:
         return None, None, None

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxgrad_cli.autodiff.registry import refuse, rule
+from onnxgrad_cli.emission.values import require
 from onnxgrad_cli.ir.domains import MICROSOFT
 
 RANGES: dict[int, tuple[int, int]] = {
@@ -43,10 +44,8 @@ def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, out
     Source: Y. Bengio et al., Estimating or Propagating Gradients Through Stochastic Neurons, 2013; for the scale,
     S. Esser et al., Learned Step Size Quantization, 2020.
     """
-    if not op.training.straight_through:
-        hint = "pass `quantization='ste'` to use the straight-through estimator"
-        no = op.no("rounding to integers has no derivative", hint)
-        return no, no, None
+    hint = "pass `quantization='ste'` to use the straight-through estimator"
+    require(op.training.straight_through, "rounding to integers has no derivative", hint)
     if y.dtype not in RANGES:
         no = op.no(f"no straight-through estimator is proven for {TensorProto.DataType.Name(y.dtype).lower()}")
         return no, no, None
@@ -66,9 +65,8 @@ def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, out
 @rule("DynamicQuantizeLinear", integers=True, kink=EXTREMES)
 def dynamic_quantize_linear(op, gs, ys, x):
     """The gradient of scale = (max(x, 0) - min(x, 0)) / 255. The gradient through the integers is refused."""
-    if gs[0] is not None:
-        reason = "its scale and zero point are computed from the data, and rounding to integers has no derivative"
-        return op.no(reason, STRAIGHT_THROUGH)
+    reason = "its scale and zero point are computed from the data, and rounding to integers has no derivative"
+    require(gs[0] is None, reason, STRAIGHT_THROUGH)
 
     def share(kind, beyond):
         extreme = op.reduce(kind, x, keepdims=False)
