@@ -201,8 +201,8 @@ def rule(
     return register
 
 
-def scalar_rule(op_type: str, formula: Callable[..., Any], kink: str = "") -> Callable[..., Any]:
-    """Register `formula`, which maps (op, g, y, x) to the cotangent of x, as the rule of an operator, and return it.
+def formula_rule(op_type: str, formula: Callable[..., Any], kink: str = "") -> Callable[..., Any]:
+    """Register a rule that is a single formula, such as a lambda expression, and return it.
 
     The formula includes `g`, so that for example g / y is a single Div, instead of a Div and a Mul.
     """

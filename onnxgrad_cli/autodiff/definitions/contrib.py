@@ -8,7 +8,7 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -19,6 +19,13 @@ from onnxgrad_cli.emission.unpacking import unpacked
 from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.domains import MICROSOFT
+
+
+def _formula(op_type: str, formula: Callable[..., Val], needs_opset: int = 13) -> None:
+    """Register a definition that is a single formula."""
+    formula.__qualname__ = op_type.lower()
+    definition(op_type, domain=MICROSOFT, needs_opset=needs_opset)(formula)
+
 
 # -- products --------------------------------------------------------------------------------------------------------
 
@@ -272,10 +279,7 @@ def gelu(op, x, bias=None):
     return op.Gelu(x if bias is None else x + bias, approximate=approximate)
 
 
-@definition("QuickGelu", domain=MICROSOFT)
-def quick_gelu(op, x, *, alpha=1.702):
-    return x * op.Sigmoid(x if alpha == 1 else x * alpha)
-
+_formula("QuickGelu", lambda op, x, *, alpha=1.702: x * op.Sigmoid(x if alpha == 1 else x * alpha))
 
 # -- normalizations --------------------------------------------------------------------------------------------------
 
@@ -361,14 +365,11 @@ def quantize_linear(op, x, scale, zero=None, *, axis=1, block_size=0):
     return op.emit(op.node.op_type, x, scale, zero, axis=axis, block_size=block_size or None)
 
 
-@definition("ExpandDims", domain=MICROSOFT)
-def expand_dims(op, x, axis):
-    return op.Unsqueeze(x, op.cast(op.reshape(axis, [1]), TensorProto.INT64))
-
-
-@definition("GatherND", domain=MICROSOFT)
-def gather_nd(op, x, indices):
-    return op.GatherND(x, op.cast(indices, TensorProto.INT64))
+_formula("ExpandDims", lambda op, x, axis: op.Unsqueeze(x, op.cast(op.reshape(axis, [1]), TensorProto.INT64)))
+_formula("GatherND", lambda op, x, indices: op.GatherND(x, op.cast(indices, TensorProto.INT64)))
+_formula("Trilu", lambda op, x, k=None, *, upper=1: op.Trilu(x, k, upper=upper), needs_opset=14)
+# the identity, which is an example in onnxruntime's documentation
+_formula("SampleOp", lambda op, x: op.Identity(x))
 
 
 @definition("Pad", domain=MICROSOFT)
@@ -382,22 +383,11 @@ def range_(op, start, limit, delta=None):
     return op.Range(*(op.Reshape(x, op.ints([])) if x.rank else x for x in (start, limit, step)))
 
 
-@definition("Trilu", domain=MICROSOFT, needs_opset=14)
-def trilu(op, x, k=None, *, upper=1):
-    return op.Trilu(x, k, upper=upper)
-
-
 @definition("Unique", domain=MICROSOFT)
 def unique(op, x):
     """Outputs: the distinct values in the order of first occurrence, the index of each element, and the counts."""
     y, _, places, counts = op.Unique(x, sorted=0, outputs=4)
     return y, places, counts
-
-
-@definition("SampleOp", domain=MICROSOFT)
-def sample_op(op, x):
-    """The identity. The operator exists only as an example in onnxruntime's documentation."""
-    return op.Identity(x)
 
 
 @definition("CDist", domain=MICROSOFT)

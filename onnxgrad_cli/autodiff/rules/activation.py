@@ -9,7 +9,7 @@ import math
 
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.registry import no_gradient, rule, scalar_rule
+from onnxgrad_cli.autodiff.registry import formula_rule, no_gradient, rule
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val, require
 
@@ -44,7 +44,7 @@ def split(op: Op, g: Val, x: Val) -> tuple[Val, Val]:
     return above, g - above
 
 
-relu = scalar_rule("Relu", lambda op, g, y, x: g * step(op, y), kink="0 at x = 0")
+relu = formula_rule("Relu", lambda op, g, y, x: g * step(op, y), kink="0 at x = 0")
 
 
 @rule("LeakyRelu", kink="alpha at x = 0")
@@ -100,10 +100,10 @@ def celu(op, g, y, x, *, alpha):
     return _exponential(op, g, x, 1.0, 1.0 / alpha)
 
 
-thresholded_relu = scalar_rule(
+thresholded_relu = formula_rule(
     "ThresholdedRelu", lambda op, g, y, x, *, alpha: g * op.cast(x > alpha, x), kink="0 at x = alpha"
 )
-scalar_rule("Shrink", lambda op, g, y, x, *, bias, lambd: g * op.cast(op.Abs(x) > lambd, x), kink="0 at |x| = lambd")
+formula_rule("Shrink", lambda op, g, y, x, *, bias, lambd: g * op.cast(op.Abs(x) > lambd, x), kink="0 at |x| = lambd")
 
 
 @rule("HardSigmoid", kink="0 at both ends")
@@ -126,9 +126,9 @@ def softsign(op, g, y, x):
     return g / (d * d)
 
 
-softplus = scalar_rule("Softplus", lambda op, g, y, x: g * op.Sigmoid(x))
-sigmoid = scalar_rule("Sigmoid", lambda op, g, y, x: g * y * (1 - y))
-tanh = scalar_rule("Tanh", lambda op, g, y, x: g * (1 - y * y))
+softplus = formula_rule("Softplus", lambda op, g, y, x: g * op.Sigmoid(x))
+sigmoid = formula_rule("Sigmoid", lambda op, g, y, x: g * y * (1 - y))
+tanh = formula_rule("Tanh", lambda op, g, y, x: g * (1 - y * y))
 
 
 @rule("Gelu")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.autodiff.registry import formula_rule, no_gradient, rule
 from onnxgrad_cli.ir.types import is_float
 
 no_gradient("Constant RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
 
 
-@rule("Identity")
-def identity(op, g, y, x):
-    return g
+formula_rule("Identity", lambda op, g, y, x: g)
+formula_rule("Expand", lambda op, g, y, x, shape: (g, None))
+formula_rule("Trilu", lambda op, g, y, x, k, *, upper: (op.Trilu(g, k, upper=upper), None))
 
 
 @rule("Cast")
@@ -50,11 +50,6 @@ def transpose(op, g, y, x, *, perm):
     if perm is None:
         return op.Transpose(g)
     return op.transpose(g, sorted(range(len(perm)), key=perm.__getitem__))
-
-
-@rule("Expand")
-def expand(op, g, y, x, shape):
-    return g, None
 
 
 @rule("Tile")
@@ -143,11 +138,6 @@ def depth_to_space(op, g, y, x, *, blocksize, mode):
 def space_to_depth(op, g, y, x, *, blocksize, mode="DCR"):
     """Apply DepthToSpace to `g` in the same mode. Before opset 28, SpaceToDepth has only the mode DCR."""
     return op.DepthToSpace(g, blocksize=blocksize, **({} if mode == "DCR" else {"mode": mode}))
-
-
-@rule("Trilu")
-def trilu(op, g, y, x, k, *, upper):
-    return op.Trilu(g, k, upper=upper), None
 
 
 @rule("Range")
