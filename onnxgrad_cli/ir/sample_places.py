@@ -29,7 +29,6 @@ from onnxgrad_cli.ir.types import MAX_INT64, Dim, Shape, is_external, known_size
 MAX_BACKTRACKS = 1000
 """Largest number of times that the search returns to an ambiguous reshape or input to try its next possible axis."""
 
-
 ONE = Product()
 
 ALONG = "it works along the axis of the samples"
