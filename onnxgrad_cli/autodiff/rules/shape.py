@@ -31,17 +31,11 @@ def reshape(op, g, y, x, shape, *, allowzero, axis):
     return op.reshape_like(g, x), None
 
 
-@rule("Squeeze")
+@rule("Squeeze Unsqueeze")
 def squeeze(op, g, y, x, axes):
     if axes is not None and axes.const is not None and axes.const.size:
-        return op.Unsqueeze(g, axes, shape=x.known_shape), None
-    return op.reshape_like(g, x), None
-
-
-@rule("Unsqueeze")
-def unsqueeze(op, g, y, x, axes):
-    if axes.const is not None and axes.const.size:
-        return op.Squeeze(g, axes, shape=x.known_shape), None
+        inverse = {"Squeeze": "Unsqueeze", "Unsqueeze": "Squeeze"}[op.node.op_type]
+        return op.emit(inverse, g, axes, shape=x.known_shape), None
     return op.reshape_like(g, x), None
 
 
