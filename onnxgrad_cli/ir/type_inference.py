@@ -490,12 +490,13 @@ def _operator_types(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
     key = plain_domain(node.domain), node.op_type
     if key == ("", "Attention"):
         return _caches(graph, node)
+    find = FINER.get(key) or MISSING.get(key)
     if key == ("", "Slice"):
         found = _cut_to_fit(graph, node, makers)
-    elif key in FINER or (key in MISSING and graph.shape(node.output[0]) is None):
-        found = (FINER | MISSING)[key](graph, node)
+    elif find is None or (key in MISSING and graph.shape(node.output[0]) is not None):
+        return {}
     else:
-        found = None
+        found = find(graph, node)
     return {} if found is None else {node.output[0]: found}
 
 
