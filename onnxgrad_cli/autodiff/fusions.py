@@ -9,6 +9,7 @@ An angle is atan(y / x). It has a gradient at x = 0, where the rule of the divis
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping
 from functools import wraps
@@ -42,11 +43,11 @@ def find_fusions(graph: Graph, kept: Collection[str]) -> dict[str, Fusion]:
         graph: the forward graph.
         kept: values whose cotangents are requested or given. They are never inner values of a fusion.
     """
-    if not (candidates := [*_gelu_candidates(graph), *_angle_candidates(graph)]):
+    gelus, angles = _gelu_candidates(graph), _angle_candidates(graph)
+    if not gelus and not angles:
         return {}
     formulas = _Formulas(graph, kept)
-    found = (formulas.gelu(*nodes) if len(nodes) == 2 else formulas.angle(*nodes) for nodes in candidates)
-    return dict(filter(None, found))
+    return dict(filter(None, [*itertools.starmap(formulas.gelu, gelus), *map(formulas.angle, angles)]))
 
 
 def _gelu_candidates(graph: Graph) -> list[tuple[Node, Node]]:
@@ -59,8 +60,8 @@ def _gelu_candidates(graph: Graph) -> list[tuple[Node, Node]]:
     return [(cores[name], node) for node in by_one for name in node.input if name in cores]
 
 
-def _angle_candidates(graph: Graph) -> list[tuple[Node]]:
-    found = [(node,) for node in graph.nodes if node.op_type == "Atan" and is_standard(node.domain)]
+def _angle_candidates(graph: Graph) -> list[Node]:
+    found = [node for node in graph.nodes if node.op_type == "Atan" and is_standard(node.domain)]
     return [] if found and any(map(_is_changed, ("Atan", "Div", "Mul", "Reciprocal"))) else found
 
 

@@ -16,16 +16,13 @@ import onnx
 
 from onnxgrad_cli.common import toml
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest, unknown_name, unreadable
+from onnxgrad_cli.errors import no_data, suggest, unknown_name, unreadable
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied
 from onnxgrad_cli.ir.types import shape_of
 
 TABLE = "kernel_variants"
 """The name of the TOML table that holds the choices in a file of `onnxgrad tune`."""
-
-OLD_TABLE = "lowerings"
-"""The name of this table in older files."""
 
 
 class VariantChoice(NamedTuple):
@@ -111,17 +108,16 @@ def load_tuned(path: Path) -> dict[str, str]:
         UsageError: the file contains no choices.
     """
     if path.exists() and not path.is_file():
-        raise OnnxgradError(f"'{path}' is not a file: it is a device, a pipe or a folder", "give the path of a file")
+        raise unreadable(f"'{path}' is not a file: it is a device, a pipe or a folder", "give the path of a file")
     try:
-        tables = toml.load(path)
-        found = tables[TABLE] if TABLE in tables else tables[OLD_TABLE]
+        found = toml.load(path)[TABLE]
         if all(isinstance(form, str) for form in found.values()):
             return dict(found)
     except OSError as error:
         raise unreadable(f"'{path}' can't be read: {error.strerror}") from None
     except (ValueError, KeyError, AttributeError, RecursionError):
         pass
-    raise UsageError(f"'{path}' contains no choices of kernel variants", "write such a file with `onnxgrad tune MODEL`")
+    raise no_data(f"'{path}' contains no choices of kernel variants", "write such a file with `onnxgrad tune MODEL`")
 
 
 def key(graph: Graph, node: Node, name: str) -> str:

@@ -10,15 +10,15 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-import onnx
-
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import full_name, plain_domain
+from onnxgrad_cli.ir.nodes import schema_of
 
 NEWEST_OPSET = 28
 """The newest opset for which the gradient rules were checked. It may differ from the newest that onnxruntime loads."""
@@ -120,20 +120,19 @@ class Signature:
     needed: tuple[str, ...]
 
     @staticmethod
+    @cache
     def of(function: Callable[..., Any]) -> Signature:
         """Read the signature of a rule, `rule(op, g|gs, y|ys, x0, x1, ..., *, attribute, ...)`."""
-        if function not in _SIGNATURES:
-            checks.function(function, "a rule")
-            names = list(inspect.signature(function).parameters)
-            if len(names) < 3 or names[1] not in ("g", "gs") or names[2] not in ("y", "ys"):
-                raise OnnxgradError(
-                    f"the rule {function.__qualname__} must start with the parameters (op, g, y, ...)",
-                    "give it the parameters op, the cotangent g (or gs for all cotangents), the output y (or "
-                    "ys for all outputs), then the inputs",
-                )
+        checks.function(function, "a rule")
+        names = list(inspect.signature(function).parameters)
+        if len(names) < 3 or names[1] not in ("g", "gs") or names[2] not in ("y", "ys"):
+            what = f"the rule {function.__qualname__} must start with the parameters (op, g, y, ...)"
+            hint = "name the cotangent g (or gs for all cotangents) and the output y (or ys for all outputs)"
+            raise OnnxgradError(what, hint, code="wrong_value")
         return Signature._after(3, function)
 
     @staticmethod
+    @cache
     def of_definition(function: Callable[..., Any]) -> Signature:
         """Read the signature of a definition, `definition(op, x0, x1, ..., *, attribute=default, ...)`."""
         checks.function(function, "a definition")
@@ -141,24 +140,21 @@ class Signature:
 
     @staticmethod
     def _after(leading: int, function: Callable[..., Any]) -> Signature:
-        if function not in _SIGNATURES:
-            parameters = list(inspect.signature(function).parameters.values())
-            names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-            attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-            needed = tuple(name for name, default in attributes.items() if default is inspect.Parameter.empty)
-            _SIGNATURES[function] = Signature(
-                all_cotangents="gs" in names[:leading],
-                all_outputs="ys" in names[:leading],
-                inputs=len(names) - leading,
-                variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
-                attributes=attributes | dict.fromkeys(needed),
-                any_attribute=any(p.kind is p.VAR_KEYWORD for p in parameters),
-                needed=needed,
-            )
-        return _SIGNATURES[function]
+        parameters = list(inspect.signature(function).parameters.values())
+        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        needed = tuple(name for name, default in attributes.items() if default is inspect.Parameter.empty)
+        return Signature(
+            all_cotangents="gs" in names[:leading],
+            all_outputs="ys" in names[:leading],
+            inputs=len(names) - leading,
+            variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+            attributes=attributes | dict.fromkeys(needed),
+            any_attribute=any(p.kind is p.VAR_KEYWORD for p in parameters),
+            needed=needed,
+        )
 
 
-_SIGNATURES: dict[Callable[..., Any], Signature] = {}
 _RULES: dict[tuple[str, str], list[Rule]] = {}
 _DEFINITIONS: dict[tuple[str, str], list[Definition]] = {}
 _STOPPED: dict[tuple[str, str], frozenset[int]] = {}
@@ -199,18 +195,24 @@ def rule(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         Signature.of(function)
-        for name in _names(op_type):
-            last = versions[1] or _newest(domain)
-            _add(Rule(name, plain_domain(domain), (versions[0], last), function, kink, needs_opset, integers), override)
+        _add_rules(op_type, domain, versions, function, override, kink, needs_opset, integers)
         return function
 
     return register
 
 
+def formula_rule(op_type: str, formula: Callable[..., Any], kink: str = "") -> Callable[..., Any]:
+    """Register a rule that is a single formula, such as a lambda expression, and return it.
+
+    The formula includes `g`, so that for example g / y is a single Div, instead of a Div and a Mul.
+    """
+    formula.__qualname__ = op_type.lower()
+    return rule(op_type, kink=kink)(formula)
+
+
 def no_gradient(op_types: str, *, domain: str = "", kink: str = "", override: bool = False) -> None:
     """Declare operators whose derivative is zero by mathematics: shapes, indices, comparisons, steps."""
-    for name in _names(op_types):
-        _add(Rule(name, plain_domain(domain), (1, _newest(domain)), None, kink), override)
+    _add_rules(op_types, domain, (1, None), None, override, kink)
 
 
 def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "", override: bool = False) -> None:
@@ -223,9 +225,7 @@ def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "", over
         domain: their domain; "" is ai.onnx.
         override: True to replace existing rules instead of raising an error.
     """
-    for name in _names(op_types):
-        versions = (1, _newest(domain))
-        _add(Rule(name, plain_domain(domain), versions, None, integers=True, refusal=reason, hint=hint), override)
+    _add_rules(op_types, domain, (1, None), None, override, integers=True, refusal=reason, hint=hint)
 
 
 def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> None:
@@ -256,27 +256,21 @@ def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> 
 
 
 def _check_stopped(domain: str, op_type: str, positions: frozenset[int]) -> None:
-    full = full_name(op_type, domain)
     if not positions or not all(type(position) is int and position >= 0 for position in positions):
-        raise OnnxgradError(
-            f"stop_gradient({op_type!r}, {sorted(positions, key=str)}): the positions must be a set of input positions",
-            "give the positions of the operator's inputs, counted from 0",
+        what = (
+            f"stop_gradient({op_type!r}, {sorted(positions, key=str)}): the positions must be a set of input positions"
         )
-    try:
-        schema = onnx.defs.get_schema(op_type, NEWEST_OPSET, domain)
-    except onnx.defs.SchemaError:
-        if not domain:
-            raise OnnxgradError(
-                f"stop_gradient: the operator {full} does not exist", "pass its domain with domain="
-            ) from None
-        return
-    if schema.deprecated:
-        raise OnnxgradError(
-            f"stop_gradient: {full} is deprecated, and models are converted before they are differentiated",
-            "name the operator that replaced it",
-        )
-    if max(positions) >= schema.max_input:
-        raise OnnxgradError(f"stop_gradient: {full} has no input {max(positions)}", f"it has {schema.max_input} inputs")
+        raise OnnxgradError(what, "give the positions of the operator's inputs, counted from 0", code="wrong_value")
+    full, schema = full_name(op_type, domain), schema_of(op_type, NEWEST_OPSET, domain)
+    if schema is None and not domain:
+        what = f"stop_gradient: the operator {full} does not exist"
+        raise OnnxgradError(what, "pass its domain with domain=", code="unknown_name")
+    if schema is not None and schema.deprecated:
+        what = f"stop_gradient: {full} is deprecated, and models are converted before they are differentiated"
+        raise OnnxgradError(what, "name the operator that replaced it", code="conflict")
+    if schema is not None and max(positions) >= schema.max_input:
+        what = f"stop_gradient: {full} has no input {max(positions)}"
+        raise OnnxgradError(what, f"it has {schema.max_input} inputs", code="wrong_value")
 
 
 def stopped(op_type: str, domain: str = "") -> frozenset[int]:
@@ -286,8 +280,7 @@ def stopped(op_type: str, domain: str = "") -> frozenset[int]:
 
 def all_stopped() -> Iterator[tuple[str, str, frozenset[int]]]:
     """Yield domain, name and stopped positions of every operator with operands at which gradients stop."""
-    for (domain, op_type), positions in sorted(_STOPPED.items()):
-        yield domain, op_type, positions
+    return ((*key, positions) for key, positions in sorted(_STOPPED.items()))
 
 
 def definition(
@@ -319,8 +312,8 @@ def definition(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         Signature.of_definition(function)
         for name in _names(op_type):
-            last = versions[1] or _LAST
-            _add(Definition(name, plain_domain(domain), (versions[0], last), function, needs_opset), override)
+            every = versions[0], versions[1] or _LAST
+            _add(Definition(name, plain_domain(domain), every, function, needs_opset), override)
         return function
 
     return register
@@ -332,9 +325,15 @@ def _names(op_types: str) -> list[str]:
     return op_types.split()
 
 
-def _newest(domain: str) -> int:
-    """Return the default of a rule's last schema version: `NEWEST_OPSET` for standard operators, otherwise no limit."""
-    return _LAST if plain_domain(domain) else NEWEST_OPSET
+def _add_rules(
+    op_types: str, domain: str, versions: tuple[int, int | None], function: Callable[..., Any] | None, override: bool,
+    *fields: Any, **more: Any,
+) -> None:  # fmt: skip
+    """Add a rule for each operator. The last version is by default `NEWEST_OPSET`, or unlimited in other domains."""
+    domain = plain_domain(domain)
+    every = versions[0], versions[1] or (_LAST if domain else NEWEST_OPSET)
+    for name in _names(op_types):
+        _add(Rule(name, domain, every, function, *fields, **more), override)
 
 
 def _add(new: Rule | Definition, override: bool) -> None:
@@ -346,10 +345,8 @@ def _add(new: Rule | Definition, override: bool) -> None:
         if old.versions[0] <= new.versions[1] and new.versions[0] <= old.versions[1]:
             if not override:
                 kind = "rules" if isinstance(new, Rule) else "definitions"
-                raise OnnxgradError(
-                    f"two {kind} for {full_name(new.op_type, new.domain)}: {old.source} and {new.source}",
-                    "pass override=True to replace the first",
-                )
+                what = f"two {kind} for {full_name(new.op_type, new.domain)}: {old.source} and {new.source}"
+                raise OnnxgradError(what, "pass override=True to replace the first", code="conflict")
             rules.remove(old)
     rules.append(new)
     _FOUND.clear()
@@ -357,7 +354,6 @@ def _add(new: Rule | Definition, override: bool) -> None:
 
 def lookup(op_type: str, domain: str = "", opset: int = NEWEST_OPSET) -> Rule | None:
     """Return the rule of an operator in a model that imports `domain` at version `opset`, or None."""
-    _load()
     key = (op_type, plain_domain(domain), opset)
     if key not in _FOUND:
         checks.text("op_type", op_type)
@@ -367,15 +363,13 @@ def lookup(op_type: str, domain: str = "", opset: int = NEWEST_OPSET) -> Rule | 
 
 def lookup_definition(op_type: str, domain: str, opset: int) -> Definition | None:
     """Return the definition of an operator in a model that imports `domain` at version `opset`, or None."""
-    _load()
     return _find(_DEFINITIONS, op_type, plain_domain(domain), opset)
 
 
 def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, opset: int) -> Any:
-    try:
-        version = onnx.defs.get_schema(op_type, opset, domain).since_version
-    except onnx.defs.SchemaError:
-        version = opset
+    _load()
+    schema = schema_of(op_type, opset, domain)
+    version = opset if schema is None else schema.since_version
     return next((r for r in table.get((domain, op_type), ()) if r.versions[0] <= version <= r.versions[1]), None)
 
 
@@ -441,8 +435,6 @@ def _load() -> None:
         except Exception as error:  # code of another package may raise any exception
             _STATE["loaded"] = False
             package = plugin.dist.name if plugin.dist else plugin.value
-            what = f"{type(error).__name__}: {error}"
-            raise OnnxgradError(
-                f"the rules of the installed package '{package}' ({plugin.value}) can't be loaded: {what}",
-                f"repair the package, or uninstall it: pip uninstall {package}",
-            ) from error
+            what = f"the rules of the installed package '{package}' ({plugin.value}) can't be loaded"
+            hint = f"repair the package, or uninstall it: pip uninstall {package}"
+            raise OnnxgradError(f"{what}: {type(error).__name__}: {error}", hint) from error

@@ -27,6 +27,9 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import shape_of
 
+FREEZE = "freeze the weights before it with `freeze`"
+ADD_RULE = "add a rule for it with --rules FILE"
+
 
 def differentiate(
     graph: Graph, seeds: Mapping[str, Val], wanted: Iterable[str], op: Op, training: Differentiation | None = None
@@ -68,9 +71,8 @@ def differentiate(
     for node in activity.path:
         walk.visit(node)
     if walk.refusals:
-        raise UnsupportedError(
-            f"{len(walk.refusals)} of {len(graph.nodes)} nodes can't be differentiated:", walk.refusals
-        )
+        what = f"{len(walk.refusals)} of {len(graph.nodes)} nodes can't be differentiated:"
+        raise UnsupportedError(what, walk.refusals)
     training.cautions.extend(op.cautions)
     training.partial.extend(walk.partial(wanted))
     return {name: walk.cotangent(name) for name in dict.fromkeys([*wanted, *walk.cotangents])}
@@ -135,13 +137,12 @@ class _Walk:
             for x, cotangent in call_rule(op, node, rule, gs, self.activity.active):
                 self.accumulate_cotangent(node, x, cotangent)
         except Refused as refused:
-            self.refuse(node, refused.reason, refused.hint)
+            self.refuse(node, str(refused))
         except Unknown as unknown_fact:
             reason = f"{unknown_fact}{_other_ranks(op.graph, node)}"
             self.refuse(node, reason, unknown_fact.hint or op.graph.rank_hint())
         except ZeroDivisionError:
-            hint = "correct its attributes, and export the model again"
-            self.refuse(node, f"its gradient rule divides by {ZERO_DIVISOR}", hint)
+            self.refuse(node, f"its gradient rule divides by {ZERO_DIVISOR}", "correct its attributes and export again")
         except UnsupportedError as inner:
             self.refusals.extend(inner.refusals)
         else:
@@ -222,11 +223,9 @@ class _Walk:
 
 def _stop_caution(node: Node, position: int) -> Caution:
     """Return the caution about an active operand at which gradients stop."""
-    label = node.name or node.output[0]
-    text = (
-        f"stop_gradient stops the gradient of '{label}' ({short_name(node.op_type, node.domain)}) with respect "
-        f"to its operand {position}, '{node.input[position]}'"
-    )
+    label, operator = node.name or node.output[0], short_name(node.op_type, node.domain)
+    operand = f"operand {position}, '{node.input[position]}'"
+    text = f"stop_gradient stops the gradient of '{label}' ({operator}) with respect to its {operand}"
     return Caution("note", label, text)
 
 
@@ -238,18 +237,12 @@ def _other_ranks(graph: Graph, node: Node) -> str:
 
 def _why_unknown(node: Node, graph: Graph) -> tuple[str, str]:
     if node.name in graph.unexpanded:
-        return graph.unexpanded[node.name], "freeze the weights before it with `freeze`"
+        return graph.unexpanded[node.name], FREEZE
     if stopped(node):
-        return (
-            "gradients are stopped at some of its operands, so it needs its own gradient rule",
-            "add a rule for it with --rules FILE",
-        )
-    if not is_standard(node.domain):
-        return (
-            f"there is no gradient rule for {short_name(node.op_type, node.domain)}",
-            "add a rule for it with --rules FILE, or freeze the weights before it with `freeze`",
-        )
-    return f"there is no proven gradient rule for {node.op_type}", "freeze the weights before it with `freeze`"
+        return "gradients are stopped at some of its operands, so it needs its own gradient rule", ADD_RULE
+    if is_standard(node.domain):
+        return f"there is no proven gradient rule for {node.op_type}", FREEZE
+    return f"there is no gradient rule for {short_name(node.op_type, node.domain)}", f"{ADD_RULE}, or {FREEZE}"
 
 
 def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation, after: Val | None = None) -> Val:
@@ -267,10 +260,8 @@ def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation,
             text = f"the gradient of '{name}' does not include the paths on which gradients are stopped"
             training.cautions.append(Caution("note", name, text))
         return cotangent
-    why = (
-        " because gradients are stopped on all its paths to the loss" if name in training.partial else " by mathematics"
-    )
-    text = f"the gradient of '{name}' is zero{why}"
+    stops = "because gradients are stopped on all its paths to the loss"
+    text = f"the gradient of '{name}' is zero {stops if name in training.partial else 'by mathematics'}"
     training.cautions.append(Caution("zero gradient", name, text))
     like = op.val(name)
     if after is None:

@@ -18,11 +18,7 @@ from onnxgrad_cli.ir.types import is_float
 
 
 class Refused(Exception):
-    """Raised if a rule does not cover a node. `reason` says why, and `hint` suggests a fix."""
-
-    def __init__(self, reason: str, hint: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.hint = reason, hint
+    """Raised if a rule does not cover a node, with the reason."""
 
 
 def call_rule(
@@ -56,9 +52,8 @@ def call_rule(
         raise Refused(f"the gradient rule does not cover the gradient through its output {', '.join(used)}")
     ys = tuple([op.val(name) if name else None for name in node.output])
     assert rule.function is not None
-    result = rule.function(
-        op, gs if asked.all_cotangents else gs[0], ys if asked.all_outputs else ys[0], *xs, **attributes
-    )
+    g, y = gs if asked.all_cotangents else gs[0], ys if asked.all_outputs else ys[0]
+    result = rule.function(op, g, y, *xs, **attributes)
     cotangents = result if isinstance(result, (tuple, list)) else (result,)
     if len(names) > len(cotangents) and any(name in active for name in names[len(cotangents) :]):
         raise Refused(f"the gradient rule returns {len(cotangents)} cotangents, but the node has {len(xs)} inputs")
@@ -118,8 +113,5 @@ def shape_mismatch(cotangent: Val, x: Val) -> str:
     sizes = zip(have[::-1], want[::-1], strict=False)
     clash = any(isinstance(h, int) and isinstance(w, int) and w not in (1, h) for h, w in sizes)
     if clash or len(have) < len(want):
-        return (
-            f"its gradient rule returns a cotangent of shape {list(have)} for '{x.name}', which has the shape "
-            f"{list(want)}"
-        )
+        return f"its gradient rule returns a cotangent of shape {list(have)} for '{x.name}', which has {list(want)}"
     return ""

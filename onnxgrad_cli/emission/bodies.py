@@ -78,8 +78,7 @@ def scan(
     few = isinstance(length, int) and 0 < length <= UNROLLED
     if op.variant("steps", ("scan", "unrolled") if few else ("scan",), "scan") == "unrolled":
         return _unrolled(op, body, states, steps, reverse)
-    inner = Op(op.graph)
-    inner.role, inner.forward, inner.scope = op.role, op.forward, f"{op.scope}/step"
+    inner = op.within(f"{op.scope}/step")
 
     def given(like: Val, shape: Shape) -> Val:
         name = op.graph.fresh(f"{inner.scope}/in")
@@ -165,12 +164,9 @@ def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dic
         outputs = [onnx.helper.make_value_info(name, op.graph.types[name]) for name in results]
         return onnx.helper.make_graph(messages(inner.nodes), op.graph.fresh(f"{inner.scope}/body"), [], outputs)
 
-    taken, left = Op(op.graph), Op(op.graph)
-    taken.role = left.role = op.role
-    taken.scope, left.scope = f"{op.scope}/then", f"{op.scope}/else"
-    scope = taken.scope
+    taken, left = op.within(f"{op.scope}/then"), op.within(f"{op.scope}/else")
     after = then(taken)
-    taken.scope = scope
+    taken.scope = f"{op.scope}/then"
     found = op.emit(
         "If",
         condition,
@@ -204,8 +200,7 @@ def map_elements(op: Op, function: Callable[..., Val], *sequences: Val) -> Val:
     model.opset_import.extend(op.graph.proto.opset_import)
     inner = Graph(model)
     inner.share_names(op.graph)
-    within = Op(inner)
-    within.role, within.forward = op.role, op.forward
+    within = op.within(graph=inner)
     elements = []
     for sequence in sequences:
         value_type = element_type(sequence.type)

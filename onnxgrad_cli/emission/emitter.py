@@ -49,6 +49,12 @@ class Op(Peepholes):
             self._makers = self.graph.producers()
         return self._makers.get(x.name)
 
+    def within(self, scope: str = "", graph: Graph | None = None) -> Op:
+        """Return an emitter for the nodes of a body, which have the role of this emitter's nodes."""
+        inner = Op(graph or self.graph)
+        inner.role, inner.forward, inner.scope = self.role, self.forward, scope
+        return inner
+
     def in_place_of_node(self) -> Op:
         """Return an emitter for the nodes that `replace_node` will put in place of `node`."""
         assert self.node is not None

@@ -14,7 +14,7 @@ from onnx import AttributeProto, TensorProto, TypeProto
 
 from onnxgrad_cli.emission.typing import OutputTypes
 from onnxgrad_cli.emission.values import VALUES, Val
-from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError
+from onnxgrad_cli.errors import Caution, InternalError, unreadable
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import RANDOM
 from onnxgrad_cli.ir.modules import origin
@@ -290,7 +290,7 @@ class NodeEmitter:
             return self._output_types.infer(node, [self.val(name) if name else None for name in node.input])
         except InternalError as error:
             label = node.name or next(iter(node.output), "")
-            raise OnnxgradError(f"the model contradicts itself: {error.__cause__}", f"see node '{label}'") from error
+            raise unreadable(f"the model contradicts itself: {error.__cause__}", f"see node '{label}'") from error
 
     def schema(self, op_type: str, domain: str = "") -> onnx.defs.OpSchema:
         """Return the schema of an operator at the graph's opset."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx
@@ -11,6 +11,7 @@ import onnx
 from onnxgrad_cli.emission.node_emitter import NodeEmitter
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.types import known_sizes
 
 MAX_COUNTING_LENGTH = 1 << 24
 """Largest length of a vector 0, 1, 2, ... that is stored as a constant, and largest number of taps of a window.
@@ -33,9 +34,8 @@ class ShapeOps(NodeEmitter):
 
     def shape(self, x: Val) -> Val:
         """Return the shape of `x` as an int64 vector, which is a constant if the shape is static."""
-        if x.known_shape is not None and all(isinstance(dim, int) for dim in x.known_shape):
-            return self.ints(x.known_shape)  # type: ignore[arg-type]
-        return self.Shape(x)
+        sizes = known_sizes(x.known_shape)
+        return self.Shape(x) if sizes is None else self.ints(sizes)
 
     def dim(self, x: Val, axis: int) -> Val:
         """Return the size of one axis of `x` as an int64 vector of one element."""
@@ -52,14 +52,16 @@ class ShapeOps(NodeEmitter):
         size = x.shape[axis]
         return size if isinstance(size, int) else self.dim(x, axis)
 
+    def sizes(self, x: Val, axes: Iterable[int] | None = None) -> list[int | Val]:
+        """Return the sizes of some axes of `x` (None: all), each as `size` returns it."""
+        return [self.size(x, axis) for axis in (range(x.rank) if axes is None else axes)]
+
     def count(self, x: Val, axes: Sequence[int] | None = None, dtype: int | None = None) -> Val:
         """Return the number of elements of `x` along `axes` (None: all) as a scalar in `dtype` or the type of `x`."""
         dtype = dtype or x.dtype
-        if x.known_shape is not None:
-            sizes = [x.shape[axis] for axis in (range(x.rank) if axes is None else axes)]
-            known = [size for size in sizes if isinstance(size, int)]
-            if len(known) == len(sizes):
-                return self.const(float(math.prod(known)), dtype)
+        sizes = x.known_shape and [x.shape[axis] for axis in (range(x.rank) if axes is None else axes)]
+        if (known := known_sizes(sizes)) is not None:
+            return self.const(float(math.prod(known)), dtype)
         if axes is None:
             return self.Cast(self.Size(x), to=dtype)
         chosen = self.Gather(self.Shape(x), self.ints([axis % x.rank for axis in axes]))
@@ -163,9 +165,7 @@ class ShapeOps(NodeEmitter):
 
     def fill(self, value: float, like: Val) -> Val:
         """Return a tensor in the shape and type of `like` whose elements are `value`."""
-        array = np.full(1, value, onnx.helper.tensor_dtype_to_np_dtype(like.dtype))
-        tensor = onnx.numpy_helper.from_array(array)
-        return self.ConstantOfShape(self.shape(like), value=tensor, shape=like.known_shape)
+        return self.ConstantOfShape(self.shape(like), value=_single(value, like.dtype), shape=like.known_shape)
 
     def zeros(self, dims: Sequence[int | Val], dtype: int | Val) -> Val:
         """Return a tensor of zeros.
@@ -175,9 +175,8 @@ class ShapeOps(NodeEmitter):
             dtype: the element type, or a value with this type.
         """
         to = dtype.dtype if isinstance(dtype, Val) else dtype
-        tensor = onnx.numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(to)))
         known = [dim if isinstance(dim, int) else None for dim in dims]
-        return self.ConstantOfShape(self.vector(dims), value=tensor, shape=known)
+        return self.ConstantOfShape(self.vector(dims), value=_single(0, to), shape=known)
 
     def steps(self, size: int | Val, axis: int = 0, rank: int = 1) -> Val:
         """Return 0, 1, ..., `size` - 1 as int64, along `axis` of `rank` axes.
@@ -197,3 +196,8 @@ class ShapeOps(NodeEmitter):
         stop = self.const(size) if isinstance(size, int) else self.squeeze(size, [0])
         row = self.Range(self.const(0), stop, self.const(1))
         return self.unsqueeze(row, [i for i in range(rank) if i != axis])
+
+
+def _single(value: float, dtype: int) -> onnx.TensorProto:
+    """Return a tensor with one element."""
+    return onnx.numpy_helper.from_array(np.full(1, value, onnx.helper.tensor_dtype_to_np_dtype(dtype)))

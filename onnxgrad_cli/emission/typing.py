@@ -8,10 +8,11 @@ from typing import Any
 import onnx
 from onnx import TypeProto
 
-from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import InternalError, Unknown
+from onnxgrad_cli.emission.values import Val, require
+from onnxgrad_cli.errors import InternalError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, as_message
+from onnxgrad_cli.ir.nodes import schema_of
 from onnxgrad_cli.ir.types import Dim, dtype_of, tensor_type
 
 ELEMENTWISE = frozenset("Add Div Exp Mul Neg Reciprocal Sigmoid Sqrt Sub Tanh".split())
@@ -80,13 +81,11 @@ class OutputTypes:
             InternalError: the operands don't fit the operator.
         """
         graph, schema = self._graph, self.schema(TYPED_AS.get(node.op_type, node.op_type), node.domain)
-        types: dict[str, TypeProto] = {}
-        for x in operands:
-            if x is not None:
-                if x.type is None:
-                    raise Unknown(f"the type of '{x.name}' is unknown")
-                types[x.name] = x.type
-        data = {x.name: graph.initializers[x.name] for x in operands if x is not None and x.const is not None}
+        given = [x for x in operands if x is not None]
+        types = {x.name: x.type for x in given if x.type is not None}
+        for x in given:
+            require(x.name in types, f"the type of '{x.name}' is unknown")
+        data = {x.name: graph.initializers[x.name] for x in given if x.const is not None}
         infer = onnx.shape_inference.infer_node_outputs
         try:
             found = infer(schema, as_message(node), types, data, opset_imports=self._imports)
@@ -110,11 +109,8 @@ class OutputTypes:
         """Return attribute -> its default (None if it has none) for an operator; {} if the operator has no schema."""
         key = (op_type, domain)
         if key not in self._defaults:
-            try:
-                schema = self.schema(op_type, domain)
-            except onnx.defs.SchemaError:
-                return self._defaults.setdefault(key, {})
-            given = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+            schema = schema_of(op_type, self._graph.opset(domain) or 1, domain)
+            given = {name: attribute.default_value for name, attribute in schema.attributes.items()} if schema else {}
             values = {name: onnx.helper.get_attribute_value(a) if a.type else None for name, a in given.items()}
             self._defaults[key] = {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
         return self._defaults[key]

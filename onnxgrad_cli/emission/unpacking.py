@@ -8,8 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.emission.values import Val, require
 
 
 def unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int | Val], kept: int | None = None) -> Val:
@@ -22,8 +21,7 @@ def unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int | Val], kept: in
         dims: the shape of all values.
         kept: the number of values to keep on the last axis; None keeps all.
     """
-    if bits not in (2, 4, 8):
-        raise Unknown(f"its weight has {bits} bits")
+    require(bits in (2, 4, 8), f"its weight has {bits} bits")
     values = op.unsqueeze(packed, [packed.rank])
     if bits < 8:
         up = op.const(np.arange(8 - bits, -1, -bits), TensorProto.UINT8)  # these shifts remove the higher bits

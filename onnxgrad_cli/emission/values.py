@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +31,15 @@ class Emitter(Protocol):
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         """Return the operator with this name. A call of it appends a node."""
+
+
+def _emits(op_type: str, swapped: bool = False) -> Callable[[Val, Any], Val]:
+    """Return a method that emits an operator whose operands are the value and another one, or the other one first."""
+
+    def method(self: Val, other: Any) -> Val:
+        return getattr(self.op, op_type)(other, self) if swapped else getattr(self.op, op_type)(self, other)
+
+    return method
 
 
 class Val:
@@ -131,65 +141,37 @@ class Val:
         if self.op.in_function and not sys._getframe(2).f_globals.get("__name__", "").startswith("onnxgrad_cli."):
             raise TypeError(message)
 
-    def __add__(self, other: Any) -> Val:
-        return self.op.Add(self, other)
-
-    def __radd__(self, other: Any) -> Val:
-        return self.op.Add(other, self)
-
-    def __sub__(self, other: Any) -> Val:
-        return self.op.Sub(self, other)
-
-    def __rsub__(self, other: Any) -> Val:
-        return self.op.Sub(other, self)
-
-    def __mul__(self, other: Any) -> Val:
-        return self.op.Mul(self, other)
-
-    def __rmul__(self, other: Any) -> Val:
-        return self.op.Mul(other, self)
-
-    def __truediv__(self, other: Any) -> Val:
-        return self.op.Div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Val:
-        return self.op.Div(other, self)
-
-    def __pow__(self, other: Any) -> Val:
-        return self.op.Pow(self, other)
-
     def __neg__(self) -> Val:
         return self.op.Neg(self)
 
-    def __matmul__(self, other: Any) -> Val:
-        return self.op.MatMul(self, other)
-
-    def __lt__(self, other: Any) -> Val:
-        return self.op.Less(self, other)
-
-    def __le__(self, other: Any) -> Val:
-        return self.op.LessOrEqual(self, other)
-
-    def __gt__(self, other: Any) -> Val:
-        return self.op.Greater(self, other)
-
-    def __ge__(self, other: Any) -> Val:
-        return self.op.GreaterOrEqual(self, other)
+    __add__, __radd__ = _emits("Add"), _emits("Add", swapped=True)
+    __sub__, __rsub__ = _emits("Sub"), _emits("Sub", swapped=True)
+    __mul__, __rmul__ = _emits("Mul"), _emits("Mul", swapped=True)
+    __truediv__, __rtruediv__ = _emits("Div"), _emits("Div", swapped=True)
+    __pow__, __matmul__ = _emits("Pow"), _emits("MatMul")
+    __lt__, __le__ = _emits("Less"), _emits("LessOrEqual")
+    __gt__, __ge__ = _emits("Greater"), _emits("GreaterOrEqual")
 
 
 VALUES = {Val}
 """The set of the Python types of a node's operands, if all of them are `Val`s."""
 
 
+def require(holds: object, otherwise: str, hint: str = "") -> None:
+    """Raise `Unknown` unless a condition holds that a rule or definition needs."""
+    if not holds:
+        raise Unknown(otherwise, hint)
+
+
+@dataclass(frozen=True)
 class No:
     """A refusal, which a rule returns in place of a cotangent that it can't compute.
 
     The build fails with `reason` and `hint` if the cotangent is needed.
     """
 
-    def __init__(self, reason: str, hint: str = "") -> None:
-        self.reason = reason
-        self.hint = hint
+    reason: str
+    hint: str = ""
 
 
 class Fusion(NamedTuple):

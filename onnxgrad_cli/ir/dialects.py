@@ -7,16 +7,18 @@ that onnx's checker still raises afterwards.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain, filterfalse
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
+from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import Caution
-from onnxgrad_cli.ir.domains import STANDARD, plain_domain
+from onnxgrad_cli.ir.domains import MICROSOFT, ML, STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.ir.functions import called_by, key_of
 from onnxgrad_cli.ir.node import Node, refill
@@ -39,7 +41,7 @@ FIRST_WITHOUT = 10
 GIVEN_UP = frozenset({"Affine", "Crop", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"})
 """Experimental operators that the standard removed in opset 10, but that onnxruntime still runs in older models."""
 
-UNIMPORTED = {"ai.onnx.ml": 5, "com.microsoft": 1, "com.microsoft.nchwc": 1}
+UNIMPORTED = {ML: 5, MICROSOFT: 1, "com.microsoft.nchwc": 1}
 """Domain -> the version that onnxruntime assumes if a model uses the domain and does not import it."""
 
 
@@ -62,16 +64,15 @@ def repair(model: ModelProto) -> list[Caution]:
     Returns:
         Notes for the user about changes that may matter to them.
     """
-    cautions = [*_use_one_domain(model), *_import_domains(model), *_order(model.graph)]
+    notes = [*_use_one_domain(model), *_import_domains(model), *_order(model.graph)]
     model.graph.name = model.graph.name or "graph"
     for position in reversed(range(len(model.graph.initializer))):
         if not model.graph.initializer[position].name:  # no node can read it
             del model.graph.initializer[position]
-    twice = _keep_last(model.graph.initializer)
-    if twice:
-        text = f"the model stores {_listed(twice)} twice; onnxgrad uses the last one, as onnxruntime does"
-        cautions.append(_note("initializers", text))
-    return cautions
+    if twice := _keep_last(model.graph.initializer, "name"):
+        text = f"the model stores {listed(twice, 3)} twice; onnxgrad uses the last one, as onnxruntime does"
+        notes.append(("initializers", text))
+    return [Caution("note", subject, text) for subject, text in notes]
 
 
 def drop_absent_ends(model: ModelProto) -> None:
@@ -87,66 +88,40 @@ def drop_absent_ends(model: ModelProto) -> None:
                 names.pop()
 
 
-def _note(subject: str, text: str) -> Caution:
-    return Caution("note", subject, text)
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = [f"'{name}'" for name in names]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
-
-
-def _use_one_domain(model: ModelProto) -> Iterator[Caution]:
+def _use_one_domain(model: ModelProto) -> Iterator[tuple[str, str]]:
     """Give the standard's domain its short name, and import each domain only once."""
+    for named in (*model.opset_import, *all_nodes(model)):
+        if named.domain == STANDARD:
+            named.domain = ""
+    versions = sorted({(entry.domain, entry.version) for entry in model.opset_import})
+    _keep_last(model.opset_import, "domain")
     for entry in model.opset_import:
-        if entry.domain == STANDARD:
-            entry.domain = ""
-    for node in all_nodes(model):
-        if node.domain == STANDARD:
-            node.domain = ""
-    versions: dict[str, set[int]] = {}
-    for entry in model.opset_import:
-        versions.setdefault(entry.domain, set()).add(entry.version)
-    _keep_last(model.opset_import)
-    for entry in model.opset_import:
-        if len(versions[entry.domain]) > 1:
-            all_of_them = " and ".join(str(version) for version in sorted(versions[entry.domain]))
-            text = (
-                f"the model imports '{entry.domain or STANDARD}' at versions {all_of_them}; onnxgrad uses the "
-                f"last one, {entry.version}, as onnxruntime does"
-            )
-            yield _note("opset_import", text)
+        every = [str(version) for domain, version in versions if domain == entry.domain]
+        if len(every) > 1:
+            what = f"the model imports '{entry.domain or STANDARD}' at versions {' and '.join(every)}"
+            yield "opset_import", f"{what}; onnxgrad uses the last one, {entry.version}, as onnxruntime does"
 
 
-def _keep_last(entries: Any) -> list[str]:
+def _keep_last(entries: Any, field: str) -> list[str]:
     """Keep only the last of the protobuf entries with the same name or domain. Return the names that were repeated."""
-
-    def key(entry: TensorProto | OperatorSetIdProto) -> str:
-        return entry.domain if isinstance(entry, OperatorSetIdProto) else entry.name
-
-    last = {key(entry): position for position, entry in enumerate(entries)}
-    earlier = [position for position, entry in enumerate(entries) if last[key(entry)] != position]
-    twice = list(dict.fromkeys(key(entries[position]) for position in earlier))
+    names = [getattr(entry, field) for entry in entries]
+    last = {name: position for position, name in enumerate(names)}
+    earlier = [position for position, name in enumerate(names) if last[name] != position]
     for position in reversed(earlier):
         del entries[position]
-    return twice
+    return list(dict.fromkeys(names[position] for position in earlier))
 
 
-def _import_domains(model: ModelProto) -> Iterator[Caution]:
-    imported = {entry.domain for entry in model.opset_import}
-    functions = {function.domain for function in model.functions}
-    for domain in sorted({node.domain for node in with_bodies(model.graph.node)} - imported - functions):
-        if domain in UNIMPORTED:
-            version = UNIMPORTED[domain]
-            model.opset_import.add(domain=domain, version=version)
-            text = (
-                f"the model uses '{domain}' without importing a version of it; onnxgrad uses version {version}, as "
-                "onnxruntime does"
-            )
-            yield _note("opset_import", text)
+def _import_domains(model: ModelProto) -> Iterator[tuple[str, str]]:
+    known = {entry.domain for entry in model.opset_import} | {function.domain for function in model.functions}
+    for domain in sorted({node.domain for node in with_bodies(model.graph.node)} & UNIMPORTED.keys() - known):
+        version = UNIMPORTED[domain]
+        model.opset_import.add(domain=domain, version=version)
+        what = f"the model uses '{domain}' without importing a version of it"
+        yield "opset_import", f"{what}; onnxgrad uses version {version}, as onnxruntime does"
 
 
-def _order(graph: GraphProto) -> Iterator[Caution]:
+def _order(graph: GraphProto) -> Iterator[tuple[str, str]]:
     """Sort the nodes so that each follows the nodes that it reads from, and yield a note if their order changes.
 
     If there is a cycle, the nodes stay as they are.
@@ -155,25 +130,21 @@ def _order(graph: GraphProto) -> Iterator[Caution]:
         return
     makers = {name: position for position, node in enumerate(graph.node) for name in node.output if name}
     before = [{makers[name] for name in reads(node) if name in makers} for node in graph.node]
-    early = [position for position, needed in enumerate(before) if needed and max(needed) >= position]
-    if not early:
+    early = next((node for at, node in enumerate(graph.node) if max(before[at], default=-1) >= at), None)
+    if early is None:
         return
-    try:
+    name = early.name or early.output[0]
+    with suppress(CycleError):
         order = list(TopologicalSorter(dict(enumerate(before))).static_order())
-    except CycleError:
-        return
-    first = graph.node[early[0]]
-    name = first.name or first.output[0]
-    text = f"node '{name}' was stored before a node that it reads from, so the nodes were sorted"
-    refill(graph.node, [graph.node[position] for position in order])
-    yield _note("nodes", text)
+        refill(graph.node, [graph.node[position] for position in order])
+        yield "nodes", f"node '{name}' was stored before a node that it reads from, so the nodes were sorted"
 
 
 def _is_in_order(graph: GraphProto) -> bool:
     """Return True if each node follows the nodes that it reads from."""
     made, waited_for = set[str](), set[str]()
     for node in graph.node:
-        waited_for.update(itertools.filterfalse(made.__contains__, reads(node)))
+        waited_for.update(filterfalse(made.__contains__, reads(node)))
         outputs = node.output[:]
         if not waited_for.isdisjoint(outputs):
             return False
@@ -228,10 +199,10 @@ def _in_domains(model: ModelProto) -> None:
     opset = _opset(model)
     for node in all_nodes(model):
         if not node.domain and is_of_onnxruntime(node.op_type, opset):
-            node.domain = "com.microsoft"
+            node.domain = MICROSOFT
     for owner in (model, *model.functions):
-        if all(entry.domain != "com.microsoft" for entry in owner.opset_import):
-            owner.opset_import.add(domain="com.microsoft", version=UNIMPORTED["com.microsoft"])
+        if all(entry.domain != MICROSOFT for entry in owner.opset_import):
+            owner.opset_import.add(domain=MICROSOFT, version=UNIMPORTED[MICROSOFT])
 
 
 def _replace_deprecated(model: ModelProto) -> None:
@@ -265,46 +236,40 @@ def _fatal(model: ModelProto) -> str:
     for owner, nodes in ((model, model.graph.node), *((each, each.node) for each in model.functions)):
         opset = _opset(owner)
         for node in with_bodies(nodes):
-            fault = (
-                _odd_attribute(node) or _odd_equation(node) or _absent_of_many(node, opset) or _unfit_body(node, opset)
-            )
-            fault = fault or _unfit_call(node, functions.get(called_by(node)))
-            if fault:
+            checks = (_odd_attribute, _odd_equation, _absent_of_many, _unfit_body) if not node.domain else ()
+            faults = chain(*(check(node, opset) for check in checks), _unfit_call(node, functions.get(called_by(node))))
+            for fault in faults:
                 return f"{_label(node)} {fault}"
-    return next(filter(None, (_unset_precision(model, function) for function in model.functions)), "")
+    return next(chain.from_iterable(_unset_precision(model, function) for function in model.functions), "")
 
 
 def _label(node: Node) -> str:
     return f"node '{node.name or next(iter(node.output), node.op_type)}' ({node.op_type})"
 
 
-def _unfit_call(node: Node, function: FunctionProto | None) -> str:
+def _unfit_call(node: Node, function: FunctionProto | None) -> Iterator[str]:
     """Describe a call of a function with more inputs or outputs than the function has."""
-    if function is None or (len(node.input) <= len(function.input) and len(node.output) <= len(function.output)):
-        return ""
-    called, has = (f"{len(each.input)} inputs and {len(each.output)} outputs" for each in (node, function))
-    return f"has {called}, but its function has {has}"
+    if function is not None and (len(node.input) > len(function.input) or len(node.output) > len(function.output)):
+        called, has = (f"{len(each.input)} inputs and {len(each.output)} outputs" for each in (node, function))
+        yield f"has {called}, but its function has {has}"
 
 
-def _odd_attribute(node: Node) -> str:
+def _odd_attribute(node: Node, opset: int) -> Iterator[str]:
     """Describe an axis that no tensor has, a Cast to no type, or a Constant without a value or with several.
 
     onnx and onnxruntime cut an axis to 32 bits, so that 2^32 would be axis 0.
     """
-    if node.domain:
-        return ""
     if node.op_type == "Constant" and len(node.attribute) != 1:
-        return f"has {len(node.attribute)} values instead of one"
+        yield f"has {len(node.attribute)} values instead of one"
     for attribute in node.attribute:
         far = [axis for axis in (attribute.i, *attribute.ints) if abs(axis) > MAX_AXES]
         if far and attribute.name in ("axis", "axes"):
-            return f"has the axis {far[0]}, but tensors have at most {MAX_AXES} axes"
+            yield f"has the axis {far[0]}, but tensors have at most {MAX_AXES} axes"
         if node.op_type == "Cast" and attribute.name == "to" and not (attribute.i or attribute.ref_attr_name):
-            return "converts to the element type 0, which does not exist"
-    return ""
+            yield "converts to the element type 0, which does not exist"
 
 
-def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
+def _unset_precision(model: ModelProto, function: FunctionProto) -> Iterator[str]:
     """Describe a normalization in a function that lacks stash_type, so that onnxruntime would crash; "" if none does.
 
     This concerns normalizations that only onnxruntime defines. Outside of functions, it uses the attribute's default.
@@ -314,8 +279,7 @@ def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
             continue
         given = next((a for a in node.attribute if a.name == "stash_type"), None)
         if given is None or (given.ref_attr_name and not _always_given(model, function, given.ref_attr_name)):
-            return f"{_label(node)} in function '{function.name}' has no stash_type, which onnxruntime requires there"
-    return ""
+            yield f"{_label(node)} in function '{function.name}' has no stash_type, which onnxruntime requires there"
 
 
 def _always_given(model: ModelProto, function: FunctionProto, attribute: str) -> bool:
@@ -326,18 +290,14 @@ def _always_given(model: ModelProto, function: FunctionProto, attribute: str) ->
     return has_default or all(any(a.name == attribute for a in call.attribute) for call in calls)
 
 
-def _absent_of_many(node: Node, opset: int) -> str:
+def _absent_of_many(node: Node, opset: int) -> Iterator[str]:
     """Describe an omitted input among variadic inputs, such as those of Min; "" if there is none.
 
     onnxruntime crashes when it runs such a node.
     """
-    if "" not in node.input or node.domain or is_of_onnxruntime(node.op_type, opset):
-        return ""
-    if not _takes_many(node, opset):
-        return ""
-    first = len(onnx.defs.get_schema(node.op_type, opset).inputs) - 1
-    absent = [at for at, name in enumerate(node.input) if not name and at >= first]
-    return f"has no input {absent[0]}" if absent else ""
+    if "" in node.input and not is_of_onnxruntime(node.op_type, opset) and _takes_many(node, opset):
+        first = len(onnx.defs.get_schema(node.op_type, opset).inputs) - 1
+        yield from (f"has no input {at}" for at, name in enumerate(node.input) if not name and at >= first)
 
 
 def _takes_many(node: Node, opset: int) -> bool:
@@ -347,36 +307,35 @@ def _takes_many(node: Node, opset: int) -> bool:
     return bool(inputs) and inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
-def _odd_equation(node: Node) -> str:
+def _odd_equation(node: Node, opset: int) -> Iterator[str]:
     """Describe an invalid equation of Einsum; "" if there is none.
 
     For some invalid equations, onnx's shape inference, which onnxruntime uses too, never returns.
     """
-    if node.op_type != "Einsum" or node.domain:
-        return ""
     given = (a.s.decode(errors="backslashreplace") for a in node.attribute if a.name == "equation" and a.s)
-    return next((f"has the equation '{text}', which is not valid" for text in given if not is_equation(text)), "")
+    if node.op_type == "Einsum":
+        yield from (f"has the equation '{text}', which is not valid" for text in given if not is_equation(text))
 
 
-def _unfit_body(node: Node, opset: int) -> str:
+def _unfit_body(node: Node, opset: int) -> Iterator[str]:
     """Describe a body of If, Loop or Scan with another number of inputs or outputs than the node requires.
 
     Also describe branches of an If that declare different element types. The checker accepts both.
     """
-    if node.domain or node.op_type not in CONTROL_FLOW:
-        return ""
+    if node.op_type not in CONTROL_FLOW:
+        return
     passed = {"If": 0, "Loop": max(len(node.input), 2), "Scan": len(node.input) - (opset < 9)}[node.op_type]
     needed = len(node.output) + (node.op_type == "Loop")  # the condition of a Loop
     for body in subgraphs(node):
         stored = {tensor.name for tensor in body.initializer}
         required = sum(value.name not in stored for value in body.input)
         if len(body.output) != needed:
-            return f"has a body with {len(body.output)} outputs, but needs {needed}"
+            yield f"has a body with {len(body.output)} outputs, but needs {needed}"
         if not required <= passed <= len(body.input):
-            return f"has a body with {required} inputs, but passes it {passed}"
+            yield f"has a body with {required} inputs, but passes it {passed}"
     branches = [[dtype_of(value.type) for value in body.output] for body in subgraphs(node)]
     pairs = enumerate(zip(*branches, strict=True)) if node.op_type == "If" else ()
-    return next((f"has branches with different types of output {i}" for i, pair in pairs if len({*pair} - {0}) > 1), "")
+    yield from (f"has branches with different types of output {i}" for i, pair in pairs if len({*pair} - {0}) > 1)
 
 
 def _unbound_attribute(model: ModelProto) -> str:

@@ -5,6 +5,12 @@ from __future__ import annotations
 STANDARD = "ai.onnx"
 """The long name of the standard's domain."""
 
+ML = "ai.onnx.ml"
+"""The domain of the standard's operators of classical machine learning."""
+
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
 PREVIEW = "ai.onnx.preview.training"
 """The domain of the standard's training operators: Gradient and the optimizers."""
 

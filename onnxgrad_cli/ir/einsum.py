@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from string import ascii_letters
-from typing import Protocol
 
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.types import Dim, Shape
@@ -17,16 +16,8 @@ TERM = r"[A-Za-z]*(\.{3}[A-Za-z]*)?"
 WELL_FORMED = re.compile(rf"{TERM}(,{TERM})*(->{TERM})?")
 
 
-class Operand(Protocol):
-    """An operand of an Einsum: a value with a name and a known rank."""
-
-    @property
-    def name(self) -> str:
-        """The name of the value."""
-
-    @property
-    def shape(self) -> Shape:
-        """The dimensions of the value, with symbols as strings."""
+Operand = tuple[str, Shape]
+"""An operand of an Einsum: the name and the shape of a value."""
 
 
 def is_equation(text: str) -> bool:
@@ -51,10 +42,10 @@ def parse_equation(equation: str, operands: Sequence[Operand]) -> tuple[list[str
     equation = equation.replace(" ", "")
     left, arrow, output = equation.partition("->")
     terms = left.split(",")
-    hidden = [len(x.shape) - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True)]
-    for term, x, count in zip(terms, operands, hidden, strict=True):
+    hidden = [len(shape) - len(term.replace("...", "")) for term, (_, shape) in zip(terms, operands, strict=True)]
+    for term, (name, shape), count in zip(terms, operands, hidden, strict=True):
         if count < 0 or (count and "..." not in term):
-            raise Unknown(f"'{x.name}' has {len(x.shape)} axes, but its subscripts are '{term}'")
+            raise Unknown(f"'{name}' has {len(shape)} axes, but its subscripts are '{term}'")
     if not arrow:
         labels = re.findall("[A-Za-z]", left)
         output = ("..." if "..." in left else "") + "".join(sorted(x for x in set(labels) if labels.count(x) == 1))
@@ -75,7 +66,7 @@ def einsum_shape(equation: str, operands: Sequence[Operand]) -> list[Dim | None]
         Unknown: the equation does not fit the operands; see `parse_equation`.
     """
     terms, output = parse_equation(equation, operands)
-    pairs = [pair for term, x in zip(terms, operands, strict=True) for pair in zip(term, x.shape, strict=True)]
+    pairs = [pair for term, (_, shape) in zip(terms, operands, strict=True) for pair in zip(term, shape, strict=True)]
     found = [{size for label, size in pairs if label == each and size != 1} for each in output]
     known = [{size for size in sizes if len(sizes) == 1 or isinstance(size, int)} for sizes in found]
     return [1 if not sizes else ints.pop() if ints else None for sizes, ints in zip(found, known, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from onnx import FunctionProto
 
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import OnnxgradError, unreadable
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -54,11 +54,9 @@ def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> N
     most = max(MOST_NODES, GROWTH * stored)
     if found > most:
         key = max(sizes, key=lambda each: sizes[each])
-        raise OnnxgradError(
-            f"the model would have {found:,} nodes after its functions are inlined, of which one call of "
-            f"'{name_of(key)}' has {sizes[key]:,}; onnxgrad inlines at most {most:,} nodes",
-            "if this size is intended, inline the functions first with onnx.inliner",
-        )
+        what = f"inlining the model's functions would create {found:,} nodes, more than {most:,}"
+        what = f"{what}; one call of '{name_of(key)}' has {sizes[key]:,}"
+        raise OnnxgradError(what, "if this size is intended, inline the functions first with onnx.inliner")
 
 
 def _written_out(nodes: Iterable[Node], known: dict[Key, FunctionProto], depth: int, sizes: dict[Key, int]) -> int:
@@ -71,7 +69,7 @@ def _written_out(nodes: Iterable[Node], known: dict[Key, FunctionProto], depth: 
             continue
         if depth > DEEPEST:
             what = f"function '{name_of(key)}' is nested in {DEEPEST} calls of functions"
-            raise OnnxgradError(what, "correct the model: it is not a valid ONNX model")
+            raise unreadable(what, "correct the model: it is not a valid ONNX model")
         if key not in sizes:
             sizes[key] = _written_out(known[key].node, known, depth + 1, sizes)
         total += sizes[key]

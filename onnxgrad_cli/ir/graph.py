@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, refill, write
 from onnxgrad_cli.ir.nodes import behind, captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
-from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, is_external, nbytes, shape_of, tensor_type
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Shape, is_external, nbytes, shape_of, tensor_type
 from onnxgrad_cli.ir.weightless_copy import skeleton
 
 GENERATED = "onnxgrad_const"
@@ -128,10 +128,8 @@ class Graph:
 
     def opset(self, domain: str = "") -> int | None:
         """Return the version of `domain` that the model imports, or None if it does not import the domain."""
-        for entry in self.proto.opset_import:
-            if plain_domain(entry.domain) == plain_domain(domain):
-                return int(entry.version)
-        return None
+        same = (entry for entry in self.proto.opset_import if plain_domain(entry.domain) == plain_domain(domain))
+        return next((int(entry.version) for entry in same), None)
 
     def fresh(self, stem: str) -> str:
         """Return a name that is unused in the model: `stem`, or `stem_1`, `stem_2`, ... if it is taken."""
@@ -222,6 +220,10 @@ class Graph:
         if self.run_for_ranks == "failed":
             return "pass data on which the model runs with `test_data`"
         return "export the model with shapes that do not depend on the values of its inputs"
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the dimensions of a value, or None if its rank is unknown; see `types.shape_of`."""
+        return shape_of(self.types.get(name))
 
     def made(self) -> Iterator[str]:
         """Return the names of all outputs of nodes."""
@@ -360,8 +362,7 @@ class Graph:
 
     def add_output(self, name: str, value_type: TypeProto | None = None) -> None:
         """Declare a graph output."""
-        value_type = value_type or self.types[name]
-        self.proto.graph.output.append(onnx.helper.make_value_info(name, value_type))
+        self.proto.graph.output.append(onnx.helper.make_value_info(name, value_type or self.types[name]))
 
     def commit(self) -> ModelProto:
         """Write the nodes and those added constants that are used into the protobuf, and return it."""

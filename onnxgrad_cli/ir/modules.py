@@ -30,7 +30,8 @@ def module_finder(nodes: Collection[Node], weights: Collection[str]) -> Callable
     """Return a function that finds the modules around a node. It must be called for the nodes in graph order.
 
     If most nodes have modules in their metadata or name, the function is `modules_around`. Otherwise a node without
-    modules gets the modules of the weight that it reads, or of the node before it.
+    modules gets those in the name of the first weight that it reads, such as `layers.0.fc.weight`, or those of the node
+    before it.
 
     Args:
         nodes: the nodes of the forward part.
@@ -44,18 +45,11 @@ def module_finder(nodes: Collection[Node], weights: Collection[str]) -> Callable
         nonlocal last
         if own := modules_around(node):
             return own
-        last = _weight_module(node, weights) or last
+        weight = next((name for name in node.input if "." in name and name in weights), "")
+        last = tuple(accumulate(weight.split(".")[:-1], "{}.{}".format)) or last
         return last
 
     return module
-
-
-def _weight_module(node: Node, weights: Collection[str]) -> tuple[str, ...]:
-    """Return the modules in the name of the first weight that a node reads, such as `layers.0.fc.weight`."""
-    for name in node.input:
-        if "." in name and name in weights:
-            return tuple(accumulate(name.split(".")[:-1], "{}.{}".format))
-    return ()
 
 
 def _noted(node: Node) -> tuple[str, ...]:
@@ -73,10 +67,7 @@ def _noted(node: Node) -> tuple[str, ...]:
 
 def folders(name: str) -> tuple[str, ...]:
     """Return the full path of each folder in a name with slashes, outermost first."""
-    if "/" not in name:
-        return ()
-    parts = [part for part in name.split("/")[:-1] if part]
-    return tuple("/".join(parts[: i + 1]) for i in range(len(parts)))
+    return tuple(accumulate(filter(None, name.split("/")[:-1]), "{}/{}".format))
 
 
 def module_path(node: Node) -> str:

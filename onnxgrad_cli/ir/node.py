@@ -80,14 +80,11 @@ class Node:
                 op_type=self.op_type, input=self.input, output=self.output, name=self.name, domain=self.domain,
                 attribute=self.attribute, metadata_props=_entries(self.metadata),
             )  # fmt: skip
-        if message.op_type != self.op_type:
-            message.op_type = self.op_type
-        if message.domain != self.domain:
-            message.domain = self.domain
-            if not self.domain:
-                message.ClearField("domain")
-        if message.name != self.name:
-            message.name = self.name
+        for field in ("op_type", "domain", "name"):
+            if getattr(message, field) != (text := getattr(self, field)):
+                setattr(message, field, text)
+                if not text:
+                    message.ClearField(field)
         if message.input[:] != self.input:
             message.input[:] = self.input
         if message.output[:] != self.output:

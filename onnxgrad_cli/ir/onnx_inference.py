@@ -15,10 +15,10 @@ from onnx import GraphProto, ModelProto
 
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.ir.domains import ML
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 
-ML = "ai.onnx.ml"
 FRAGILE = {"EyeLike": "", "RegexFullMatch": "", "DictVectorizer": ML, "LabelEncoder": ML, "TreeEnsemble": ML}
 """Operator at which onnx 1.22 crashes if the type of an input is unknown -> its domain."""
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
-from onnxgrad_cli.ir.types import Shape, shape_of
 
 DEFINITIONS = {
     "GRU": "t b i, d 3h i, d 3h h, d 6h, b, d b h -> t d b h, d b h",
@@ -51,77 +50,72 @@ def first_misfit(graph: Graph) -> str:
         A sentence, or "" if all nodes may fit.
     """
     for node in graph.nodes:
-        if node.op_type in CHECKS and not node.domain and (fault := CHECKS[node.op_type](graph, node)):
+        for fault in CHECKS[node.op_type](graph, node) if node.op_type in CHECKS and not node.domain else ():
             return f"node '{node.name or node.output[0]}' ({node.op_type}): {fault}"
     return ""
 
 
-def _shape(graph: Graph, name: str) -> Shape | None:
-    return shape_of(graph.types.get(name))
-
-
-def _division(graph: Graph, node: Node) -> str:
+def _division(graph: Graph, node: Node) -> Iterator[str]:
     name, power, operands = DIVISORS[node.op_type]
     parts = attributes_of(node).get(name, 1)
     if parts < 1:
-        return f"its {name} is {parts}"
+        yield f"its {name} is {parts}"
     for position, axes in operands.items():
-        shape = _shape(graph, node.input[position]) or ()
+        shape = graph.shape(node.input[position]) or ()
         for axis in axes:
             size = shape[axis] if axis < len(shape) else None
             if isinstance(size, int) and size % parts**power:
                 what = f"axis {axis} of '{node.input[position]}', which has {size} elements"
-                return f"its {name} {parts} does not divide {what}" + (" into blocks" if power > 1 else "")
-    return ""
+                yield f"its {name} {parts} does not divide {what}" + (" into blocks" if power > 1 else "")
 
 
-def _convolution(graph: Graph, node: Node) -> str:
-    given, (x, w) = attributes_of(node), (_shape(graph, name) for name in node.input[:2])
+def _convolution(graph: Graph, node: Node) -> Iterator[str]:
+    yield from _division(graph, node)
+    given, (x, w) = attributes_of(node), (graph.shape(name) for name in node.input[:2])
     if x is None or w is None:
-        return ""
+        return
     inputs = w[0] if node.op_type == "ConvTranspose" else w[1]  # of one group, or of all
     groups = 1 if node.op_type == "ConvTranspose" else given.get("group", 1)
     if isinstance(x[1], int) and isinstance(inputs, int) and x[1] != inputs * groups:
-        return f"'{node.input[0]}' has {x[1]} channels, but its weight '{node.input[1]}' is for {inputs * groups}"
+        yield f"'{node.input[0]}' has {x[1]} channels, but its weight '{node.input[1]}' is for {inputs * groups}"
     own = w[2:]
     kernel = given.get("kernel_shape", own)
     if len(kernel) != len(own) or any(isinstance(b, int) and a != b for a, b in zip(kernel, own, strict=True)):
-        return f"its kernel_shape is {list(kernel)}, but its weight has the kernel shape {list(own)}"
-    return ""
+        yield f"its kernel_shape is {list(kernel)}, but its weight has the kernel shape {list(own)}"
 
 
-def _split(graph: Graph, node: Node) -> str:
+def _split(graph: Graph, node: Node) -> Iterator[str]:
     parts = attributes_of(node).get("num_outputs", len(node.output))
-    return f"its num_outputs is {parts}, but it has {len(node.output)} outputs" if parts != len(node.output) else ""
+    if parts != len(node.output):
+        yield f"its num_outputs is {parts}, but it has {len(node.output)} outputs"
 
 
-def _axes(graph: Graph, node: Node) -> str:
+def _axes(graph: Graph, node: Node) -> Iterator[str]:
     """Describe the axis of a normalization, or the perm of a Transpose, that does not fit the rank."""
-    rank = len(_shape(graph, node.input[0]) or ())
+    rank = len(graph.shape(node.input[0]) or ())
     for name, value in attributes_of(node).items() if rank else ():
         if (name == "axis" and not -rank <= value < rank) or (name == "perm" and len(value) != rank):
-            return f"its {name} is {value}, but '{node.input[0]}' has {rank} axes"
-    return ""
+            yield f"its {name} is {value}, but '{node.input[0]}' has {rank} axes"
 
 
-def _reshape(graph: Graph, node: Node) -> str:
-    shapes = [_shape(graph, name) for name in (node.input[0], node.output[0])]
+def _reshape(graph: Graph, node: Node) -> Iterator[str]:
+    shapes = [graph.shape(name) for name in (node.input[0], node.output[0])]
     counts = [math.prod(s) for s in shapes if s is not None and all(isinstance(size, int) for size in s)]
-    differs = len(counts) == 2 and counts[0] != counts[1]
-    return f"it makes the shape {list(shapes[1] or ())} of {list(shapes[0] or ())}" if differs else ""
+    if len(counts) == 2 and counts[0] != counts[1]:
+        yield f"it makes the shape {list(shapes[1] or ())} of {list(shapes[0] or ())}"
 
 
-def _definition(graph: Graph, node: Node) -> str:
+def _definition(graph: Graph, node: Node) -> Iterator[str]:
     """Describe the first value whose sizes don't fit the earlier ones, by `DEFINITIONS` or `PRODUCT`."""
     given = attributes_of(node)
     if given.get("layout"):  # time is not the first axis
-        return ""
+        return
     axes_of = {"a": "k m" if given.get("transA") else "m k", "b": "n k" if given.get("transB") else "k n"}
     operands, _, results = DEFINITIONS.get(node.op_type, PRODUCT.format(**axes_of)).partition(" -> ")
     sizes: dict[str, int] = {}
     pairs = [*zip(node.input, operands.split(","), strict=False), *zip(node.output, results.split(","), strict=False)]
     for name, axes in pairs:
-        shape = _shape(graph, name)
+        shape = graph.shape(name)
         wanted = re.findall(r"(\d*)([a-z])", axes)
         if shape is None or not wanted:
             continue
@@ -131,19 +125,16 @@ def _definition(graph: Graph, node: Node) -> str:
                 fits &= size == sizes.setdefault(label, size // int(times or 1)) * int(times or 1)
         if not fits:
             known = ", ".join(f"{label} = {sizes[label]}" for _, label in wanted if label in sizes)
-            return (
-                f"'{name}' has the shape [{', '.join(map(str, shape))}], but its operator's definition requires "
-                f"[{', '.join(axes.split())}] with {known}"
-            )
-    return ""
+            needed = f"its operator's definition requires [{', '.join(axes.split())}] with {known}"
+            yield f"'{name}' has the shape [{', '.join(map(str, shape))}], but {needed}"
 
 
-CHECKS: dict[str, Callable[[Graph, Node], str]] = {
+CHECKS: dict[str, Callable[[Graph, Node], Iterator[str]]] = {
     **dict.fromkeys(DIVISORS, _division),
-    **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv"), lambda *node: _division(*node) or _convolution(*node)),
+    **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv"), _convolution),
     **dict.fromkeys((*DEFINITIONS, "Gemm"), _definition),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization", "Transpose"), _axes),
     "Reshape": _reshape,
     "Split": _split,
 }
-"""Operator of the standard -> the function that describes a contradiction in a node, or returns ""."""
+"""Operator of the standard -> the function that yields a description of each contradiction in a node."""

@@ -12,7 +12,6 @@ let a graph that was exported for one batch size accept any batch size. This is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -21,51 +20,20 @@ from onnx import numpy_helper
 from onnxgrad_cli.errors import Refusal
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.modes import RANDOM, is_random, uses_batch
+from onnxgrad_cli.ir.modes import is_random, uses_batch
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of, reads
-from onnxgrad_cli.ir.types import Dim, Shape, is_external, shape_of
+from onnxgrad_cli.ir.shape_values import Product
+from onnxgrad_cli.ir.types import MAX_INT64, Dim, Shape, is_external, known_sizes, shape_of
 
 MAX_BACKTRACKS = 1000
 """Largest number of times that the search returns to an ambiguous reshape or input to try its next possible axis."""
 
-TO_THE_END = 2**63 - 1
-"""The `ends` value of a Slice that reaches to the end of its axis."""
-
-
-@dataclass(frozen=True)
-class Product:
-    """A size, or a product of sizes, as an integer factor and symbols."""
-
-    number: int = 1
-    symbols: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, graph: Graph, sizes: Iterable[Dim]) -> Product:
-        """Return the product of sizes. A symbol that stands for a multiple of another symbol is split into the two."""
-        number, symbols = 1, list[str]()
-        for size in sizes:
-            factor, symbol = (size, None) if isinstance(size, int) else graph.multiples.get(size, (1, size))
-            number *= factor
-            symbols += [symbol] if symbol is not None else []
-        return cls(number, tuple(sorted(symbols)))
-
-    def __mul__(self, other: Product) -> Product:
-        return Product(self.number * other.number, tuple(sorted((*self.symbols, *other.symbols))))
-
-    def over(self, other: Product) -> Product | None:
-        """Return this product divided by another, or None if the quotient is no product of an integer and symbols."""
-        rest = list(self.symbols)
-        for symbol in other.symbols:
-            if symbol not in rest:
-                return None
-            rest.remove(symbol)
-        if other.number == 0 or self.number % other.number:
-            return None
-        return Product(self.number // other.number, tuple(rest))
-
-
 ONE = Product()
+
+ALONG = "it works along the axis of the samples"
+CONTRACTED = "it contracts the axis of the samples"
+OTHERS = "it may select entries of other samples"
 
 
 class SampleAxis(NamedTuple):
@@ -85,9 +53,17 @@ class SampleAxis(NamedTuple):
         """True if the axis contains only the samples, without other merged axes."""
         return self.before == self.after == ONE
 
+    def size(self, batch: Product) -> Product:
+        """Return the size of the axis for a size of the batch."""
+        return self.before * batch * self.after
+
     def at(self, axis: int) -> SampleAxis:
         """Return a copy with `axis` in place of its axis."""
         return self._replace(axis=axis)
+
+    def without(self, axes: Sequence[int]) -> SampleAxis:
+        """Return a copy for a value from which other axes are removed."""
+        return self.at(self.axis - sum(axis < self.axis for axis in axes))
 
 
 class Edit(NamedTuple):
@@ -131,6 +107,12 @@ def mixed(why: str, certain: bool = False) -> NoReturn:
     raise Mixed(why, certain)
 
 
+def check(holds: bool, otherwise: str, certain: bool = False) -> None:
+    """Raise `Mixed` unless a condition holds."""
+    if not holds:
+        mixed(otherwise, certain)
+
+
 class Tracker:
     """Finds the axis of the samples in the values of a graph.
 
@@ -159,10 +141,8 @@ class Tracker:
         self.refusals: list[Refusal] = []
         self.mixes = False
         self._starts = list(starts.items())
-        self._choices: dict[int, int] = {}
-        """Ambiguous node -> position of the chosen candidate. Keys are node indices; an input has a negative index."""
-        self._counts: dict[int, int] = {}
-        self._first: dict[int, int] = {}
+        self._left: dict[int, list[SampleAxis | None]] = {}
+        """Ambiguous node -> the candidate in use, then the untried ones. An input has a negative index as its key."""
         self._preferred: dict[object, int] = {}
 
     def run(self, outputs: Iterable[str], hint: str) -> None:
@@ -202,7 +182,7 @@ class Tracker:
                     self.refusals.append(found)
                     self.mixes |= certain
                     unknown.update(node.output)
-            elif self.frees and node.op_type in RANDOM and is_random(graph, node):
+            elif self.frees and is_random(graph, node):
                 text = "it draws random numbers for one batch size"
                 self.refusals.append(Refusal(node.name or node.output[0], node.op_type, text, hint))
             index += 1
@@ -210,9 +190,7 @@ class Tracker:
     def _begin(self) -> int:
         self.places.clear()
         for i, (name, candidates) in enumerate(self._starts):
-            key = i - len(self._starts)
-            self._counts[key] = len(candidates)
-            place = candidates[self._choices.setdefault(key, 0)]
+            place = self._left.setdefault(i - len(self._starts), list(candidates))[0]
             if place is not None:
                 self.places[name] = place
         return 0
@@ -233,11 +211,11 @@ class Tracker:
         If the axis had size 1, its single slice could be broadcast to the batch, and so be mixed with all samples.
         """
         shape = shape_of(self.graph.types.get(name))
-        expected = place.before * self.batch_size * place.after
         if shape == () and place == SampleAxis(0) and self.frees:
             return
-        if not shape or Product.of(self.graph, [shape[place.axis]]) != expected:
-            mixed(f"axis {place.axis} of '{name}' may not have the size of the batch, {self.batch}")
+        sizes = [shape[place.axis]] if shape else []
+        fits = bool(shape) and Product.of(self.graph, sizes) == place.size(self.batch_size)
+        check(fits, f"axis {place.axis} of '{name}' may not have the size of the batch, {self.batch}")
 
     def choose(self, index: int, candidates: Sequence[SampleAxis], signature: object) -> SampleAxis:
         """Return one of the possible axes for an ambiguous node: the next candidate that was not tried.
@@ -248,12 +226,13 @@ class Tracker:
             signature: a key that is equal for similar nodes. They start with the candidate that was chosen last for the
                 key, because the layers of a model are alike.
         """
-        self._counts[index] = len(candidates)
-        if index not in self._choices:
-            self._choices[index], self._first[index] = 0, self._preferred.get(signature, 0)
-        taken = (self._first[index] + self._choices[index]) % len(candidates)
-        self._preferred[signature] = taken
-        return candidates[taken]
+        if index not in self._left:
+            start = self._preferred.get(signature, 0) % len(candidates)
+            self._left[index] = [*candidates[start:], *candidates[:start]]
+        chosen = self._left[index][0]
+        assert chosen is not None
+        self._preferred[signature] = candidates.index(chosen)
+        return chosen
 
     def _earlier_choice(self, index: int, nodes: Sequence[Node], makers: Mapping[str, int]) -> int | None:
         """Return the index of the last ambiguous node or input before a node that has untried candidates."""
@@ -265,13 +244,11 @@ class Tracker:
                 if maker is not None and maker not in seen and name in self.places:
                     seen.add(maker)
                     stack.append(maker)
-        tried = (at for at in sorted(seen, reverse=True) if at in self._choices)
-        return next((at for at in tried if self._choices[at] + 1 < self._counts[at]), None)
+        return max((at for at in seen if len(self._left.get(at, ())) > 1), default=None)
 
     def _return_to(self, at: int, nodes: Sequence[Node]) -> int:
-        self._choices[at] += 1
-        for later in [key for key in self._choices if key > at]:
-            del self._choices[later]
+        self._left[at].pop(0)
+        self._left = {key: left for key, left in self._left.items() if key <= at}
         self.edits = {key: edits for key, edits in self.edits.items() if key < at}
         if at < 0:
             return self._begin()
@@ -295,16 +272,14 @@ class _NodeAxes:
         self.places = [places.get(name) for name in node.input]
         self.given = attributes_of(node)
         self.edits: list[Edit] = []
-        if not places.keys().isdisjoint(set(reads(node)) - set(node.input)):
-            mixed("a subgraph of it reads samples")
+        check(places.keys().isdisjoint(set(reads(node)) - set(node.input)), "a subgraph of it reads samples")
 
     def outputs(self) -> Sequence[SampleAxis | None]:
         """Return the axis of the samples in each output."""
         form = FORMS.get(self.node.op_type) if is_standard(self.node.domain) else None
         if form is None:
             mixed("its effect on the axis of the samples is unknown")
-        if self.tracker.frees and is_random(self.graph, self.node):
-            mixed("it draws random numbers")
+        check(not (self.tracker.frees and is_random(self.graph, self.node)), "it draws random numbers")
         for position, place in enumerate(self.places):
             if place is not None and self.shape(position) == () and (form not in WITHOUT_AXES or self.result()):
                 mixed("one of its operands no longer has the axis of the samples")
@@ -315,6 +290,10 @@ class _NodeAxes:
         """Return the shape of an operand."""
         shape = shape_of(self.graph.types.get(self.node.input[position]))
         return mixed("the rank of an operand is unknown") if shape is None else shape
+
+    def rank(self, position: int) -> int:
+        """Return the number of axes of an operand."""
+        return len(self.shape(position))
 
     def result(self) -> Shape:
         """Return the shape of the first output."""
@@ -327,8 +306,8 @@ class _NodeAxes:
 
     def only(self, *positions: int) -> None:
         """Raise Mixed if an operand other than those at `positions` depends on samples."""
-        if any(place is not None for at, place in enumerate(self.places) if at not in positions):
-            mixed("an operand that is shared by all samples depends on them")
+        others = {place for at, place in enumerate(self.places) if at not in positions}
+        check(others <= {None}, "an operand that is shared by all samples depends on them")
 
     def first(self) -> SampleAxis:
         """Return the axis of the samples in the first operand. Raise Mixed if another operand depends on samples."""
@@ -357,9 +336,15 @@ class _NodeAxes:
             mixed("its operands have the samples on different axes", certain=plain)
         return place
 
-    def apart(self, place: SampleAxis, *worked: int) -> SampleAxis:
+    def moved(self, position: int, by: int) -> SampleAxis | None:
+        """Return the axis of the samples in an operand, moved back by a number of axes."""
+        place = self.places[position]
+        return place and place.at(place.axis + by)
+
+    def apart(self, place: SampleAxis, *worked: int, otherwise: str = ALONG) -> SampleAxis:
         """Return `place`, or raise Mixed if its axis is in `worked`, the axes along which the operator works."""
-        return mixed("it works along the axis of the samples", certain=True) if place.axis in worked else place
+        check(place.axis not in worked, otherwise, certain=True)
+        return place
 
     def edit(self, kind: str, position: int, *change: Any, **value: Any) -> None:
         """Record a change that lets the node accept any batch size.
@@ -385,13 +370,14 @@ class _NodeAxes:
         shape = self.shape(position)
         if broadcasts and (not 0 <= place.axis < len(shape) or shape[place.axis] == 1):
             return
-        size = Product.of(self.graph, [shape[place.axis]])
-        if size != place.before * self.tracker.batch_size * place.after:
-            mixed(f"it repeats samples along axis {place.axis} of '{self.node.input[position]}'")
-        if place.before != ONE and not all(isinstance(size, int) for size in shape):
-            mixed(f"axis {place.axis} of '{self.node.input[position]}' combines the batch with sizes that may vary")
-        if self.tracker.batch != 1 and not (place.is_plain and self._is_alike(self.node.input[position], place.axis)):
-            mixed(f"'{self.node.input[position]}' may contain different values for the {self.tracker.batch} samples")
+        name, batch = self.node.input[position], self.tracker.batch
+        where = f"axis {place.axis} of '{name}'"
+        once = Product.of(self.graph, [shape[place.axis]]) == place.size(self.tracker.batch_size)
+        check(once, f"it repeats samples along {where}")
+        fixed = place.before == ONE or known_sizes(shape) is not None
+        check(fixed, f"{where} combines the batch with sizes that may vary")
+        alike = batch == 1 or (place.is_plain and self._is_alike(name, place.axis))
+        check(alike, f"'{name}' may contain different values for the {batch} samples")
         self.edit("repeat", position, place=place)
 
     def _is_alike(self, name: str, axis: int) -> bool:
@@ -424,9 +410,7 @@ class _NodeAxes:
         """
         positions = [at for at in positions if self.has(at)]
         lifted = {at: rank - len(self.shape(at)) for at in positions}
-        found = self.agreed(
-            None if (place := self.places[at]) is None else place.at(place.axis + lifted[at]) for at in positions
-        )
+        found = self.agreed(self.moved(at, lifted[at]) for at in positions)
         for at in positions:
             self.repeat(at, found.at(found.axis - lifted[at]), broadcasts=True)
         return found
@@ -436,12 +420,10 @@ class _NodeAxes:
 
         If the node can't become a Reshape, raise Mixed with the reason `otherwise`.
         """
-        before, after = self.shape(0), self.result()
-        found = self.reshaped(place, before, after) if self.tracker.frees and self.tracker.batch == 1 else []
-        if not after and self.tracker.frees and self.tracker.batch == 1:
-            found = [SampleAxis(0)]
-        if not found:
-            mixed(f"it {otherwise}")
+        before, after, found = self.shape(0), self.result(), list[SampleAxis]()
+        if self.tracker.frees and self.tracker.batch == 1:
+            found = self.reshaped(place, before, after) if after else [SampleAxis(0)]
+        check(bool(found), f"it {otherwise}")
         chosen = self.tracker.choose(self.index, found, (before, after, place))
         self.edit("reshape", 0, chosen.axis)
         return chosen
@@ -459,13 +441,10 @@ class _NodeAxes:
             shape: the shape of the indices.
             behind: the position among the axes of the result at which the axes of the indices begin.
         """
-        if not self.tracker.frees or self.tracker.batch != 1 or data.before != ONE:
-            mixed("it selects entries along the axis of the samples")
-        if indices is not None and (not indices.is_plain or indices.axis >= len(shape)):
-            mixed("it may select entries of other samples")
         axes = [axis for axis, size in enumerate(shape) if size == 1] if indices is None else [indices.axis]
-        if not axes:
-            mixed("it selects entries along the axis of the samples")
+        free = self.tracker.frees and self.tracker.batch == 1 and data.before == ONE
+        check(free and bool(axes), "it selects entries along the axis of the samples")
+        check(indices is None or (indices.is_plain and indices.axis < len(shape)), OTHERS)
         chosen = self.tracker.choose(self.index, [SampleAxis(behind + axis) for axis in axes], (shape, data))
         self.edit("own", 1, chosen.axis - behind, data)
         return chosen
@@ -486,6 +465,38 @@ class _NodeAxes:
 
 
 Form = Callable[[_NodeAxes], Any]
+"""A function that returns the axis of the samples in the results of a node: one for all results, or a list."""
+
+
+def _working_along(axes: Callable[[_NodeAxes, int], Iterable[int]]) -> Form:
+    """Return the form of operators that keep the axes of their first operand, and work along some of them.
+
+    `axes(n, rank)` returns these axes for an operand of `rank` axes.
+    """
+
+    def form(n: _NodeAxes) -> SampleAxis:
+        place, rank = n.first(), n.rank(0)
+        return n.apart(place, *(axis % rank for axis in axes(n, rank)))
+
+    return form
+
+
+def _softmax_axes(n: _NodeAxes, rank: int) -> Iterable[int]:
+    """Before opset 13, these operators work along an axis and all axes after it."""
+    old = (n.graph.opset() or 13) < 13
+    return range(n.axis("axis", 1, rank), rank) if old else (n.axis("axis", -1, rank),)
+
+
+def _padded_axes(n: _NodeAxes, rank: int) -> Iterable[int]:
+    pads = n.constant(1, "pads") or []
+    axes = n.constant(3) or range(rank)
+    return [axis for axis, *sides in zip(axes, pads, pads[len(axes) :], strict=False) if any(sides)]
+
+
+def _scaled_axes(n: _NodeAxes, rank: int) -> Iterable[int]:
+    """Quantizers with one scale, or with one scale for each slice along an axis."""
+    check(not n.given.get("block_size"), "it may have different scales for each sample")
+    return () if n.shape(1) in ((), (1,)) else (n.axis("axis", 1, rank),)
 
 
 def _elementwise(n: _NodeAxes) -> SampleAxis:
@@ -495,8 +506,7 @@ def _elementwise(n: _NodeAxes) -> SampleAxis:
 def _samples(n: _NodeAxes) -> SampleAxis:
     """Return the axis for operators whose operands have the samples on axis 0 and the channels on axis 1."""
     place = n.agreed(n.places)
-    if place.axis != 0 or n.places[0] is None:
-        mixed("its samples are not on axis 0")
+    check(place.axis == 0 and n.places[0] is not None, "its samples are not on axis 0")
     return place
 
 
@@ -506,8 +516,7 @@ def _kernel(n: _NodeAxes) -> SampleAxis:
 
 
 def _pooled(n: _NodeAxes) -> SampleAxis:
-    if n.tracker.frees and any(n.node.output[1:]):
-        mixed("its indices count across the whole batch")
+    check(not (n.tracker.frees and any(n.node.output[1:])), "its indices count across the whole batch")
     return _kernel(n)
 
 
@@ -525,79 +534,42 @@ def _grid(n: _NodeAxes) -> SampleAxis:
 
 
 def _normalized(n: _NodeAxes) -> list[SampleAxis | None]:
-    if uses_batch(n.node, n.graph.opset() or 1):
-        mixed("in training mode, it computes mean and variance over the samples", certain=True)
+    by_batch = uses_batch(n.node, n.graph.opset() or 1)
+    check(not by_batch, "in training mode, it computes mean and variance over the samples", certain=True)
     return [_kernel(n), *[None] * (len(n.node.output) - 1)]
 
 
 def _resized(n: _NodeAxes) -> SampleAxis:
     place = n.first()
-    if n.shape(0)[place.axis] != n.result()[place.axis]:
-        mixed("it may resize along the axis of the samples")
-    if n.has(3):
-        axes = [a % len(n.shape(0)) for a in n.given.get("axes", range(len(n.shape(0))))]
-        if place.axis in axes:
-            n.edit("multiply", 3, axes.index(place.axis), place)
+    check(n.shape(0)[place.axis] == n.result()[place.axis], "it may resize along the axis of the samples")
+    axes = [axis % n.rank(0) for axis in n.given.get("axes", range(n.rank(0)))]
+    if n.has(3) and place.axis in axes:
+        n.edit("multiply", 3, axes.index(place.axis), place)
     return place
 
 
-def _along(default: int) -> Form:
-    """Return the function of `FORMS` for operators that work along one axis, before opset 13 along all later axes too.
-
-    `default` is the operator's default axis.
-    """
-
-    def form(n: _NodeAxes) -> SampleAxis:
-        place = n.first()
-        old = (n.graph.opset() or 13) < 13
-        worked = n.axis("axis", 1 if old else default, len(n.shape(0)))
-        return n.apart(place, worked, *(range(worked, 1 + place.axis) if old else ()))
-
-    return form
-
-
-def _behind(n: _NodeAxes) -> SampleAxis:
-    """Operators that work along an axis and all axes after it."""
-    place = n.first()
-    return n.apart(place, *range(n.axis("axis", -1, len(n.shape(0))), len(n.shape(0))))
-
-
-def _mean_variance(n: _NodeAxes) -> SampleAxis:
-    return n.apart(n.first(), *(a % len(n.shape(0)) for a in n.given.get("axes", (0, 2, 3))))
-
-
-def _cumulated(n: _NodeAxes) -> SampleAxis:
-    axes = n.constant(1) or []
-    return n.apart(n.first(), *(a % len(n.shape(0)) for a in axes))
-
-
 def _reduced(n: _NodeAxes) -> SampleAxis:
-    place, rank = n.first(), len(n.shape(0))
-    axes = n.constant(1, "axes") or ([] if n.given.get("noop_with_empty_axes") else list(range(rank)))
-    axes = [a % rank for a in axes]
-    if place.axis in axes:
-        mixed("it reduces along the axis of the samples", certain=True)
-    return place if n.given.get("keepdims", 1) else place.at(place.axis - sum(a < place.axis for a in axes))
-
-
-def _arg(n: _NodeAxes) -> SampleAxis:
-    place = n.first()
-    worked = n.axis("axis", 0, len(n.shape(0)))
-    n.apart(place, worked)
-    return place if n.given.get("keepdims", 1) else place.at(place.axis - (worked < place.axis))
+    """Reductions, ArgMax and ArgMin."""
+    rank, place = n.rank(0), n.first()
+    if n.node.op_type.startswith("Arg"):
+        axes = [n.given.get("axis", 0)]
+    else:
+        axes = n.constant(1, "axes") or ([] if n.given.get("noop_with_empty_axes") else list(range(rank)))
+    axes = [axis % rank for axis in axes]
+    how = ALONG if n.node.op_type.startswith("Arg") else "it reduces along the axis of the samples"
+    n.apart(place, *axes, otherwise=how)
+    return place if n.given.get("keepdims", 1) else place.without(axes)
 
 
 def _matmul(n: _NodeAxes) -> SampleAxis:
-    (a, b), (left, right), rank = n.places[:2], (len(n.shape(0)), len(n.shape(1))), len(n.result())
+    (a, b), left, right, rank = n.places[:2], n.rank(0), n.rank(1), len(n.result())
     n.only(0, 1)
     found: list[SampleAxis] = []
     if a is not None:
-        if a.axis == left - 1:
-            mixed("it contracts the axis of the samples", certain=True)
+        n.apart(a, left - 1, otherwise=CONTRACTED)
         found.append(a if right == 1 else a.at(a.axis + rank - left))
     if b is not None:
-        if b.axis == max(right - 2, 0):
-            mixed("it contracts the axis of the samples", certain=True)
+        n.apart(b, max(right - 2, 0), otherwise=CONTRACTED)
         found.append(b.at(rank - 1 if b.axis == right - 1 else b.axis + rank - right + (left == 1)))
     place = n.agreed(found)
     # an operand without samples may have the axis of the samples among the batch axes of its matrices
@@ -609,29 +581,22 @@ def _matmul(n: _NodeAxes) -> SampleAxis:
 
 
 def _gemm(n: _NodeAxes) -> SampleAxis:
-    rows, columns = int(bool(n.given.get("transA"))), 1 - int(bool(n.given.get("transB")))
     found: list[SampleAxis | None] = []
-    for place, kept, axis in ((n.places[0], rows, 0), (n.places[1], columns, 1)):
+    for axis, contracted in enumerate((not n.given.get("transA"), bool(n.given.get("transB")))):
+        place = n.places[axis]
         if place is not None:
-            if place.axis != kept:
-                mixed("it contracts the axis of the samples", certain=True)
-            found.append(place.at(axis))
+            found.append(n.apart(place, int(contracted), otherwise=CONTRACTED).at(axis))
     if n.has(2):
-        lifted = 2 - len(n.shape(2))
-        found += [None if n.places[2] is None else n.places[2].at(n.places[2].axis + lifted)]
+        lifted = 2 - n.rank(2)
+        found.append(n.moved(2, lifted))
         whole = n.agreed(found)
         n.repeat(2, whole.at(whole.axis - lifted), broadcasts=True)
     return n.agreed(found)
 
 
 def _transposed(n: _NodeAxes) -> SampleAxis:
-    rank, place = len(n.shape(0)), n.first()
-    order = list(n.given.get("perm", range(rank)[::-1]))
-    return (
-        place.at(order.index(place.axis))
-        if len(order) == rank
-        else mixed("its result has another rank than its operand")
-    )
+    order = list(n.given.get("perm", range(n.rank(0))[::-1]))
+    return n.first().at(order.index(n.first().axis))
 
 
 def _reshaped(n: _NodeAxes) -> SampleAxis:
@@ -643,8 +608,7 @@ def _reshaped(n: _NodeAxes) -> SampleAxis:
         found = [each for each in found if each.axis == behind]
     if not n.tracker.frees:
         found = [each for each in found if each.is_plain]
-    if not found:
-        mixed("it may split samples")
+    check(bool(found), "it may split samples")
     chosen = n.tracker.choose(n.index, found, (before, after, place))
     if n.node.op_type == "Reshape":
         n.edit("multiply", 1, chosen.axis, chosen, place)
@@ -659,7 +623,7 @@ def _squeezed(n: _NodeAxes) -> SampleAxis:
         return n.as_reshape(place, "removes the axis of the samples")
     if axes is None:
         n.edit("axes", 1, value=gone)
-    return place.at(place.axis - sum(a < place.axis for a in gone))
+    return place.without(gone)
 
 
 def _unsqueezed(n: _NodeAxes) -> SampleAxis:
@@ -672,12 +636,11 @@ def _unsqueezed(n: _NodeAxes) -> SampleAxis:
 
 
 def _expanded(n: _NodeAxes) -> SampleAxis:
-    place = n.first()
-    target, lifted = n.shape(1)[0], len(n.result()) - len(n.shape(0))
+    place, rank, target = n.first(), len(n.result()), n.shape(1)[0]
     if not isinstance(target, int):
         mixed("the length of its shape is unknown")
-    found = place.at(place.axis + lifted)
-    entry = found.axis - (len(n.result()) - target)
+    found = place.at(place.axis + rank - n.rank(0))
+    entry = found.axis - (rank - target)
     if entry >= 0:
         n.edit("set", 1, entry, value=1)
     return found
@@ -690,12 +653,8 @@ def _joined(n: _NodeAxes) -> SampleAxis:
     return place
 
 
-def _cut(n: _NodeAxes) -> SampleAxis:
-    return n.apart(n.first(), n.axis("axis", -1 if n.node.op_type == "TopK" else 0, len(n.shape(0))))
-
-
 def _sliced(n: _NodeAxes) -> SampleAxis:
-    place, rank = n.first(), len(n.shape(0))
+    place, rank = n.first(), n.rank(0)
     axes = n.constant(3, "axes")
     starts = len(n.given["starts"]) if "starts" in n.given else n.shape(1)[0]
     if not isinstance(starts, int):
@@ -706,24 +665,23 @@ def _sliced(n: _NodeAxes) -> SampleAxis:
     at, size = cut.index(place.axis), n.shape(0)[place.axis]
     first, end = ((n.constant(i, name) or [])[at] for i, name in ((1, "starts"), (2, "ends")))
     step = (n.constant(4) or [1] * starts)[at]
-    if first != 0 or step != 1 or not (end >= 2**31 - 1 or (n.tracker.frees and isinstance(size, int) and end >= size)):
-        mixed("it works along the axis of the samples", certain=True)
-    n.edit("set", 2, at, value=TO_THE_END)
+    to_end = end >= 2**31 - 1 or (n.tracker.frees and isinstance(size, int) and end >= size)
+    check(first == 0 and step == 1 and to_end, ALONG, certain=True)
+    n.edit("set", 2, at, value=MAX_INT64)
     return place
 
 
 def _gathered(n: _NodeAxes) -> SampleAxis:
-    (data, indices), axis = n.places, n.axis("axis", 0, len(n.shape(0)))
-    if data is not None and data.axis == axis and data.is_plain and indices is None and not n.shape(1):
-        return n.as_reshape(data, "selects entries along the axis of the samples")
-    if data is not None and data.axis == axis:
-        return n.own_entries(data, indices, n.shape(1), axis)
-    if data is not None and indices is not None:
-        mixed("it may select entries of other samples")
+    (data, indices), axis = n.places, n.axis("axis", 0, n.rank(0))
     if data is None:
         assert indices is not None
         return indices.at(axis + indices.axis)
-    return data.at(data.axis + (len(n.shape(1)) - 1 if data.axis > axis else 0))
+    if data.axis == axis and data.is_plain and indices is None and not n.shape(1):
+        return n.as_reshape(data, "selects entries along the axis of the samples")
+    if data.axis == axis:
+        return n.own_entries(data, indices, n.shape(1), axis)
+    check(indices is None, OTHERS)
+    return data.at(data.axis + (n.rank(1) - 1 if data.axis > axis else 0))
 
 
 def _gathered_tuples(n: _NodeAxes) -> SampleAxis:
@@ -731,59 +689,45 @@ def _gathered_tuples(n: _NodeAxes) -> SampleAxis:
     (data, indices), shape = n.places, n.shape(1)
     depth = shape[-1]
     if data is None or n.given.get("batch_dims", 0) or not isinstance(depth, int):
-        mixed("it may select entries of other samples")
-    if data.axis < depth:
-        if not data.is_plain:
-            mixed("it may select entries of other samples")
-        return n.own_entries(data, indices, shape[:-1])
-    if indices is not None:
-        mixed("it may select entries of other samples")
-    return data.at(len(shape) - 1 + data.axis - depth)
-
-
-def _padded(n: _NodeAxes) -> SampleAxis:
-    place, rank = n.first(), len(n.shape(0))
-    pads, axes = n.constant(1, "pads") or [], n.constant(3)
-    which = [a % rank for a in axes] if axes else list(range(rank))
-    return n.apart(place, *(a for a, *sides in zip(which, pads, pads[len(which) :], strict=False) if any(sides)))
+        mixed(OTHERS)
+    selected = data.axis < depth
+    check(data.is_plain if selected else indices is None, OTHERS)
+    return n.own_entries(data, indices, shape[:-1]) if selected else data.at(len(shape) - 1 + data.axis - depth)
 
 
 def _tiled(n: _NodeAxes) -> SampleAxis:
     place = n.first()
     times = (n.constant(1) or [])[place.axis]
-    if times < 1 or (times != 1 and not n.tracker.frees):
-        mixed("it works along the axis of the samples", certain=True)
+    check(times == 1 or (times > 1 and n.tracker.frees), ALONG, certain=True)
     return place._replace(before=Product(times) * place.before)
 
 
 def _einsum(n: _NodeAxes) -> SampleAxis:
     equation = n.given["equation"].decode().replace(" ", "")
-    if "." in equation or "->" not in equation:
-        mixed("its equation has an implicit output")
+    check("." not in equation and "->" in equation, "its equation has an implicit output")
     terms, result = equation.split("->")
     written = terms.split(",")
-    letters = {term[p.axis] for term, p in zip(written, n.places, strict=True) if p is not None}
-    (letter, *others) = letters
-    if others or letter not in result or any(term.count(letter) > 1 for term in written):
-        mixed("it sums over samples or combines them", certain=True)
-    place = n.agreed(None if p is None else p.at(0) for p in n.places)
+    (letter, *others) = {term[p.axis] for term, p in zip(written, n.places, strict=True) if p is not None}
+    apart = not others and letter in result and all(term.count(letter) < 2 for term in written)
+    check(apart, "it sums over samples or combines them", certain=True)
+    place = n.agreed(p and p.at(0) for p in n.places)
     for position, term in enumerate(written):
-        if n.places[position] is None and letter in term:
+        if letter in term:
             n.repeat(position, place.at(term.index(letter)))
     return place.at(result.index(letter))
 
 
 def _one_hot(n: _NodeAxes) -> SampleAxis:
-    place, rank = n.first(), len(n.result())
-    return place.at(place.axis + (n.axis("axis", -1, rank) <= place.axis))
+    place = n.first()
+    return place.at(place.axis + (n.axis("axis", -1, len(n.result())) <= place.axis))
 
 
 def _recurrent(n: _NodeAxes) -> list[SampleAxis | None]:
     """GRU, LSTM, RNN: X [time, batch, in], Y [time, directions, batch, hidden], states [directions, batch, hidden]."""
     expected: dict[int, int] = {0: 1, 4: 0, 5: 1, 6: 1}
-    if n.given.get("layout") or any(p is not None and expected.get(i) != p.axis for i, p in enumerate(n.places)):
-        mixed("the samples are not on its batch axis")
-    place = n.agreed(None if p is None else p.at(1) for p in n.places)
+    fits = all(p is None or expected.get(i) == p.axis for i, p in enumerate(n.places))
+    check(fits and not n.given.get("layout"), "the samples are not on its batch axis")
+    place = n.agreed(p and p.at(1) for p in n.places)
     for position, axis in expected.items():
         n.repeat(position, place.at(axis))
     places: list[SampleAxis | None] = [place.at(axis) for axis in (2, 1, 1)]
@@ -791,40 +735,16 @@ def _recurrent(n: _NodeAxes) -> list[SampleAxis | None]:
 
 
 def _attended(n: _NodeAxes) -> SampleAxis:
-    if any(p is not None and p.axis != 0 for p in n.places) or None in n.places[:3]:
-        mixed("its samples are not on axis 0 of query, key and value")
+    first = all(p is None or p.axis == 0 for p in n.places) and None not in n.places[:3]
+    check(first, "its samples are not on axis 0 of query, key and value")
     place = n.agreed(n.places)
     if n.has(3):
-        if n.places[3] is not None and len(n.shape(3)) < 4:
-            mixed("its mask has no separate axis of samples")
-        if len(n.shape(3)) == 4:
+        check(n.places[3] is None or n.rank(3) == 4, "its mask has no separate axis of samples")
+        if n.rank(3) == 4:
             n.repeat(3, place, broadcasts=True)
     for position in (4, 5, 6):
         n.repeat(position, place)
     return place
-
-
-def _triangle(n: _NodeAxes) -> SampleAxis:
-    rank = len(n.shape(0))
-    return n.apart(n.first(), rank - 1, rank - 2)
-
-
-def _quantized(n: _NodeAxes) -> SampleAxis:
-    """Quantizers with one scale, or with one scale for each slice along an axis."""
-    place, scale = n.first(), n.shape(1)
-    if n.given.get("block_size"):
-        mixed("it may have different scales for each sample")
-    if scale not in ((), (1,)):
-        n.apart(place, n.axis("axis", 1, len(n.shape(0))))
-    return place
-
-
-def _nothing(n: _NodeAxes) -> list[SampleAxis | None]:
-    """Shape and Size: their results depend on no sample.
-
-    When `free_batch` makes the fixed batch size dynamic, these results stay the sizes at the fixed batch size.
-    """
-    return [None] * len(n.node.output)
 
 
 WITHOUT_AXES = (_elementwise, _NodeAxes.first)
@@ -844,13 +764,19 @@ _FORMS: Mapping[str, Form] = {
     "GridSample": _sampled_at,
     "BatchNormalization": _normalized,
     "Resize Upsample": _resized,
-    "Hardmax LogSoftmax Softmax LpNormalization": _along(-1),
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization": _behind,
-    "MeanVarianceNormalization": _mean_variance,
-    "CumSum": _cumulated,
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
-    "ReduceSumSquare": _reduced,
-    "ArgMax ArgMin": _arg,
+    "Hardmax LogSoftmax Softmax LpNormalization": _working_along(_softmax_axes),
+    "LayerNormalization RMSNormalization SimplifiedLayerNormalization": _working_along(
+        lambda n, rank: range(n.axis("axis", -1, rank), rank)
+    ),
+    "MeanVarianceNormalization": _working_along(lambda n, rank: n.given.get("axes", (0, 2, 3))),
+    "CumSum": _working_along(lambda n, rank: n.constant(1) or ()),
+    "Split": _working_along(lambda n, rank: (n.axis("axis", 0, rank),)),
+    "TopK": _working_along(lambda n, rank: (n.axis("axis", -1, rank),)),
+    "Trilu": _working_along(lambda n, rank: (rank - 1, rank - 2)),
+    "Pad": _working_along(_padded_axes),
+    "DequantizeLinear QuantizeLinear": _working_along(_scaled_axes),
+    "ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+    "ReduceSum ReduceSumSquare": _reduced,
     "MatMul MatMulInteger": _matmul,
     "Gemm": _gemm,
     "Transpose": _transposed,
@@ -859,19 +785,16 @@ _FORMS: Mapping[str, Form] = {
     "Unsqueeze": _unsqueezed,
     "Expand": _expanded,
     "Concat GatherElements ScatterElements": _joined,
-    "Split TopK": _cut,
     "Slice": _sliced,
     "Gather": _gathered,
     "GatherND": _gathered_tuples,
-    "Pad": _padded,
     "Tile": _tiled,
     "Einsum": _einsum,
     "OneHot": _one_hot,
     "GRU LSTM RNN": _recurrent,
     "Attention": _attended,
-    "Trilu": _triangle,
-    "DequantizeLinear QuantizeLinear": _quantized,
-    "Shape Size": _nothing,
+    # their results depend on no sample; when `free_batch` makes the batch size dynamic, they stay those of the old size
+    "Shape Size": lambda n: [None] * len(n.node.output),
 }
 FORMS = {operator: form for operators, form in _FORMS.items() for operator in operators.split()}
 """Operator -> a function that returns the axis of the samples in its results."""

@@ -6,8 +6,10 @@ operators at each opset. If it mistakes another vector for a shape, it gives up 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
-from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Dim, Shape, is_float, known_sizes, shape_of
+from onnxgrad_cli.ir.types import MAX_INT64, MAX_SHAPE_BYTES, Dim, Shape, is_float, known_sizes
 
 Entries = np.ndarray
 """An array of objects. An entry is an integer, a symbol (str), or None if it is unknown."""
@@ -33,11 +35,41 @@ SAME_RANK = frozenset(
 FIXED_RANK = {"BlackmanWindow": 1, "HammingWindow": 1, "HannWindow": 1, "MelWeightMatrix": 2, "STFT": 4}
 """Operator -> the rank of its result, for operators whose result always has the same rank."""
 
-MAX_INT64 = 2**63 - 1
-"""The largest size of an axis, which is the largest int64."""
-
 DEEPEST = 200
 """Largest number of nodes on a path that is followed back from a shape."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A size, or a product of sizes, as an integer factor and symbols."""
+
+    number: int = 1
+    symbols: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, graph: Graph, sizes: Iterable[Dim]) -> Product:
+        """Return the product of sizes. A symbol that stands for a multiple of another symbol is split into the two."""
+        number, symbols = 1, list[str]()
+        for size in sizes:
+            factor, symbol = (size, None) if isinstance(size, int) else graph.multiples.get(size, (1, size))
+            number *= factor
+            symbols += [symbol] if symbol is not None else []
+        return cls(number, tuple(sorted(symbols)))
+
+    def __mul__(self, other: Product) -> Product:
+        return Product(self.number * other.number, tuple(sorted((*self.symbols, *other.symbols))))
+
+    def over(self, other: Product) -> Product | None:
+        """Return this product divided by another, or None if the quotient is no product of an integer and symbols."""
+        rest = Counter(self.symbols)
+        rest.subtract(other.symbols)
+        if min(rest.values(), default=0) < 0 or other.number == 0 or self.number % other.number:
+            return None
+        return Product(self.number // other.number, tuple(rest.elements()))
+
+
+class NotKnown(ValueError):
+    """Raised if the entries or the shape of a value are unknown before the model runs."""
 
 
 class ShapeValues:
@@ -60,8 +92,22 @@ class ShapeValues:
 
     def shape(self, name: str) -> Sizes | None:
         """Return the shape of a value with None for unnamed sizes, or None if the rank is unknown."""
-        shape = shape_of(self.graph.types.get(name))
+        shape = self.graph.shape(name)
         return None if shape is None else [None if size == "?" else size for size in shape]
+
+    def known(self, name: str, *ranks: int) -> Entries:
+        """Return the entries of a value, or raise `NotKnown` if they are unknown or their rank is not in `ranks`."""
+        found = self.entries(name)
+        if found is None or (ranks and found.ndim not in ranks):
+            raise NotKnown(name)
+        return found
+
+    def sizes(self, name: str) -> Sizes:
+        """Return the shape of a value as `shape` does, or raise `NotKnown` if the rank is unknown."""
+        found = self.shape(name)
+        if found is None:
+            raise NotKnown(name)
+        return found
 
     def _found(self, name: str) -> Entries | None:
         constant = self.graph.constant(name)
@@ -73,7 +119,7 @@ class ShapeValues:
             return self._of_known_length(name)
         try:
             found = step(self, node)
-        except (IndexError, TypeError, ValueError):  # invalid entries, which onnx reports
+        except (IndexError, TypeError, ValueError):  # unknown, or invalid entries, which onnx reports
             found = None
         if found is None or found.size > MAX_SHAPE_BYTES // 8:
             return self._of_known_length(name)
@@ -94,22 +140,10 @@ class ShapeValues:
         """
         if None in sizes or None in by:
             return None
-        above, symbols = self._factors(sizes)
-        below, others = self._factors(by)
-        for symbol in others:
-            if symbol not in symbols:
-                return None
-            symbols.remove(symbol)
-        if not below or above % below or len(symbols) > 1:
+        found = Product.of(self.graph, sizes).over(Product.of(self.graph, by))  # type: ignore[arg-type]
+        if found is None or len(found.symbols) > 1:
             return None
-        return self._multiple(above // below, symbols[0]) if symbols else _if_a_size(above // below)
-
-    def _factors(self, sizes: Sequence[Dim | None]) -> tuple[int, list[str]]:
-        """Return the product of the sizes as an integer factor and a list of symbols."""
-        multiples = self.graph.multiples
-        pairs = [multiples.get(size, (1, size)) for size in sizes if isinstance(size, str)]
-        number = math.prod(size for size in sizes if isinstance(size, int))
-        return number * math.prod(factor for factor, _ in pairs), [symbol for _, symbol in pairs]
+        return self._multiple(found.number, *found.symbols) if found.symbols else _if_a_size(found.number)
 
     def _multiple(self, factor: int, symbol: str) -> Dim | None:
         """Return a symbol that stands for `factor` times another symbol. Equal multiples get the same symbol."""
@@ -120,7 +154,7 @@ class ShapeValues:
         name = f"{factor}*{symbol}"
         if name in self.graph.multiples:
             return name
-        if any(name in (shape_of(self.graph.types.get(each)) or ()) for each in self.graph.input_names):
+        if any(name in (self.graph.shape(each) or ()) for each in self.graph.input_names):
             return None  # an input of the model uses this symbol
         self.graph.multiples[name] = (factor, symbol)
         return name
@@ -133,11 +167,11 @@ def computed_shape(values: ShapeValues, node: Node) -> Sizes | None:
     follow = RESULTS.get(node.op_type) if is_standard(node.domain) else None
     if follow is None or not node.input:
         return None
-    found = follow(values, node)
-    if found is None and node.op_type in SAME_RANK:
-        shape = values.shape(node.input[0])
-        found = None if shape is None else [None] * len(shape)
-    return found
+    with suppress(NotKnown):
+        if (found := follow(values, node)) is not None:
+            return found
+    shape = values.shape(node.input[0]) if node.op_type in SAME_RANK else None
+    return None if shape is None else [None] * len(shape)
 
 
 # -- the known entries of the results of nodes -------------------------------------------------------------------
@@ -155,72 +189,36 @@ def _plain(array: object) -> Entries:
     return np.asarray(array, object)
 
 
-def _shape(values: ShapeValues, node: Node) -> Entries | None:
-    shape, given = values.shape(node.input[0]), attributes_of(node)
-    return None if shape is None else _plain(shape)[given.get("start", 0) : given.get("end", len(shape))]
+def _shape(values: ShapeValues, node: Node) -> Entries:
+    shape, given = values.sizes(node.input[0]), attributes_of(node)
+    return _plain(shape)[given.get("start", 0) : given.get("end", len(shape))]
 
 
-def _size(values: ShapeValues, node: Node) -> Entries | None:
-    shape = values.shape(node.input[0])
-    return None if shape is None else _plain(values.product(shape))
-
-
-def _same(values: ShapeValues, node: Node) -> Entries | None:
-    return values.entries(node.input[0])
-
-
-def _cast(values: ShapeValues, node: Node) -> Entries | None:
-    """Return the entries of the input, or None for a Cast to bool. Entries are exact integers in every other type."""
-    return None if attributes_of(node)["to"] == TensorProto.BOOL else values.entries(node.input[0])
-
-
-def _gather(values: ShapeValues, node: Node) -> Entries | None:
-    entries, at = values.entries(node.input[0]), values.entries(node.input[1])
-    if entries is None or at is None or entries.ndim != 1:
-        return None
+def _gather(values: ShapeValues, node: Node) -> Entries:
+    entries, at = values.known(node.input[0], 1), values.known(node.input[1])
     alike = entries[0] if entries.size and all(entry == entries[0] for entry in entries) else None
     return _each(lambda i: alike if i is None else entries[i], at)
 
 
-def _slice(values: ShapeValues, node: Node) -> Entries | None:
-    entries = values.entries(node.input[0])
-    if entries is None or entries.ndim != 1 or len(node.input) < 3:
-        return None
-    steps = node.input[4] if len(node.input) > 4 else ""
-    ends = [values.entries(name) if name else _plain([1]) for name in (*node.input[1:3], steps)]
-    numbers = [end.item() for end in ends if end is not None and end.shape == (1,)]
-    if len(numbers) < 3 or not all(isinstance(number, int) for number in numbers):
-        return None
-    return entries[slice(*numbers)]
+def _slice(values: ShapeValues, node: Node) -> Entries:
+    starts, ends, steps = (*node.input[1:3], node.input[4] if len(node.input) > 4 else "")
+    numbers = [values.known(name, 1).item() if name else 1 for name in (starts, ends, steps)]
+    if not all(isinstance(number, int) for number in numbers):
+        raise NotKnown(starts)
+    return values.known(node.input[0], 1)[slice(*numbers)]
 
 
-def _concat(values: ShapeValues, node: Node) -> Entries | None:
-    parts = [values.entries(name) for name in node.input]
-    return np.concatenate([part for part in parts if part is not None]) if all(p is not None for p in parts) else None
+def _reshape(values: ShapeValues, node: Node) -> Entries:
+    """Return the result of a Reshape if both its input and its result are scalars or vectors."""
+    entries, shape = values.known(node.input[0], 0, 1), values.sizes(node.output[0])
+    return entries.reshape([-1] * len(shape))
 
 
-def _flat(values: ShapeValues, node: Node) -> Entries | None:
-    """Return the result of Unsqueeze, Squeeze or Reshape if both its input and its result are scalars or vectors."""
-    entries, shape = values.entries(node.input[0]), values.shape(node.output[0])
-    if entries is None or entries.ndim > 1:
-        return None
-    if node.op_type == "Unsqueeze":
-        return entries.reshape(1) if entries.ndim == 0 else None
-    if node.op_type == "Squeeze":
-        return entries.reshape(()) if entries.shape == (1,) else None
-    if shape is None or len(shape) > 1:
-        return None
-    return entries.reshape(-1 if shape else ())
-
-
-def _arithmetic(values: ShapeValues, node: Node) -> Entries | None:
-    left, right = (values.entries(name) for name in node.input)
-    if left is None or right is None:
-        return None
-    left, right = np.broadcast_arrays(left, right)
-    pairs = zip(left.flat, right.flat, strict=True)
+def _arithmetic(values: ShapeValues, node: Node) -> Entries:
+    left, right = np.broadcast_arrays(*map(values.known, node.input))
     found = np.empty(left.shape, object)
     floats = is_float(values.graph.types.get(node.input[0]))
+    pairs = zip(left.flat, right.flat, strict=True)
     found.reshape(-1)[:] = [_combined(values, node.op_type, a, b, floats) for a, b in pairs]
     return found
 
@@ -247,8 +245,8 @@ def _combined(values: ShapeValues, op_type: str, a: Dim | None, b: Dim | None, f
 
 
 def _product(values: ShapeValues, node: Node) -> Entries | None:
-    entries = values.entries(node.input[0])
-    if entries is None or -1 in entries.tolist():
+    entries = values.known(node.input[0])
+    if -1 in entries.tolist():
         return None
     result = _plain(values.product(entries.tolist()))
     return result.reshape(1) if attributes_of(node).get("keepdims", 1) else result
@@ -262,16 +260,20 @@ def _each(function: Callable[[Any], Any], entries: Entries) -> Entries:
 
 STEPS: dict[str, Callable[[ShapeValues, Node], Entries | None]] = {
     "Shape": _shape,
-    "Size": _size,
-    "Identity": _same,
-    "Cast": _cast,
+    "Size": lambda values, node: _plain(values.product(values.sizes(node.input[0]))),
+    "Identity": lambda values, node: values.known(node.input[0]),
+    # entries are exact integers in every type but bool
+    "Cast": lambda values, node: values.known(node.input[0]) if attributes_of(node)["to"] != TensorProto.BOOL else None,
     "Gather": _gather,
     "Slice": _slice,
-    "Concat": _concat,
-    **dict.fromkeys(("Unsqueeze", "Squeeze", "Reshape"), _flat),
+    "Concat": lambda values, node: np.concatenate(list(map(values.known, node.input))),
+    "Unsqueeze": lambda values, node: values.known(node.input[0], 0).reshape(1),
+    "Squeeze": lambda values, node: values.known(node.input[0], 1).reshape(()),
+    "Reshape": _reshape,
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), _arithmetic),
     "ReduceProd": _product,
 }
+"""Operator -> a function that returns the entries of its result, or raises an error if they are unknown."""
 
 
 # -- the known shapes of the results of nodes ---------------------------------------------------------------------
@@ -279,10 +281,7 @@ STEPS: dict[str, Callable[[ShapeValues, Node], Entries | None]] = {
 
 def _reshaped(values: ShapeValues, node: Node) -> Sizes | None:
     """Return the shape of a Reshape. Source: https://onnx.ai/onnx/operators/onnx__Reshape.html"""
-    target, shape = values.entries(node.input[1]), values.shape(node.input[0])
-    if target is None or target.ndim != 1:
-        return None
-    sizes = target.tolist()
+    sizes, shape = values.known(node.input[1], 1).tolist(), values.shape(node.input[0])
     if not attributes_of(node).get("allowzero", 0):
         kept = shape or [None] * len(sizes)
         sizes = [kept[i] if size == 0 and i < len(kept) else size for i, size in enumerate(sizes)]
@@ -294,9 +293,7 @@ def _reshaped(values: ShapeValues, node: Node) -> Sizes | None:
 
 
 def _expanded(values: ShapeValues, node: Node) -> Sizes | None:
-    target, shape = values.entries(node.input[1]), values.shape(node.input[0])
-    if target is None or shape is None or target.ndim != 1:
-        return None
+    target, shape = values.known(node.input[1], 1), values.sizes(node.input[0])
     rank = max(len(shape), target.size)
     left, right = ([1] * (rank - len(sizes)) + sizes for sizes in (shape, target.tolist()))
     return [_broadcast(a, b) for a, b in zip(left, right, strict=True)]
@@ -311,16 +308,9 @@ def _broadcast(a: Dim | None, b: Dim | None) -> Dim | None:
     return next((size for size in (a, b) if isinstance(size, int)), None)
 
 
-def _filled(values: ShapeValues, node: Node) -> Sizes | None:
-    target = values.entries(node.input[0])
-    return None if target is None or target.ndim != 1 else target.tolist()
-
-
 def _tiled(values: ShapeValues, node: Node) -> Sizes | None:
-    shape, repeats = values.shape(node.input[0]), values.entries(node.input[1])
-    if shape is None or repeats is None or repeats.shape != (len(shape),):
-        return None
-    return [values.product(pair) for pair in zip(shape, repeats.tolist(), strict=True)]
+    shape, repeats = values.sizes(node.input[0]), values.known(node.input[1], 1)
+    return list(map(values.product, zip(shape, repeats, strict=True))) if repeats.size == len(shape) else None
 
 
 def _ranged(values: ShapeValues, node: Node) -> Sizes | None:
@@ -330,14 +320,12 @@ def _ranged(values: ShapeValues, node: Node) -> Sizes | None:
 
 
 def _resized(values: ShapeValues, node: Node) -> Sizes | None:
-    shape = values.shape(node.input[0])
-    if shape is None or len(node.input) < 4 or not node.input[3] or "axes" in attributes_of(node):
+    given = attributes_of(node)
+    if len(node.input) < 4 or not node.input[3] or "axes" in given:
         return None
-    sizes = values.entries(node.input[3])
-    if sizes is None or sizes.shape != (len(shape),):
-        return None
-    stretched = attributes_of(node).get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
-    return sizes.tolist() if stretched else None
+    sizes, shape = values.known(node.input[3], 1).tolist(), values.sizes(node.input[0])
+    stretched = given.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    return sizes if stretched and len(sizes) == len(shape) else None
 
 
 def _sampled(values: ShapeValues, node: Node) -> Sizes | None:
@@ -352,12 +340,12 @@ def _without_axes(values: ShapeValues, node: Node) -> Sizes | None:
 
     If only the number of axes is known, all sizes of the result are None.
     """
-    shape, axes = values.shape(node.input[0]), _axes(values, node)
-    if shape is None or axes is None or axes.size > len(shape):
+    shape, axes = values.sizes(node.input[0]), _axes(values, node)
+    if len(axes) > len(shape):
         return None
     if not all(isinstance(axis, int) for axis in axes):
-        return [None] * (len(shape) - axes.size)
-    gone = {axis % len(shape) for axis in axes.tolist()}
+        return [None] * (len(shape) - len(axes))
+    gone = {axis % len(shape) for axis in axes}
     return [size for at, size in enumerate(shape) if at not in gone]
 
 
@@ -366,27 +354,24 @@ def _with_axes(values: ShapeValues, node: Node) -> Sizes | None:
 
     If only the number of axes is known, all sizes of the result are None.
     """
-    shape, axes = values.shape(node.input[0]), _axes(values, node)
-    if shape is None or axes is None:
-        return None
-    rank = len(shape) + axes.size
+    shape, axes = values.sizes(node.input[0]), _axes(values, node)
+    rank = len(shape) + len(axes)
     if not all(isinstance(axis, int) for axis in axes):
         return [None] * rank
-    added, sizes = {axis % rank for axis in axes.tolist()}, iter(shape)
+    added, sizes = {axis % rank for axis in axes}, iter(shape)
     return [1 if at in added else next(sizes, None) for at in range(rank)]
 
 
-def _axes(values: ShapeValues, node: Node) -> Entries | None:
-    """Return the axes in the second input of a node. None if their number is unknown or they are an attribute."""
-    axes = values.entries(node.input[1]) if len(node.input) > 1 and node.input[1] else None
-    return axes.reshape(-1) if axes is not None and axes.ndim < 2 else None
+def _axes(values: ShapeValues, node: Node) -> list[Any]:
+    """Return the axes in the second input of a node. Raise `NotKnown` if their number is unknown, or there is none."""
+    return values.known(node.input[1] if len(node.input) > 1 else "", 0, 1).reshape(-1).tolist()
 
 
 RESULTS: dict[str, Callable[[ShapeValues, Node], Sizes | None]] = {
     **dict.fromkeys(SAME_RANK, lambda values, node: None),
     "Reshape": _reshaped,
     "Expand": _expanded,
-    "ConstantOfShape": _filled,
+    "ConstantOfShape": lambda values, node: values.known(node.input[0], 1).tolist(),
     "Tile": _tiled,
     "Range": _ranged,
     "Resize": _resized,

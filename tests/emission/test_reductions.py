@@ -78,8 +78,7 @@ def test_what_was_broadcast_is_decided_at_run_time_where_a_rank_is_unknown(row: 
     op.forward = "layer"
     result = op.sum_to(op.val("x"), op.val("row"))
     (caution,) = op.cautions
-    assert caution.subject == "layer"
-    assert caution.text == "layer: un-broadcast of 'row' decided at run time (an unknown rank)"
+    assert caution.subject == "layer" and "'row'" in caution.text and "unknown rank" in caution.text
     assert result.known_shape == op.val("row").known_shape
     graph.nodes.extend(op.nodes)
     graph.add_output(result.name, result.type)
@@ -106,7 +105,7 @@ def test_what_was_broadcast_is_summed_by_as_few_nodes_as_it_takes() -> None:
     assert op.sum_to(x, x) is x and not op.nodes
     op.sum_to(x, row)
     (caution,) = op.cautions
-    assert caution.text.endswith("un-broadcast of 'row' decided at run time ('a' against 'b' on axis 0)")
+    assert "'row'" in caution.text and "'a' against 'b' on axis 0" in caution.text
 
 
 def test_half_types_are_added_up_in_float32() -> None:

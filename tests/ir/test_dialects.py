@@ -19,10 +19,11 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.dialects import checker_error, repair, unknown_operators
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.type_inference import infer_types
+from onnxgrad_cli.ir.type_inference import Contradiction, infer_types
 from onnxgrad_cli.ir.weightless_copy import copied, skeleton
 from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.options import Options
+from tests.facts import raises
 
 
 def model_of(body: str, opset: int = 17, imports: str = "") -> ModelProto:
@@ -224,14 +225,14 @@ def test_a_mended_model_is_one_of_the_standard_and_computes_the_same(name: str) 
 def test_operators_that_nobody_has_are_named() -> None:
     model = model_of("a = MatMul(x, W) b = Zork(a) y = Gelu(b)")
     model.graph.node[1].name = "here"
-    with pytest.raises(OnnxgradError, match=r"no operator Zork \('here'\), Gelu \('y', of opset 20 and newer\)"):
+    with raises(OnnxgradError, "unreadable_file", "17", "here", "y", "20"):
         check_structure(model)
 
 
 def test_without_an_opset_of_the_standard_nothing_is_guessed() -> None:
     model = model_of("a = MatMul(x, W) y = Softmax(a)", imports=', "com.microsoft": 1')
     del model.opset_import[0]
-    with pytest.raises(OnnxgradError, match="does not import an opset of the standard"):
+    with pytest.raises(OnnxgradError, match="not import an opset"):
         check_structure(model)
 
 
@@ -243,7 +244,7 @@ def test_a_circle_stays_an_error() -> None:
 
 def test_what_onnxruntime_refuses_is_refused() -> None:
     model = model_of("a = MatMul(x, W) y = my.Own(a)")
-    with pytest.raises(OnnxgradError, match="but imports no version of 'my'"):
+    with raises(OnnxgradError, "unreadable_file", "y", "my", "my"):
         check_structure(model)
 
 
@@ -274,5 +275,5 @@ def test_what_onnx_cannot_read_is_an_error_of_ours() -> None:
     model = model_of("a = MatMul(x, W) c = Identity(a) y = Softmax(c)")
     graph = Graph(model)
     graph.nodes[1].domain = "my"
-    with pytest.raises(OnnxgradError, match="No opset import for domain my"):
+    with pytest.raises(Contradiction, match="domain my"):
         infer_types(graph)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -15,6 +13,7 @@ from onnxgrad_cli import build
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.operand_sizes import first_misfit
 from onnxgrad_cli.ir.type_inference import Contradiction, infer_types
+from tests.facts import raises
 
 T, B, N, H = 3, 2, 5, 4
 STATE = [1, B, H]
@@ -78,13 +77,13 @@ def test_an_operand_that_is_too_long(op_type: str, at: int) -> None:
     shapes, attributes = NODES[op_type]
     wrong = [[*shape[:-1], shape[-1] + (i == at)] for i, shape in enumerate(shapes)]
     model = model_of(op_type, wrong, **attributes)
-    assert not runs(model) and "its operator's definition requires" in judged(model)
+    assert not runs(model) and f"'x{at or 1}' has the shape" in judged(model)  # x0 has no contradiction before x1
 
 
 def test_the_node_is_named() -> None:
     shapes, attributes = NODES["LSTM"]
     model = model_of("LSTM", [*shapes[:3], [1, 7], *shapes[4:]], **attributes)
-    with pytest.raises(Contradiction, match=re.escape("node 'node' (LSTM): 'x3' has the shape [1, 7], but")):
+    with raises(Contradiction, "failed", "node", "x3", "1", "7", "1", "4"):
         build(model)
 
 
@@ -102,21 +101,18 @@ def channels(node: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("node", "told"),
     [
-        ("y = GroupNormalization <num_groups = -2> (h, s, s)", "its num_groups is -2"),
-        ("y = GroupNormalization <num_groups = 3> (h, s, s)", "its num_groups 3 does not divide axis 1 of 'h'"),
-        ("y = GroupNormalization <num_groups = 16> (h, s, s)", "its num_groups 16 does not divide axis 1 of 'h'"),
-        ("y = SpaceToDepth <blocksize = 3> (h)", "its blocksize 3 does not divide axis 2 of 'h'"),
-        ("y = DepthToSpace <blocksize = 4> (h)", "which has 8 elements into blocks"),
-        ("y = Conv <group = 3> (h, w)", "its group 3 does not divide axis 1 of 'h'"),
-        ("y, z = Split <axis = 1, num_outputs = 3> (h)", "its num_outputs is 3, but it has 2 outputs"),
-        ("y = Conv (h, v)", "'h' has 8 channels, but its weight 'v' is for 4"),
-        (
-            "y = Conv <kernel_shape = [3, 3]> (h, w)",
-            r"its kernel_shape is \[3, 3\], but its weight has",
-        ),
-        ("y = ConvTranspose <group = 2> (h, c)", "'h' has 8 channels, but its weight 'c' is for 4"),
-        ("y = Reshape (h, e)", r"it makes the shape \[9, 9\] of \[2, 8, 4, 4\]"),
-        ("y = Transpose <perm = [1, 0]> (h)", r"its perm is \[1, 0\], but 'h' has 4 axes"),
+        ("y = GroupNormalization <num_groups = -2> (h, s, s)", "GroupNormalization num_groups -2"),
+        ("y = GroupNormalization <num_groups = 3> (h, s, s)", "GroupNormalization num_groups 3 1 h 8"),
+        ("y = GroupNormalization <num_groups = 16> (h, s, s)", "GroupNormalization num_groups 16 1 h 8"),
+        ("y = SpaceToDepth <blocksize = 3> (h)", "SpaceToDepth 3 2 h 4"),
+        ("y = DepthToSpace <blocksize = 4> (h)", "DepthToSpace 4 1 h 8"),
+        ("y = Conv <group = 3> (h, w)", "3 1 h 8"),
+        ("y, z = Split <axis = 1, num_outputs = 3> (h)", "num_outputs 3 2"),
+        ("y = Conv (h, v)", "h 8 v 4"),
+        ("y = Conv <kernel_shape = [3, 3]> (h, w)", "kernel_shape 3 3 1 1"),
+        ("y = ConvTranspose <group = 2> (h, c)", "ConvTranspose h 8 c 4"),
+        ("y = Reshape (h, e)", "9 9 2 8 4 4"),
+        ("y = Transpose <perm = [1, 0]> (h)", "1 0 h 4"),
     ],
 )
 def test_an_attribute_that_does_not_fit_the_sizes(node: str, told: str) -> None:
@@ -125,7 +121,8 @@ def test_an_attribute_that_does_not_fit_the_sizes(node: str, told: str) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString())
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         session.run(None, {"x": np.ones((2, 8, 4, 4), np.float32)})
-    with pytest.raises(Contradiction, match=told):
+    operator = node.partition(" = ")[2].split()[0]
+    with raises(Contradiction, "failed", f"{operator}_y", *told.split()):
         build(model)
 
 

@@ -18,7 +18,7 @@ from onnx import GraphProto, TensorProto, numpy_helper
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.renaming import renamed
 
@@ -36,8 +36,7 @@ def attention(
 
     If all keys are masked for a query, its row of Y is 0.
     """
-    if q.dtype != v.dtype:
-        raise Unknown("its queries and values have different types")
+    require(q.dtype == v.dtype, "its queries and values have different types")
     packed = q.rank == 3
     if packed:
         q, k, v = heads(op, q, q_num_heads), heads(op, k, kv_num_heads), heads(op, v, kv_num_heads)
@@ -66,10 +65,7 @@ def appended(op: Op, past: Val, new: Val) -> Val:
     for axis in (0, 1, 3):
         kept, added = past.shape[axis], new.shape[axis]
         if isinstance(kept, int) and isinstance(added, int) and kept != added:
-            raise Unknown(
-                f"the values appended to its cache have the shape {list(new.shape)}, but the cache has "
-                f"{list(past.shape)}"
-            )
+            raise Unknown(f"it appends values of the shape {list(new.shape)} to a cache of {list(past.shape)}")
     return op.Concat(past, new, axis=2)
 
 
@@ -133,7 +129,7 @@ def _softmax(op: Op, scores: Val, sink: Val | None) -> Val:
     """Return the softmax over the keys. A sink takes part of the probability, so the keys' part sums to less than 1."""
     if sink is None:
         return op.Softmax(scores, axis=-1)
-    column = op.Expand(op.cast(sink, scores), op.vector([*(op.size(scores, axis) for axis in range(3)), 1]))
+    column = op.Expand(op.cast(sink, scores), op.vector([*op.sizes(scores, range(3)), 1]))
     p = op.Softmax(op.Concat(scores, column, axis=3), axis=-1)
     return op.Slice(p, op.ints([0]), op.ints([-1]), op.ints([3]), shape=scores.shape)
 
@@ -162,14 +158,14 @@ def _scores(op: Op, q: Val, k: Val) -> Val:
     """Return Q K^T. All query heads that share a key head are multiplied by it in one matrix product."""
     if _one_to_one(q, k):
         return op.state(q @ op.swap_last(k), (*q.shape[:3], k.shape[2]))
-    scores = op.reshape(_grouped(op, q, k) @ op.swap_last(k), [*(op.size(q, axis) for axis in range(3)), op.size(k, 2)])
+    scores = op.reshape(_grouped(op, q, k) @ op.swap_last(k), [*op.sizes(q, range(3)), op.size(k, 2)])
     return op.state(scores, (*q.shape[:3], k.shape[2]))
 
 
 def _weighted(op: Op, p: Val, v: Val, q: Val) -> Val:
     if _one_to_one(q, v):
         return op.state(p @ v, (*q.shape[:3], v.shape[3]))
-    y = op.reshape(_grouped(op, p, v) @ v, [*(op.size(q, axis) for axis in range(3)), op.size(v, 3)])
+    y = op.reshape(_grouped(op, p, v) @ v, [*op.sizes(q, range(3)), op.size(v, 3)])
     return op.state(y, (*q.shape[:3], v.shape[3]))
 
 

@@ -16,10 +16,9 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import definition, no_gradient, refuse
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
-
-ML = "ai.onnx.ml"
+from onnxgrad_cli.ir.domains import ML
 
 Numbers = Sequence[float] | np.ndarray | None
 """The type of an attribute that is a list of floats and may be absent."""
@@ -31,7 +30,7 @@ Numbers = Sequence[float] | np.ndarray | None
 def linear_regressor(op, x, *, coefficients, intercepts=None, targets=1, post_transform="NONE"):
     """x Aᵀ + b, with one column per target."""
     if targets == 1 and post_transform != "NONE":
-        raise Unknown(f"with one target, onnxruntime's kernel ignores its post_transform {post_transform}")
+        raise Unknown(f"with one target, onnxruntime's kernel ignores its post_transform '{post_transform}'")
     transform = _transform(post_transform)
     return transform(op, _linear(op, _rows(op, x), coefficients, intercepts, targets))
 
@@ -58,9 +57,8 @@ def linear_classifier(
 def _linear(op: Op, x: Val, coefficients: Numbers, intercepts: Numbers, rows: int) -> Val:
     coefficients, intercepts = _floats(coefficients), _floats(intercepts)
     if not rows or len(coefficients) % rows or len(intercepts) not in (0, rows):
-        raise Unknown(
-            f"{len(coefficients)} coefficients and {len(intercepts)} intercepts do not make {rows} linear functions"
-        )
+        given = f"{len(coefficients)} coefficients and {len(intercepts)} intercepts"
+        raise Unknown(f"{given} do not make {rows} linear functions")
     matrix = np.reshape(coefficients, [rows, -1]).T
     if isinstance(x.shape[1], int) and x.shape[1] != len(matrix):
         raise Unknown(f"its input has {x.shape[1]} columns, but its coefficients are for {len(matrix)}")
@@ -75,8 +73,7 @@ def _label(op: Op, scores: Val, labels: np.ndarray) -> Val:
 
 def _rows(op: Op, x: Val) -> Val:
     """Return x in float32 with one row per sample. A vector is a single sample."""
-    if x.rank > 2:
-        raise Unknown("its input is not a matrix")
+    require(x.rank <= 2, "its input is not a matrix")
     x = op.cast(x, TensorProto.FLOAT)
     return x if x.rank == 2 else op.unsqueeze(x, [0])
 
@@ -88,8 +85,7 @@ def _transform(how: str) -> Callable[[Op, Val], Val]:
         "LOGISTIC": lambda op, scores: op.Sigmoid(scores),
         "SOFTMAX": lambda op, scores: op.Softmax(scores, axis=1),
     }
-    if how not in known:
-        raise Unknown(f"its post_transform {how} is not differentiable everywhere")
+    require(how in known, f"its post_transform '{how}' is not differentiable everywhere")
     return known[how]
 
 
@@ -112,12 +108,9 @@ def svm_regressor(
     rho, support_vectors=None,
 ):  # fmt: skip
     """K(x, support vectors) coefficients + rho. Without support vectors, x coefficients + rho."""
-    if one_class:
-        raise Unknown("it returns only the sign of a function, whose derivative is zero")
-    if n_supports and kernel_type not in KERNELS:
-        raise Unknown(f"its kernel {kernel_type} is not supported")
-    if post_transform != "NONE":
-        raise Unknown(f"onnxruntime's kernel ignores its post_transform {post_transform}")
+    require(not one_class, "it returns only the sign of a function, whose derivative is zero")
+    require(not n_supports or kernel_type in KERNELS, f"its kernel '{kernel_type}' is not supported")
+    require(post_transform == "NONE", f"onnxruntime's kernel ignores its post_transform '{post_transform}'")
     k = _rows(op, x)
     if n_supports:
         k = _kernel(op, k, kernel_type, kernel_params, np.reshape(_floats(support_vectors), [n_supports, -1]))
@@ -140,22 +133,14 @@ def svm_classifier(
     """
     labels, counts = _labels(classlabels_ints, classlabels_strings), list(vectors_per_class or ())
     if not sum(counts) or len(counts) != len(labels) or kernel_type not in KERNELS:
-        raise Unknown(
-            f"it has {len(labels)} classes, support vectors for {len(counts)} classes, and the kernel {kernel_type}"
-        )
-    if post_transform != "NONE":
-        raise Unknown(f"its post_transform {post_transform} is not supported")
+        what = f"{len(labels)} classes, support vectors for {len(counts)} classes"
+        raise Unknown(f"it has {what}, and the kernel '{kernel_type}'")
+    require(post_transform == "NONE", f"its post_transform '{post_transform}' is not supported")
     if prob_a or prob_b:
-        raise Unknown(
-            "it computes its probabilities with an iteration that has no gradient here; export the model without "
-            "probabilities"
-        )
+        raise Unknown("an iteration without a gradient computes its probabilities", "export it without probabilities")
     first, second = np.triu_indices(len(counts), 1)
     given, needed = (len(coefficients), len(rho)), (sum(counts) * (len(counts) - 1), len(first))
-    if given != needed:
-        raise Unknown(
-            f"it has {given[0]} coefficients and {given[1]} values of rho, but needs {needed[0]} and {needed[1]}"
-        )
+    require(given == needed, "it has {} coefficients and {} values of rho, but needs {} and {}".format(*given, *needed))
     k = _kernel(op, _rows(op, x), kernel_type, kernel_params, np.reshape(_floats(support_vectors), [sum(counts), -1]))
     scores = k @ _of_pairs(op, coefficients, np.repeat(range(len(counts)), counts), first, second)
     scores = scores + op.weight("rho", _floats(rho))
@@ -208,11 +193,9 @@ def _kernel(op: Op, x: Val, kind: str, parameters: Numbers, vectors: np.ndarray)
 @definition("Normalizer", domain=ML)
 def normalizer(op, x, *, norm="MAX"):
     """Each row divided by its largest element, its L1 norm or its L2 norm, if that is not 0."""
-    if x.rank > 2:
-        raise Unknown("its input is not a matrix")
+    require(x.rank <= 2, "its input is not a matrix")
     kinds = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}
-    if norm not in kinds:
-        raise Unknown(f"its norm {norm} is not supported")
+    require(norm in kinds, f"its norm '{norm}' is not supported")
     x = op.cast(x, TensorProto.FLOAT)
     size = op.reduce(kinds[norm], x, [x.rank - 1])
     zero = op.Equal(size, op.const(0.0, size))
@@ -222,11 +205,9 @@ def normalizer(op, x, *, norm="MAX"):
 @definition("Scaler", domain=ML)
 def scaler(op, x, *, offset=None, scale=None):
     """(x - offset) scale. Offset and scale have one element per column or a single one."""
-    if x.rank > 2:
-        raise Unknown("its input is not a matrix")
+    require(x.rank <= 2, "its input is not a matrix")
     given = [_floats(offset), _floats(scale)]
-    if any(len(values) == 0 for values in given):
-        raise Unknown("it has no offset or no scale")
+    require(all(map(len, given)), "it has no offset or no scale")
     less, factor = (op.const(values if len(values) > 1 else values[0], TensorProto.FLOAT) for values in given)
     return (op.cast(x, TensorProto.FLOAT) - less) * factor
 
@@ -236,8 +217,7 @@ def imputer(
     op, x, *, imputed_value_floats=None, imputed_value_int64s=None, replaced_value_float=0.0, replaced_value_int64=0
 ):
     """x with its missing values replaced: by one value per column, or by the same value in all columns."""
-    if x.dtype != TensorProto.FLOAT:
-        raise Unknown("its input is not float32")
+    require(x.dtype == TensorProto.FLOAT, "its input is not float32")
     missing = op.IsNaN(x) if np.isnan(replaced_value_float) else op.Equal(x, op.const(replaced_value_float, x))
     values = _floats(imputed_value_floats)
     return op.Where(missing, op.const(values if len(values) > 1 else values[0], x), x)
@@ -246,16 +226,14 @@ def imputer(
 @definition("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(op, x, places):
     """The columns of x at the given places."""
-    if x.rank != 2:
-        raise Unknown("its input is not a matrix")
+    require(x.rank == 2, "its input is not a matrix")
     return op.Gather(x, op.reshape(places, [-1]), axis=1)
 
 
 @definition("FeatureVectorizer", domain=ML)
 def feature_vectorizer(op, *xs, inputdimensions=None):
     """The columns of all inputs, side by side."""
-    if any(x.rank != 2 for x in xs):
-        raise Unknown("an input is not a matrix")
+    require(all(x.rank == 2 for x in xs), "an input is not a matrix")
     widths = [x.shape[1] for x in xs]
     if not all(isinstance(width, int) for width in widths):
         raise Unknown("the numbers of columns of its inputs are known only at run time")

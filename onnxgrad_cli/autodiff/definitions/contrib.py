@@ -8,7 +8,7 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -16,10 +16,16 @@ from onnx import TensorProto, numpy_helper
 from onnxgrad_cli.autodiff.registry import definition, refuse
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.unpacking import unpacked
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import MICROSOFT
 
-MICROSOFT = "com.microsoft"
+
+def _formula(op_type: str, formula: Callable[..., Val], needs_opset: int = 13) -> None:
+    """Register a definition that is a single formula."""
+    formula.__qualname__ = op_type.lower()
+    definition(op_type, domain=MICROSOFT, needs_opset=needs_opset)(formula)
+
 
 # -- products --------------------------------------------------------------------------------------------------------
 
@@ -32,9 +38,7 @@ def fused_matmul(op, a, b, *, alpha=1.0, transA=0, transB=0, transBatchA=0, tran
     transB do the same with B. Vectors are not changed.
     """
     if transA and b.rank == 1:
-        raise Unknown(
-            "it multiplies a transposed matrix by a vector, but onnxruntime's kernel does not transpose the matrix"
-        )
+        raise Unknown("it multiplies a transposed matrix by a vector, but onnxruntime does not transpose the matrix")
     y = _turned(op, a, transA, transBatchA) @ _turned(op, b, transB, transBatchB)
     return y if alpha == 1 else y * alpha
 
@@ -85,11 +89,9 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def _activated(op: Op, x: Val, activation: str, given: dict[str, float | None]) -> Val:
-    if activation not in ACTIVATIONS:
-        raise Unknown(f"its activation '{activation}' is not supported")
+    require(activation in ACTIVATIONS, f"its activation '{activation}' is not supported")
     parameters = {name: given.get(name) for name in ACTIVATIONS[activation]}
-    if None in parameters.values():
-        raise Unknown(f"its activation {activation} lacks a parameter")
+    require(None not in parameters.values(), f"its activation {activation} lacks a parameter")
     return getattr(op, activation)(x, **parameters) if activation else x
 
 
@@ -103,11 +105,9 @@ def matmul_n_bits(
     B is packed with the low bits first. B and the scales are constant. A is never quantized, even if `accuracy_level`
     allows that.
     """
-    if g_idx is not None or weight_prepacked:
-        raise Unknown("its weight is reordered or prepacked")
+    require(g_idx is None and not weight_prepacked, "its weight is reordered or prepacked")
     # onnxruntime has no kernel for mixed types, and the narrower type would lose digits of the matrix
-    if scales.dtype != a.dtype != TensorProto.DOUBLE:
-        raise Unknown("its scales and its values have different types")
+    require(a.dtype in (scales.dtype, TensorProto.DOUBLE), "its scales and its values have different types")
     blocks = -(-K // block_size)
     if zero_points is not None and zero_points.dtype == TensorProto.UINT8:
         zero_points = unpacked(op, zero_points, bits, [N, -1], blocks)
@@ -125,21 +125,19 @@ def gather_block_quantized(
     op, data, indices, scales, zero_points=None, *, bits=4, block_size=128, gather_axis=0, quantize_axis=1
 ):  # fmt: skip
     """Dequantized rows of a table of bytes. A byte holds 8 / bits values, and each block of a row has its own scale."""
-    if data.dtype != TensorProto.UINT8 or data.rank != 2:
-        raise Unknown("its table is not a matrix of bytes")
+    require(data.dtype == TensorProto.UINT8 and data.rank == 2, "its table is not a matrix of bytes")
     if gather_axis % 2 != 0 or quantize_axis % 2 != 1:
         raise Unknown("it gathers along an axis other than rows, or its columns are not quantized")
     columns = data.known_size(1, "the size of its rows") * 8 // bits
     blocks = columns // block_size
-    if columns % block_size:
-        raise Unknown("a block of its quantized table extends over two rows")
+    require(columns % block_size == 0, "a block of its quantized table extends over two rows")
     row = op.reshape(indices, [-1])
     data, scales = op.Gather(data, row), op.Gather(scales, row)
     rows = op.size(row, 0)
     if zero_points is not None:
         zero_points = unpacked(op, op.Gather(zero_points, row), bits, [rows, -1], blocks)
     values = dequantized(op, data, scales, zero_points, bits, [rows], blocks, block_size)
-    y = op.reshape(values, [*(op.size(indices, axis) for axis in range(indices.rank)), columns])
+    y = op.reshape(values, [*op.sizes(indices, range(indices.rank)), columns])
     op.stands_for(y)
     return y
 
@@ -193,10 +191,8 @@ def matmul_bnb4(op, a, b, absmax, *, K, N, block_size, quant_type, training_mode
 
     B is packed with the high bits first. B and the scales are constant.
     """
-    if quant_type not in BNB4:
-        raise Unknown(f"its quant_type {quant_type} is not supported")
-    if not transB:
-        raise Unknown("its matrix is not transposed (transB=0), and onnxruntime's CPU kernel reads wrong memory then")
+    require(quant_type in BNB4, f"its quant_type {quant_type} is not supported")
+    require(transB, "its matrix is not transposed (transB=0), and onnxruntime's CPU kernel reads wrong memory then")
     low, high = _halves(op, b)
     codes = op.reshape(op.Concat(op.unsqueeze(high, [1]), op.unsqueeze(low, [1]), axis=1), [-1])
     count, blocks = N * K, -(-N * K // block_size)
@@ -277,20 +273,13 @@ def word_conv_embedding(
 # -- activations -----------------------------------------------------------------------------------------------------
 
 
-@definition("Gelu BiasGelu", domain=MICROSOFT, needs_opset=20)
+@definition("Gelu BiasGelu FastGelu", domain=MICROSOFT, needs_opset=20)
 def gelu(op, x, bias=None):
-    return op.Gelu(x if bias is None else x + bias)
+    approximate = "tanh" if op.node.op_type == "FastGelu" else None
+    return op.Gelu(x if bias is None else x + bias, approximate=approximate)
 
 
-@definition("FastGelu", domain=MICROSOFT, needs_opset=20)
-def fast_gelu(op, x, bias=None):
-    return op.Gelu(x if bias is None else x + bias, approximate="tanh")
-
-
-@definition("QuickGelu", domain=MICROSOFT)
-def quick_gelu(op, x, *, alpha=1.702):
-    return x * op.Sigmoid(x if alpha == 1 else x * alpha)
-
+_formula("QuickGelu", lambda op, x, *, alpha=1.702: x * op.Sigmoid(x if alpha == 1 else x * alpha))
 
 # -- normalizations --------------------------------------------------------------------------------------------------
 
@@ -298,14 +287,14 @@ def quick_gelu(op, x, *, alpha=1.702):
 @definition("SkipLayerNormalization", domain=MICROSOFT, needs_opset=17)
 def skip_layer_normalization(op, x, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
     """Outputs: y, the mean, 1 / standard deviation, and x + skip + bias, which is the sum that is normalized."""
-    total = _total(x, skip, bias)
+    total = x + skip if bias is None else x + skip + bias
     return (*op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon, outputs=3), total)
 
 
 @definition("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_simplified_layer_normalization(op, x, skip, gamma, bias=None, *, epsilon=1e-12):
     """Outputs: y, an omitted mean, 1 / root mean square, and x + skip + bias, which is the sum that is normalized."""
-    total = _total(x, skip, bias)
+    total = x + skip if bias is None else x + skip + bias
     y, r = _by_root_mean_square(op, total, gamma, -1, epsilon)
     return y, None, r, total
 
@@ -313,16 +302,14 @@ def skip_simplified_layer_normalization(op, x, skip, gamma, bias=None, *, epsilo
 @definition("SimplifiedLayerNormalization")
 def simplified_layer_normalization(op, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     """Outputs: y and 1 / root mean square. onnxruntime adds this operator to the standard's domain."""
-    if stash_type != 1:
-        raise Unknown("it computes in a type other than float32")
+    require(stash_type == 1, "it computes in a type other than float32")
     return _by_root_mean_square(op, x, scale, axis, epsilon)
 
 
 @definition("GatedRMSNorm", domain=MICROSOFT)
 def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
     """Divide groups of x, as long as `scale`, by their root mean square. Multiply by `scale` and activation(gate)."""
-    if activation not in ("silu", "swish", "sigmoid"):
-        raise Unknown(f"its activation '{activation}' is not supported")
+    require(activation in ("silu", "swish", "sigmoid"), f"its activation '{activation}' is not supported")
     size = scale.known_size(0, "the size of its groups")
     last = x.rank - 1
     groups = op.Reshape(op.wide(x), op.ints([0] * last + [-1, size]), shape=(*x.shape[:last], None, size))
@@ -335,13 +322,8 @@ def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
 @definition("GatedAdd", domain=MICROSOFT)
 def gated_add(op, x, y, gate, gate_weight=None):
     """x + y * gate, with one gate per row."""
-    if gate_weight is not None:
-        raise Unknown("it projects its gate, which onnxruntime's CPU kernel does not support")
+    require(gate_weight is None, "it projects its gate, which onnxruntime's CPU kernel does not support")
     return x + y * gate
-
-
-def _total(x: Val, skip: Val, bias: Val | None) -> Val:
-    return x + skip if bias is None else x + skip + bias
 
 
 def _by_root_mean_square(op: Op, x: Val, scale: Val, axis: int, epsilon: float) -> tuple[Val, Val]:
@@ -377,26 +359,17 @@ def embed_layer_normalization(
 # -- operators that the standard has too -----------------------------------------------------------------------------
 
 
-@definition("QuantizeLinear", domain=MICROSOFT, needs_opset=21)
+@definition("QuantizeLinear DequantizeLinear", domain=MICROSOFT, needs_opset=21)
 def quantize_linear(op, x, scale, zero=None, *, axis=1, block_size=0):
     """The standard operator of opset 21, which is the first that supports 16-bit and 4-bit integers."""
-    return op.QuantizeLinear(x, scale, zero, axis=axis, block_size=block_size or None)
+    return op.emit(op.node.op_type, x, scale, zero, axis=axis, block_size=block_size or None)
 
 
-@definition("DequantizeLinear", domain=MICROSOFT, needs_opset=21)
-def dequantize_linear(op, x, scale, zero=None, *, axis=1, block_size=0):
-    """The standard operator of opset 21, which is the first that supports 16-bit and 4-bit integers."""
-    return op.DequantizeLinear(x, scale, zero, axis=axis, block_size=block_size or None)
-
-
-@definition("ExpandDims", domain=MICROSOFT)
-def expand_dims(op, x, axis):
-    return op.Unsqueeze(x, op.cast(op.reshape(axis, [1]), TensorProto.INT64))
-
-
-@definition("GatherND", domain=MICROSOFT)
-def gather_nd(op, x, indices):
-    return op.GatherND(x, op.cast(indices, TensorProto.INT64))
+_formula("ExpandDims", lambda op, x, axis: op.Unsqueeze(x, op.cast(op.reshape(axis, [1]), TensorProto.INT64)))
+_formula("GatherND", lambda op, x, indices: op.GatherND(x, op.cast(indices, TensorProto.INT64)))
+_formula("Trilu", lambda op, x, k=None, *, upper=1: op.Trilu(x, k, upper=upper), needs_opset=14)
+# the identity, which is an example in onnxruntime's documentation
+_formula("SampleOp", lambda op, x: op.Identity(x))
 
 
 @definition("Pad", domain=MICROSOFT)
@@ -410,11 +383,6 @@ def range_(op, start, limit, delta=None):
     return op.Range(*(op.Reshape(x, op.ints([])) if x.rank else x for x in (start, limit, step)))
 
 
-@definition("Trilu", domain=MICROSOFT, needs_opset=14)
-def trilu(op, x, k=None, *, upper=1):
-    return op.Trilu(x, k, upper=upper)
-
-
 @definition("Unique", domain=MICROSOFT)
 def unique(op, x):
     """Outputs: the distinct values in the order of first occurrence, the index of each element, and the counts."""
@@ -422,17 +390,10 @@ def unique(op, x):
     return y, places, counts
 
 
-@definition("SampleOp", domain=MICROSOFT)
-def sample_op(op, x):
-    """The identity. The operator exists only as an example in onnxruntime's documentation."""
-    return op.Identity(x)
-
-
 @definition("CDist", domain=MICROSOFT)
 def cdist(op, a, b, *, metric="sqeuclidean"):
     """The distance between each row of A and each row of B."""
-    if metric not in ("euclidean", "sqeuclidean"):
-        raise Unknown(f"its metric '{metric}' is not supported")
+    require(metric in ("euclidean", "sqeuclidean"), f"its metric '{metric}' is not supported")
     kind = "ReduceL2" if metric == "euclidean" else "ReduceSumSquare"
     return op.reduce(kind, op.unsqueeze(a, [1]) - op.unsqueeze(b, [0]), [2], keepdims=False)
 

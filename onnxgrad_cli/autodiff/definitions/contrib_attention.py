@@ -8,6 +8,7 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
@@ -18,13 +19,14 @@ from onnxgrad_cli.autodiff.definitions.attention import BIASED, appended, attend
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.autodiff.rules.rotary_embedding import pairs, split_heads, unpaired
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 MASKED = -10000.0
 
 
-@definition("Attention", domain="com.microsoft")
+@definition("Attention", domain=MICROSOFT)
 def attention(
     op, x, weights, bias=None, mask=None, past=None, attention_bias=None, past_sequence_length=None, *,
     num_heads, unidirectional=0, scale=None, mask_filter_value=MASKED, qkv_hidden_sizes=None,
@@ -34,8 +36,7 @@ def attention(
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
         raise Unknown("it rotates, or writes into a shared buffer, which onnxruntime's CPU kernel does not support")
     width = weights.shape[1]
-    if not qkv_hidden_sizes and isinstance(width, str):
-        raise Unknown("the size of its projections is unknown")
+    require(qkv_hidden_sizes or not isinstance(width, str), "the size of its projections is unknown")
     projected = x @ weights if bias is None else x @ weights + bias
     q, k, v = (heads(op, part, num_heads) for part in op.split(projected, qkv_hidden_sizes or [width // 3] * 3, axis=2))
     before: int | Val = 0
@@ -50,7 +51,7 @@ def attention(
     return unheads(op, y), op.Concat(op.unsqueeze(k, [0]), op.unsqueeze(v, [0]), axis=0)
 
 
-@definition("MultiHeadAttention", domain="com.microsoft")
+@definition("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(
     op, query, key=None, value=None, bias=None, mask=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, cache_indirection=None, *,
@@ -62,15 +63,12 @@ def multi_head_attention(
     """
     if key is None or value is None or query.rank != 3 or key.rank == 5:
         raise Unknown("its queries, keys and values are packed, which onnxruntime's CPU kernel does not support")
-    if past_sequence_length is not None or cache_indirection is not None:
-        raise Unknown("it writes into a shared buffer")
+    require(past_sequence_length is None and cache_indirection is None, "it writes into a shared buffer")
     q, k, v = query, key, value
     if bias is not None:
         size, total = (x.known_size(-1, "the size of its heads") for x in (query, bias))
         parts = op.split(bias, [size, size, total - 2 * size], axis=0)
-        q = q + parts[0]
-        if key.rank == 3:  # keys and values split into heads already include their biases
-            k, v = k + parts[1], v + parts[2]
+        q, k, v = _biased(q, k, v, parts)
     q = heads(op, q, num_heads)
     if key.rank == 3:
         k, v = heads(op, k, num_heads), heads(op, v, num_heads)
@@ -84,7 +82,7 @@ def multi_head_attention(
     return unheads(op, y), k, v, scores
 
 
-@definition("DecoderMaskedMultiHeadAttention", domain="com.microsoft")
+@definition("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
 def decoder_masked_multi_head_attention(
     op, query, key=None, value=None, mask=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, beam_width=None, cache_indirection=None, bias=None, *,
@@ -94,18 +92,14 @@ def decoder_masked_multi_head_attention(
 
     With a buffer, the key and the value of the new token are first written into it.
     """
-    if beam_width is not None or cache_indirection is not None:
-        raise Unknown("it reads its cache by beam")
-    if output_qk:
-        raise Unknown("it returns the products of queries and keys (output_qk)")
+    require(beam_width is None and cache_indirection is None, "it reads its cache by beam")
+    require(not output_qk, "it returns the products of queries and keys (output_qk)")
     if key is None or value is None or query.shape[1] != 1:
         raise Unknown("its queries, keys and values are packed, or contain several tokens")
     q, k, v = query, key, value
     if bias is not None:
         parts = op.split(bias, [query.known_size(2, "the size of its heads")] * 3, axis=0)
-        q = q + parts[0]
-        if key.rank == 3:
-            k, v = k + parts[1], v + parts[2]
+        q, k, v = _biased(q, k, v, parts)
     q = heads(op, q, num_heads)
     if past_key is None:
         if key.rank != 4 or attention_bias is not None:
@@ -121,20 +115,24 @@ def decoder_masked_multi_head_attention(
     return unheads(op, attend(op, q, k, v, added, scale=scale or None)[0]), *buffers
 
 
+def _biased(q: Val, k: Val, v: Val, biases: Sequence[Val]) -> tuple[Val, Val, Val]:
+    """Add biases. Keys and values that are split into heads already include theirs."""
+    return q + biases[0], *((k, v) if k.rank == 4 else (k + biases[1], v + biases[2]))
+
+
 def _inserted(op: Op, buffer: Val, new: Val, place: Val) -> Val:
     """Return a buffer of keys or values, [batch, heads, tokens, size], in which the token at `place` is `new`."""
     here = op.Equal(op.steps(op.size(buffer, 2), axis=2, rank=4), place)
     return op.state(op.Where(here, new, buffer), buffer.shape)
 
 
-@definition("RotaryEmbedding", domain="com.microsoft", needs_opset=16)
+@definition("RotaryEmbedding", domain=MICROSOFT, needs_opset=16)
 def rotary_embedding(
     op, x, positions, cos_cache, sin_cache, *,
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 ):  # fmt: skip
     """The standard operator RotaryEmbedding, except that `positions` may hold only the position of the first token."""
-    if is_packed_batching or scale != 1.0:
-        raise Unknown("it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
+    _check_rotation(is_packed_batching, scale)
     v, axis = _by_head(op, x, op.size(cos_cache, 1), num_heads, rotary_embedding_dim)
     if positions.rank < 2:
         positions = op.reshape(positions, [1, 1]) + op.steps(op.size(x, 1 if x.rank == 3 else 2))
@@ -142,14 +140,13 @@ def rotary_embedding(
     return op.reshape_like(y, x)
 
 
-@definition("MRotaryEmbedding", domain="com.microsoft", needs_opset=16)
+@definition("MRotaryEmbedding", domain=MICROSOFT, needs_opset=16)
 def multimodal_rotary_embedding(
     op, x, positions, cos_cache, sin_cache, *, mrope_section, mrope_layout=0,
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 ):  # fmt: skip
     """Rotary embedding with three positions per token, [3, batch, tokens], of which each pair of a head uses one."""
-    if is_packed_batching or scale != 1.0:
-        raise Unknown("it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
+    _check_rotation(is_packed_batching, scale)
     half = sum(mrope_section)
     v, axis = _by_head(op, x, half, num_heads, rotary_embedding_dim)
     if mrope_layout:  # the three kinds of positions alternate until the second and third kind are used up
@@ -166,6 +163,11 @@ def multimodal_rotary_embedding(
 
     y = _turned(op, v, chosen(cos_cache), chosen(sin_cache), half, interleaved, rotary_embedding_dim)
     return op.reshape_like(y, x)
+
+
+def _check_rotation(packed: int, scale: float) -> None:
+    known = not packed and scale == 1.0
+    require(known, "it rotates packed batches, or has scales, which onnxruntime's CPU kernel does not support")
 
 
 def _by_head(op: Op, x: Val, half: int | Val, count: int, size: int) -> tuple[Val, int]:
@@ -239,8 +241,7 @@ def _shown(op: Op, q: Val, k: Val, mask: Val) -> Val:
         return op.unsqueeze(mask > 0, [1, 2])
     if mask.rank == 3:
         return op.unsqueeze(mask > 0, [1])
-    if mask.rank != 1:
-        raise Unknown("onnxruntime's CPU kernel does not support the shape of its mask")
+    require(mask.rank == 1, "onnxruntime's CPU kernel does not support the shape of its mask")
     batch, count = q.shape[0], mask.shape[0]
     key = op.cast(op.steps(op.size(k, 2)), mask)
     if batch == count != "?":
@@ -250,6 +251,5 @@ def _shown(op: Op, q: Val, k: Val, mask: Val) -> Val:
         shown = key < op.unsqueeze(parts[0], [1, 2, 3])
         return op.And(shown, key >= op.unsqueeze(parts[1], [1, 2, 3])) if count == 2 * batch else shown
     raise Unknown(
-        "it is unknown whether its mask contains only the positions at which the keys of each sample end, or also "
-        "those at which they begin"
+        "it is unknown whether its mask has only the ends of the keys of each sample, or also their beginnings"
     )

@@ -11,10 +11,9 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
-
-MICROSOFT = "com.microsoft"
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 
 @definition("CropAndResize", domain=MICROSOFT)
@@ -24,8 +23,7 @@ def crop_and_resize(op, x, boxes, batch, size, *, mode="bilinear", extrapolation
     A box is [y1, x1, y2, x2], in units of the image. The interpolation is two matrix products, one with the weights of
     the rows of the grid and one with the weights of its columns.
     """
-    if mode not in ("bilinear", "nearest"):
-        raise Unknown(f"its mode '{mode}' is not supported")
+    require(mode in ("bilinear", "nearest"), f"its mode '{mode}' is not supported")
     boxes = op.cast(boxes, x)
     corners = op.split(boxes, [1, 1, 1, 1], axis=1)
     counts: list[int | Val]
@@ -76,8 +74,7 @@ def _weights(
 def grid_sample(op, x, grid, *, align_corners=0, mode="bilinear", padding_mode="zeros"):
     """The standard operator GridSample of opset 16. The node is written for opset 20, which renamed the modes."""
     modes = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
-    if mode not in modes:
-        raise Unknown(f"its mode '{mode}' is not supported")
+    require(mode in modes, f"its mode '{mode}' is not supported")
     return op.GridSample(x, grid, align_corners=align_corners, mode=modes[mode], padding_mode=padding_mode)
 
 
@@ -87,8 +84,7 @@ def conv_transpose_with_dynamic_pads(
     auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, output_padding=None, strides=None,
 ):  # fmt: skip
     """A transposed convolution whose pads are an input: it is computed without pads, then the pads are cut off."""
-    if auto_pad != "NOTSET" or pads is None:
-        raise Unknown("it has no pads, but onnxruntime's CPU kernel requires them")
+    require(auto_pad == "NOTSET" and pads is not None, "it has no pads, but onnxruntime's CPU kernel requires them")
     spatial = x.rank - 2
     given = {"dilations": dilations, "kernel_shape": kernel_shape, "output_padding": output_padding, "strides": strides}
     given = {name: value for name, value in given.items() if value}
@@ -108,9 +104,7 @@ def maxpool_with_mask(
     """The maximum of each window. In each row of a window, elements from the first one with mask 0 on are ignored."""
     axes = len(kernel_shape)
     if auto_pad != "NOTSET" or mask.shape[:2] != (1, 1):
-        raise Unknown(
-            "it has an auto_pad, or a mask with several channels, which onnxruntime's CPU kernel reads wrongly"
-        )
+        raise Unknown("it has auto_pad, or a mask of several channels, which onnxruntime's CPU kernel reads wrongly")
     pads, strides = pads or [0] * 2 * axes, strides or [1] * axes
     lowest = op.const(float(np.finfo(np.float32).min), x)
     shown = op.Cast(mask, to=TensorProto.BOOL)

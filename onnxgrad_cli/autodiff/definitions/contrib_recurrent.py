@@ -13,17 +13,16 @@ from typing import NamedTuple
 
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.definitions.recent import MAX_INT64, convolved, recurrence
+from onnxgrad_cli.autodiff.definitions.recent import convolved, recurrence
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.autodiff.rules.recurrent import DIRECTIONS
 from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
 from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
-
-MICROSOFT = "com.microsoft"
-
+from onnxgrad_cli.ir.domains import MICROSOFT
+from onnxgrad_cli.ir.types import MAX_INT64
 
 # -- packed batches --------------------------------------------------------------------------------------------------
 
@@ -54,7 +53,7 @@ class Packing(NamedTuple):
 
     def packed(self, op: Op, x: Val, like: Val) -> Val:
         """Pack padded values to [tokens, ...]. The result gets the symbol for the number of tokens of `like`."""
-        flat = op.reshape(x, [-1, *(op.size(x, axis) for axis in range(2, x.rank))])
+        flat = op.reshape(x, [-1, *op.sizes(x, range(2, x.rank))])
         return op.state(op.Gather(flat, self.places, axis=0), (like.shape[0], *x.shape[2:]))
 
 
@@ -93,7 +92,7 @@ def causal_conv_with_state(
     y, state = convolved(op, op.transpose(flat, [0, 2, 1]), weight, bias, past, activation, dilation)
     state = op.transpose(state, [0, 2, 1])
     if x.rank > 3:
-        channels = [op.size(x, axis) for axis in range(2, x.rank)]
+        channels = op.sizes(x, range(2, x.rank))
         state = op.reshape(state, [op.size(x, 0), op.size(state, 1), *channels])
     return op.reshape_like(op.transpose(y, [0, 2, 1]), x), state
 
@@ -105,11 +104,8 @@ def varlen_causal_conv_with_state(
 ):  # fmt: skip
     """The causal convolution of each sequence of a packed batch [tokens, channels]."""
     if capture_count is not None or kernel_delta is not None or previous_mask is not None:
-        raise Unknown(
-            "it captures states, or changes its kernel at each token, which onnxruntime's CPU kernel does not support"
-        )
-    if past_state is None:
-        raise Unknown("it has no initial state")
+        raise Unknown("onnxruntime's CPU kernel can't capture its states or change its filter at each token")
+    require(past_state is not None, "it has no initial state")
     packing = _packing(op, offsets)
     rows = op.transpose(packing.padded(op, x), [0, 2, 1])
     y, padded = convolved(op, rows, weight, bias, past_state, activation, dilation, whole=True)
@@ -168,8 +164,7 @@ def gated_delta_net(
     The sequences have equal lengths, or are packed and begin at `offsets`. States are stored transposed, [value size,
     key size].
     """
-    if capture_count is not None:
-        raise Unknown("its attribute capture_count requests the states after some tokens")
+    require(capture_count is None, "its attribute capture_count requests the states after some tokens")
     q, k, v = _parts(op, query, key, value, initial_state)
     heads, _ = (x.known_size(-2, "the number of its heads") for x in (v, k))
     packing = None if offsets is None else _packing(op, offsets)
@@ -183,7 +178,7 @@ def gated_delta_net(
             return x
         if initial_state is None:
             raise Unknown("its number of sequences is unknown, because it has neither an initial state nor offsets")
-        return op.reshape(x, [op.size(initial_state, 0), -1, *(op.size(x, axis) for axis in range(1, x.rank))])
+        return op.reshape(x, [op.size(initial_state, 0), -1, *op.sizes(x, range(1, x.rank))])
 
     y_like = v
     q, k, v = (batch(x, 2) for x in (q, k, v))
@@ -219,8 +214,7 @@ def _parts(op: Op, query: Val, key: Val | None, value: Val | None, state: Val | 
         raise Unknown("its queries, keys and values are packed, and it has no initial state to infer their sizes from")
     last = query.rank - 1
     sizes = [size for size in (query.shape[last], *state.shape[1:]) if isinstance(size, int)]
-    if len(sizes) < 4:
-        raise Unknown("the size of its heads is unknown")
+    require(len(sizes) >= 4, "the size of its heads is unknown")
     width, heads, v_size, k_size = sizes
     shared = (width - heads * v_size) // 2
     parts = op.split(query, [shared, shared, heads * v_size], axis=last)

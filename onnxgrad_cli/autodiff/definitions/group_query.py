@@ -18,8 +18,9 @@ from onnxgrad_cli.autodiff.definitions.attention import appended, attend, heads,
 from onnxgrad_cli.autodiff.definitions.contrib_attention import rotated
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 
 class Places(NamedTuple):
@@ -43,7 +44,7 @@ class Places(NamedTuple):
         return steps if self.before is None else steps + self.before
 
 
-@definition("GroupQueryAttention", domain="com.microsoft", needs_opset=16)
+@definition("GroupQueryAttention", domain=MICROSOFT, needs_opset=16)
 def group_query_attention(
     op, query, key=None, value=None, past_key=None, past_value=None, seqlens_k=None, total_sequence_length=None,
     cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None, head_sink=None, k_scale=None,
@@ -53,8 +54,7 @@ def group_query_attention(
     qk_output=0, sliding_window_cache=0, kv_cache_bit_width=0, k_quant_type="NONE", v_quant_type="NONE",
 ):  # fmt: skip
     """Attention of each sample to its cached and new tokens. Further outputs: the caches including the new tokens."""
-    if qk_output:
-        raise Unknown("it returns the products of queries and keys (qk_output)")
+    require(not qk_output, "it returns the products of queries and keys (qk_output)")
     if kv_cache_bit_width or {k_quant_type, v_quant_type} != {"NONE"} or not (k_scale is None is v_scale):
         raise Unknown("its caches are quantized")
     q, k, v = _projections(op, query, key, value, num_heads, kv_num_heads)
@@ -228,7 +228,7 @@ def _caches(
     place = op.steps(length, axis=2, rank=4) + places.gone[1]
     behind = op.Min(place - places.before, op.vector([op.size(new, 2)])) + kept  # rows from here on are zero
     index = op.Where(place < places.before, place - places.gone[0], behind)
-    batch, count, size = (op.size(new, axis) for axis in (0, 1, 3))
+    batch, count, size = op.sizes(new, (0, 1, 3))
     index = op.Expand(index, op.vector([batch, count, length, size]))
     zeros = op.zeros([batch, count, 1, size], new)
     shape = (new.shape[0], new.shape[1], None, new.shape[3])

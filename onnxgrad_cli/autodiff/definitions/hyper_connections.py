@@ -10,10 +10,9 @@ import math
 
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
-
-MICROSOFT = "com.microsoft"
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 
 @definition("HyperConnectionPreMix", domain=MICROSOFT)
@@ -98,16 +97,14 @@ def _gates(op: Op, gates: Val, x: Val, streams: Val) -> Val:
     gates = op.cast(gates, x)
     if gates.rank == x.rank:
         return gates
-    if gates.rank != x.rank - 1:
-        raise Unknown("its gates and its streams have different numbers of axes")
+    require(gates.rank == x.rank - 1, "its gates and its streams have different numbers of axes")
     branches, count, last = x.shape[-2], gates.shape[-1], gates.rank - 1
     if streams.rank == x.rank or count == branches:
         return op.unsqueeze(gates, [gates.rank])
     if not isinstance(count, int) or not isinstance(branches, int) or count % branches:
         raise Unknown("it is unknown whether its gates are for each branch or for each value of a branch")
-    return op.Reshape(
-        gates, op.ints([0] * last + [branches, -1]), shape=(*gates.shape[:last], branches, count // branches)
-    )
+    shape = (*gates.shape[:last], branches, count // branches)
+    return op.Reshape(gates, op.ints([0] * last + [branches, -1]), shape=shape)
 
 
 def _inverse_root_mean_square(op: Op, x: Val, epsilon: float) -> Val:

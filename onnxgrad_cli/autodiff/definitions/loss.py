@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.losses.classification import picked
 from onnxgrad_cli.losses.same_shape import weighted_mean
@@ -36,8 +36,7 @@ def _loss(op: Op, logs: Val, labels: Val, table: Val | None, ignore_index: int |
 
     The mean is the sum divided by the sum of the weights.
     """
-    if reduction not in ("none", "sum", "mean"):  # onnxruntime accepts any other text as one of them
-        raise Unknown(f"its reduction '{reduction}' is not none, sum or mean")
+    require(reduction in ("none", "sum", "mean"), f"its reduction '{reduction}' is not none, sum or mean")
     if logs.known_shape is None:
         logs = op.state(logs, [labels.shape[0], None, *labels.shape[1:]])
     if logs.rank != labels.rank + 1 or not labels.rank:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from onnxgrad_cli.autodiff.definitions.contrib import MICROSOFT, dequantized
+from onnxgrad_cli.autodiff.definitions.contrib import dequantized
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.unpacking import unpacked
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 Layer = tuple[Val, Val | None]
 """One layer of all experts: weights [experts, outputs, inputs], and biases [experts, outputs] or None."""
@@ -67,8 +68,7 @@ def quantized_mixture(
     _is_known(fc3, use_sparse_mixer, activation_type, swiglu_fusion, swiglu_limit_after_activation)
     if quant_type != "int" or fc1_scales is None or fc2_scales is None:
         raise Unknown(f"its weights are of the type '{quant_type}'")
-    if weights_prepacked == 1:
-        raise Unknown("its weights are prepacked for a specific kind of processor")
+    require(weights_prepacked != 1, "its weights are prepacked for a specific kind of processor")
     chosen = _chosen(op, router, k)
     share = chosen * (op.Softmax(router, axis=-1) if router_weights is None else router_weights)
     if router_weights is None or normalize_routing_weights:
@@ -99,8 +99,7 @@ def moe_group_router(
     scores = op.Sigmoid(op.reshape(op.wide(logits), [-1, count]))
     biased = scores + op.cast(expert_bias, scores)
     size = count // n_group
-    if top_k > topk_group * size:
-        raise Unknown(f"it chooses {top_k} experts from {topk_group} groups of {size} experts each")
+    require(top_k <= topk_group * size, f"it chooses {top_k} experts from {topk_group} groups of {size} experts each")
     candidates = biased
     if topk_group < n_group:
         groups = op.reshape(biased, [-1, n_group, size])
@@ -120,10 +119,8 @@ def _is_known(third: Val | None, sparse: int, activation: str, fusion: int, afte
     Raises:
         Unknown: they do not support them.
     """
-    if activation not in (*ACTIVATIONS, "swiglu"):
-        raise Unknown(f"its activation '{activation}' is not supported")
-    if sparse:
-        raise Unknown("its router is a sparse mixer")
+    require(activation in (*ACTIVATIONS, "swiglu"), f"its activation '{activation}' is not supported")
+    require(not sparse, "its router is a sparse mixer")
     if third is not None or (activation == "swiglu" and fusion != 1) or after:
         raise Unknown("onnxruntime's CPU kernel does not compute its form of gate")
 

@@ -13,11 +13,9 @@ from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.autodiff.rules.rotary_embedding import split_heads
 from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
-from onnxgrad_cli.ir.types import is_float
-
-MAX_INT64 = 2**63 - 1
+from onnxgrad_cli.ir.types import MAX_INT64, is_float
 
 
 @definition("Swish")
@@ -34,8 +32,7 @@ def swiglu(op, a, b, *, alpha=1.0):
 @definition("Mod", versions=(28, None))
 def mod(op, a, b, *, fmod=0):
     """Remainder of floats with the quotient rounded down: C's fmod(a, b), plus b if fmod and b have opposite signs."""
-    if fmod or not is_float(a.type):
-        raise Unknown("it has the definition from before opset 28")
+    require(not fmod and is_float(a.type), "it has the definition from before opset 28")
     r = op.Mod(a, b, fmod=1)
     return r + op.Where(r * op.Sign(b) < 0, b, op.const(0.0, b))
 
@@ -43,10 +40,9 @@ def mod(op, a, b, *, fmod=0):
 @definition("SpaceToDepth", versions=(28, None))
 def space_to_depth(op, x, *, blocksize, mode="DCR"):
     """Mode CRD orders output channels by input channel, then position in the block. Mode DCR has the opposite order."""
-    if mode == "DCR":
-        raise Unknown("it has the definition from before opset 28")
+    require(mode != "DCR", "it has the definition from before opset 28")
     blocks = op.SpaceToDepth(x, blocksize=blocksize)
-    batch, height, width = (op.size(blocks, axis) for axis in (0, 2, 3))
+    batch, height, width = op.sizes(blocks, (0, 2, 3))
     channels = op.size(x, 1)
     by_place = op.reshape(blocks, [batch, blocksize**2, channels, height, width])
     return op.reshape_like(op.transpose(by_place, [0, 2, 1, 3, 4]), blocks)
@@ -76,8 +72,7 @@ def convolved(
         dilation: the distance between taps.
         whole: True to return `past` and `x` concatenated, instead of the state.
     """
-    if activation not in ("none", "silu", "swish"):
-        raise Unknown(f"its activation '{activation}' is not supported")
+    require(activation in ("none", "silu", "swish"), f"its activation '{activation}' is not supported")
     known = {weight.shape[0], x.shape[1], *(bias.shape if bias is not None else ())}
     channels = next((count for count in known if isinstance(count, int)), None)
     if channels is None:

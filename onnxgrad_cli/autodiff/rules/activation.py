@@ -9,9 +9,9 @@ import math
 
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.autodiff.registry import formula_rule, no_gradient, rule
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 
 no_gradient("Hardmax", kink="0 at the jumps too")
 
@@ -44,9 +44,7 @@ def split(op: Op, g: Val, x: Val) -> tuple[Val, Val]:
     return above, g - above
 
 
-@rule("Relu", kink="0 at x = 0")
-def relu(op, g, y, x):
-    return g * step(op, y)
+relu = formula_rule("Relu", lambda op, g, y, x: g * step(op, y), kink="0 at x = 0")
 
 
 @rule("LeakyRelu", kink="alpha at x = 0")
@@ -69,8 +67,7 @@ def _is_no_larger(slope: Val, x: Val) -> bool:
 
 @rule("PRelu", kink="the slope at x = 0")
 def prelu(op, g, y, x, slope):
-    if not _is_no_larger(slope, x):
-        return [op.no(*LARGER_SLOPE)] * 2
+    require(_is_no_larger(slope, x), *LARGER_SLOPE)
     above, below = split(op, g, x)
     return above + below * slope, below * x if op.wants(slope) else None
 
@@ -103,14 +100,10 @@ def celu(op, g, y, x, *, alpha):
     return _exponential(op, g, x, 1.0, 1.0 / alpha)
 
 
-@rule("ThresholdedRelu", kink="0 at x = alpha")
-def thresholded_relu(op, g, y, x, *, alpha):
-    return g * op.cast(x > alpha, x)
-
-
-@rule("Shrink", kink="0 at |x| = lambd")
-def shrink(op, g, y, x, *, bias, lambd):
-    return g * op.cast(op.Abs(x) > lambd, x)
+thresholded_relu = formula_rule(
+    "ThresholdedRelu", lambda op, g, y, x, *, alpha: g * op.cast(x > alpha, x), kink="0 at x = alpha"
+)
+formula_rule("Shrink", lambda op, g, y, x, *, bias, lambd: g * op.cast(op.Abs(x) > lambd, x), kink="0 at |x| = lambd")
 
 
 @rule("HardSigmoid", kink="0 at both ends")
@@ -127,25 +120,15 @@ def hard_swish(op, g, y, x):
     return g * op.Where(op.And(h > 0, h < 1), h * 2 - 0.5, h)
 
 
-@rule("Softplus")
-def softplus(op, g, y, x):
-    return g * op.Sigmoid(x)
-
-
 @rule("Softsign")
 def softsign(op, g, y, x):
     d = op.Abs(x) + 1
     return g / (d * d)
 
 
-@rule("Sigmoid")
-def sigmoid(op, g, y, x):
-    return g * y * (1 - y)
-
-
-@rule("Tanh")
-def tanh(op, g, y, x):
-    return g * (1 - y * y)
+softplus = formula_rule("Softplus", lambda op, g, y, x: g * op.Sigmoid(x))
+sigmoid = formula_rule("Sigmoid", lambda op, g, y, x: g * y * (1 - y))
+tanh = formula_rule("Tanh", lambda op, g, y, x: g * (1 - y * y))
 
 
 @rule("Gelu")
@@ -211,18 +194,12 @@ def dropout(op, gs, ys, x, ratio, training_mode, *, seed):
     g, mask = gs[0], ys[1] if len(ys) > 1 else None
     if training_mode is None or (training_mode.const is not None and not training_mode.const):
         return g, None, None
-    if mask is None:
-        hint = "build with `mode='train'`, which adds the output, or with `mode='eval'`, which removes the Dropout"
-        why = op.no("it is a Dropout in training mode without the mask output", hint)
-        return why, why, None
+    hint = "build with `mode='train'`, which adds the output, or with `mode='eval'`, which removes the Dropout"
+    require(mask, "it is a Dropout in training mode without the mask output", hint)
     ratio = op.const(0.5, x) if ratio is None else ratio
     if ratio.const is not None and ratio.const >= 1:
         return None, None, None
     scale = 1 / (1 - op.cast(ratio, x)) if ratio.const is None else op.const(1 / (1 - float(ratio.const)), x)
     if training_mode.const is None:
         scale = op.Where(training_mode, scale, op.const(1.0, x))
-    return (
-        g * (op.cast(mask, x) * scale),
-        op.no("the ratio of a Dropout can't be trained") if op.wants(ratio) else None,
-        None,
-    )
+    return g * (op.cast(mask, x) * scale), op.no("the ratio of a Dropout can't be trained"), None

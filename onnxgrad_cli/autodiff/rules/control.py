@@ -20,7 +20,7 @@ from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import fixed_trips
@@ -106,9 +106,7 @@ def scan(
 def sequence_map(op, g, y, *xs, body):
     elements, captured = xs[: len(body.input)], xs[len(body.input) :]
     if any(op.wants(x) for x in captured) or any(op.wants(x) and not x.is_sequence for x in elements):
-        raise Unknown(
-            "its body reads a value that is the same for all elements", "export the model with a Loop instead"
-        )
+        raise Unknown("its body reads a value that all elements share", "export the model with a Loop instead")
     return [_mapped(op, body, elements, g, at) if op.wants(x) else None for at, x in enumerate(elements)]
 
 
@@ -123,8 +121,7 @@ def _mapped(op: Op, body: GraphProto, elements: Sequence[Val], g: Val, at: int) 
         at: the position of the operand.
     """
     types = [found for x in (*elements, g) if (found := element_type(x.type)) is not None]
-    if len(types) <= len(elements):
-        raise Unknown("the type of the elements of a sequence is unknown")
+    require(len(types) > len(elements), "the type of the elements of a sequence is unknown")
     step = _Body(op, body, types[:-1])
     upstream = step.input(f"{g.name}_element", types[-1])
     step.differentiate([(step.inner.output_names[0], upstream)], [step.names[at]])
@@ -178,8 +175,7 @@ class _Body:
         copy = renamed(op.graph, body)
         self.outer = op
         self.inner = inside(op.graph, copy, types)
-        self.op = Op(self.inner)
-        self.op.role, self.op.forward = op.role, op.forward
+        self.op = op.within(graph=self.inner)
         self.names = [value.name for value in copy.input]
         self.original = dict(zip(self.names, (value.name for value in body.input), strict=True))
         for mine, other in zip(copy.node, body.node, strict=True):
@@ -249,10 +245,7 @@ class _Side(_Body):
         found = [self.cotangents[x.name] or bodies.zeros_like(self.op, self.outside(x)) for x in wanted]
         drawn = self.random(found)
         if drawn:
-            raise Unknown(
-                f"'{drawn[0].name}' draws random numbers, and the gradient of a branch can't draw the same numbers "
-                "again"
-            )
+            raise Unknown(f"'{drawn[0].name}' draws random numbers, which the gradient of a branch can't draw again")
         return bodies.close(self.inner, self.op, [], found)
 
 
@@ -384,9 +377,7 @@ class _Iteration(_Body):
         read = set(read_by(body.node))
         for name in self.sequences:
             if name in read:
-                raise Unknown(
-                    f"the gradient requires the value of the sequence '{self.original[name]}' in each iteration"
-                )
+                raise Unknown(f"the gradient reads the sequence '{self.original[name]}' as it was in each iteration")
         for name in self.saved:
             if name in read:
                 self.hand_out(name)

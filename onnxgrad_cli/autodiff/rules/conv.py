@@ -21,7 +21,7 @@ from onnxgrad_cli.autodiff.rules.conv_weights import (
     outweighs,
     weight_gradient,
 )
-from onnxgrad_cli.ir.types import HALVES
+from onnxgrad_cli.ir.types import HALVES, MAX_INT64
 
 MIN_CHANNELS_OF_ROWS = 128
 """Smallest number of channels for which gathering rows of channels is fast."""
@@ -88,11 +88,8 @@ def conv_transpose(
     elif auto_pad.startswith("SAME") and any(output_padding or ()):
         why = f"it has {auto_pad} and output_padding, so its shape was inferred wrongly"
     if why:
-        return (
-            op.no(why, "replace auto_pad and output_shape by explicit pads"),
-            op.no(why, "write its pads out"),
-            bias_gradient(op, g, b),
-        )
+        no = op.no(why, "replace auto_pad and output_shape by explicit pads")
+        return no, no, bias_gradient(op, g, b)
     if output_shape and not (win.known and all(isinstance(size, int) for size in x.shape[2:])):
         begins, ends = _late_pads(op, win, x, w, auto_pad, output_padding, output_shape)
         win, over = win._replace(begins=(0,) * len(win.kernel), ends=(0,) * len(win.kernel)), []
@@ -101,7 +98,7 @@ def conv_transpose(
         win, over = _transposed_pads(win, x, auto_pad, output_padding, output_shape)
         g_inner = g
     if any(over):
-        starts, stops = op.ints([0] * len(over)), op.ints([-n if n else windows.LAST for n in over])
+        starts, stops = op.ints([0] * len(over)), op.ints([-n if n else MAX_INT64 for n in over])
         g_inner = op.Slice(g, starts, stops, op.ints(win.axes))
     dx = op.Conv(g_inner, w, **win.attributes, shape=x.known_shape) if op.wants(x) else None
     dw = weight_gradient(op, g_inner, x, w, win) if op.wants(w) else None
@@ -139,7 +136,7 @@ def _late_pads(op, win, x, w, auto_pad, output_padding, output_shape):
     """
     strides, dilations = op.ints(win.strides), op.ints(win.dilations)
     extra = op.ints(output_padding or [0] * len(win.kernel))
-    sizes = op.vector([op.size(x, axis) for axis in win.axes])
+    sizes = op.vector(op.sizes(x, win.axes))
     full = (sizes - 1) * strides + (windows.kernel_sizes(op, win, w) - 1) * dilations + 1
     total = full + extra - op.ints(output_shape[-len(win.kernel) :])
     begins, _ = windows.split_pads(op.Max(total, op.ints([0])), auto_pad)
@@ -172,11 +169,8 @@ def input_gradient(op, g, w, x, win):
         default = default if spread else "convolution"
         if win.group == 1 and sizes > 0 and isinstance(channels, int):
             forms.append("gathered product")
-            default = (
-                "gathered product"
-                if spread and sizes <= MAX_SMALL_IMAGE and channels >= MIN_CHANNELS_OF_ROWS
-                else default
-            )
+            if spread and sizes <= MAX_SMALL_IMAGE and channels >= MIN_CHANNELS_OF_ROWS:
+                default = "gathered product"
             if all(k == 1 for k in win.kernel):
                 forms.append("product")
                 default = "product" if outweighs(w, g) and prod(w.shape) >= MIN_HEAVY_WEIGHT else default
@@ -256,6 +250,6 @@ def col2im(op, g, y, x, image_shape, block_shape, *, dilations, pads, strides):
         numbers = op.steps(taps)
         single = op.cast(op.Equal(op.unsqueeze(numbers, [1]), numbers), g)
         kernels = op.Reshape(single, op.vector([taps, 1, block_shape]), shape=[None, 1, *[None] * (g.rank - 2)])
-    planes = op.reshape(g, [-1, 1, *(op.size(g, axis) for axis in range(2, g.rank))])
+    planes = op.reshape(g, [-1, 1, *op.sizes(g, range(2, g.rank))])
     windowed = op.Conv(planes, kernels, dilations=dilations, pads=pads, strides=strides)
     return op.reshape_like(windowed, x)

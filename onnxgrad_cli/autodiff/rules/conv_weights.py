@@ -18,6 +18,7 @@ from onnx import TensorProto
 from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.types import MAX_INT64
 
 MAX_SMALL_IMAGE, MIN_LARGE_WEIGHT = 196, 100_000
 """Largest number of pixels of a small image, and smallest number of elements of a large weight.
@@ -132,7 +133,7 @@ def _column_reads(op, x, g, win, axis):
 
 def _matrices(op, x):
     """Return `x` as one matrix per sample. Its columns are the pixels of the last two axes."""
-    rows = prod(op.size(x, axis) for axis in range(1, x.rank - 2))
+    rows = prod(op.sizes(x, range(1, x.rank - 2)))
     return windows.matrices(op, x, rows, op.size(x, -2) * op.size(x, -1))
 
 
@@ -149,7 +150,7 @@ def _by_shifts(op, x, g, w, win):
         x = windows.pad(op, x, win.begins, win.ends)
         starts = np.array(list(np.ndindex(*win.kernel))) * win.dilations
     axes = list(range(2, g.rank))
-    sizes = op.vector([op.size(g, axis) for axis in axes])
+    sizes = op.vector(op.sizes(g, axes))
     sums = []
     for start in starts:
         stop = op.ints(start + sizes.const) if sizes.const is not None else op.ints(start) + sizes
@@ -169,11 +170,11 @@ def _by_product(op, x, g, w, win):
     """
     if any(s != 1 for s in win.strides):
         n = len(win.kernel)
-        x = op.Slice(x, op.ints([0] * n), op.ints([windows.LAST] * n), op.ints(win.axes), op.ints(win.strides))
+        x = op.Slice(x, op.ints([0] * n), op.ints([MAX_INT64] * n), op.ints(win.axes), op.ints(win.strides))
     if outweighs(w, g):
         return joined(op, g) @ op.swap_last(joined(op, x))
     products = windows.flat(op, g) @ op.swap_last(windows.flat(op, x))
-    shape = op.vector([0, *(op.size(w, axis) for axis in range(w.rank))])
+    shape = op.vector([0, *op.sizes(w, range(w.rank))])
     return op.sum(op.Reshape(products, shape, shape=[g.shape[0], *w.shape]), [0], keepdims=False)
 
 
@@ -244,7 +245,7 @@ def _by_convolution(op, image, g, w, win):
     if win.group == 1:
         x = op.transpose(x, [1, 0, *spatial])
     else:
-        sizes = [op.size(x, axis) for axis in spatial]
+        sizes = op.sizes(x, spatial)
         x = op.reshape(x, [op.size(x, 0), win.group, op.size(w, 1), *sizes])
         x = op.transpose(x, [2, 1, 0, *(axis + 1 for axis in spatial)])
         x = op.reshape(x, [op.size(w, 1), -1, *sizes])

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.autodiff.registry import formula_rule, no_gradient, rule
 from onnxgrad_cli.ir.types import HALVES
 
 no_gradient("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
@@ -20,19 +20,11 @@ no_gradient("BitShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot")
 no_gradient("Sign Floor Ceil Round", kink="0 at the jumps too")
 
 
-@rule("Add")
-def add(op, g, y, a, b):
-    return g, g
-
-
-@rule("Sub")
-def sub(op, g, y, a, b):
-    return g, -g if op.wants(b) else None
-
-
-@rule("Mul")
-def mul(op, g, y, a, b):
-    return g * b if op.wants(a) else None, g * a if op.wants(b) else None
+formula_rule("Add", lambda op, g, y, a, b: (g, g))
+formula_rule("Sub", lambda op, g, y, a, b: (g, -g if op.wants(b) else None))
+formula_rule("Mul", lambda op, g, y, a, b: (g * b if op.wants(a) else None, g * a if op.wants(b) else None))
+formula_rule("Sum", lambda op, g, y, *xs: (g,) * len(xs))
+formula_rule("Mean", lambda op, g, y, *xs: (g * (1 / len(xs)),) * len(xs))
 
 
 @rule("Div")
@@ -55,16 +47,6 @@ def _is_normal(b) -> bool:
     """Return True if a divisor is a single constant and neither it nor its reciprocal is subnormal."""
     single = b.const is not None and b.const.size == 1
     return single and NORMAL[b.dtype] <= abs(float(b.const.item())) <= 1 / NORMAL[b.dtype]
-
-
-@rule("Sum")
-def sum_(op, g, y, *xs):
-    return (g,) * len(xs)
-
-
-@rule("Mean")
-def mean(op, g, y, *xs):
-    return (g * (1 / len(xs)),) * len(xs)
 
 
 @rule("Mod", kink="at a jump, the value of the quotient that the operator used")
@@ -116,38 +98,28 @@ def _pow_base(op, g, y, x, p):
 
 # -- functions of one variable ---------------------------------------------------------------------
 
-
-def scalar_rule(op_type, formula, kink=""):
-    """Register `formula`, which maps (op, g, y, x) to the cotangent of x, as the rule of an operator.
-
-    The formula includes `g`, so that for example g / y is a single Div, instead of a Div and a Mul.
-    """
-    formula.__qualname__ = op_type.lower()
-    rule(op_type, kink=kink)(formula)
-
-
-scalar_rule("Neg", lambda op, g, y, x: -g)
-scalar_rule("Abs", lambda op, g, y, x: g * op.Sign(x), kink="0 at x = 0")
-scalar_rule("Sqrt", lambda op, g, y, x: g / (y + y), kink="infinite at x = 0")
-scalar_rule("Reciprocal", lambda op, g, y, x: -(g * (y * y)))
-scalar_rule("Exp", lambda op, g, y, x: g * y)
-scalar_rule("Log", lambda op, g, y, x: g / x)
+formula_rule("Neg", lambda op, g, y, x: -g)
+formula_rule("Abs", lambda op, g, y, x: g * op.Sign(x), kink="0 at x = 0")
+formula_rule("Sqrt", lambda op, g, y, x: g / (y + y), kink="infinite at x = 0")
+formula_rule("Reciprocal", lambda op, g, y, x: -(g * (y * y)))
+formula_rule("Exp", lambda op, g, y, x: g * y)
+formula_rule("Log", lambda op, g, y, x: g / x)
 # 2/sqrt(pi) exp(-x^2): the factor in the exponent saves a pass over memory
-scalar_rule("Erf", lambda op, g, y, x: g * op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x))
+formula_rule("Erf", lambda op, g, y, x: g * op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x))
 
-scalar_rule("Sin", lambda op, g, y, x: g * op.Cos(x))
-scalar_rule("Cos", lambda op, g, y, x: -(g * op.Sin(x)))
-scalar_rule("Tan", lambda op, g, y, x: g * (y * y + 1))
+formula_rule("Sin", lambda op, g, y, x: g * op.Cos(x))
+formula_rule("Cos", lambda op, g, y, x: -(g * op.Sin(x)))
+formula_rule("Tan", lambda op, g, y, x: g * (y * y + 1))
 # 1/sqrt(1 - x^2), factored so that nothing cancels near 1
-scalar_rule("Asin", lambda op, g, y, x: g / op.Sqrt((1 - x) * (1 + x)))
-scalar_rule("Acos", lambda op, g, y, x: -(g / op.Sqrt((1 - x) * (1 + x))))
-scalar_rule("Atan", lambda op, g, y, x: g / (x * x + 1))
+formula_rule("Asin", lambda op, g, y, x: g / op.Sqrt((1 - x) * (1 + x)))
+formula_rule("Acos", lambda op, g, y, x: -(g / op.Sqrt((1 - x) * (1 + x))))
+formula_rule("Atan", lambda op, g, y, x: g / (x * x + 1))
 
-scalar_rule("Sinh", lambda op, g, y, x: g * op.Cosh(x))
-scalar_rule("Cosh", lambda op, g, y, x: g * op.Sinh(x))
-scalar_rule("Asinh", lambda op, g, y, x: g / op.Cosh(y))  # 1/sqrt(x^2 + 1) = 1/cosh y, which does not overflow
-scalar_rule("Acosh", lambda op, g, y, x: g / op.Sinh(y))  # 1/sqrt(x^2 - 1) = 1/sinh y, which does not cancel near 1
-scalar_rule("Atanh", lambda op, g, y, x: g / ((1 - x) * (1 + x)))
+formula_rule("Sinh", lambda op, g, y, x: g * op.Cosh(x))
+formula_rule("Cosh", lambda op, g, y, x: g * op.Sinh(x))
+formula_rule("Asinh", lambda op, g, y, x: g / op.Cosh(y))  # 1/sqrt(x^2 + 1) = 1/cosh y, which does not overflow
+formula_rule("Acosh", lambda op, g, y, x: g / op.Sinh(y))  # 1/sqrt(x^2 - 1) = 1/sinh y, which does not cancel near 1
+formula_rule("Atanh", lambda op, g, y, x: g / ((1 - x) * (1 + x)))
 
 
 # -- choices ---------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from onnx import TensorProto
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules.scatter_add import add_flat, add_rows, added, suits_flat, suits_gathered, sum_gathered
 from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.ir.types import MAX_INT64
 
 ENDLESS = 2**31 - 1
 """Smallest `ends` value of a Slice that exporters write to reach the end of an axis."""
 
-MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+MIN_INT64 = -(2**63)
 
 LONG_STEP = 1 << 10
 """Largest step of a Slice for which zeros are inserted into the cotangent.
@@ -233,7 +234,7 @@ def gather(op, g, y, x, indices, *, axis):
         return _placed(op, g, x, {axis: first}), None
     rows = op.cast(indices if indices.rank == 1 else op.reshape(indices, [-1]), TensorProto.INT64)
     if indices.rank != 1:
-        sizes = [op.size(x, a) for a in range(x.rank)]
+        sizes = op.sizes(x)
         certain = all(isinstance(size, int) and size for size in sizes[:axis] + sizes[axis + 1 :])
         sizes[axis] = -1 if certain else op.size(rows, 0)  # next to a size of 0, -1 is ambiguous
         g = op.reshape(g, sizes)
@@ -278,7 +279,7 @@ def gather_nd(op, g, y, x, indices, *, batch_dims):
         taken = _put_back(op, g, x, lambda count: op.GatherND(count, indices, batch_dims=batch_dims), repeats=True)
         return taken, None
     head = batch_dims + depth
-    sizes = [op.size(x, axis) for axis in range(x.rank)]
+    sizes = op.sizes(x)
     strides = strides_of(sizes[:head])
     wrapped = op.Mod(indices, op.vector(sizes[batch_dims:head]))
     rows = op.sum(wrapped * op.vector(strides[batch_dims:]), [-1], keepdims=False)
@@ -413,12 +414,12 @@ def _last_slices(op, x, indices, updates):
         last = last_of(op, op.reshape(op.GatherND(_count(op, x), indices), [-1]), op.reshape(op.Size(x), [1]))
         return op.reshape_like(last, updates)
     tail = x.rank - depth
-    sizes = [op.size(x, axis) for axis in range(depth)]
+    sizes = op.sizes(x, range(depth))
     if indices.const is not None and all(isinstance(size, int) for size in sizes):
         return _known_last(op, indices.const % np.maximum(sizes, 1), tail)
     rows = op.sum(op.Mod(indices, op.vector(sizes)) * op.vector(strides_of(sizes)), [-1], keepdims=False)
     last = last_of(op, op.reshape(rows, [-1]), reduce(mul, sizes, 1))
-    return op.reshape(last, [*(op.size(indices, a) for a in range(indices.rank - 1)), *[1] * tail])
+    return op.reshape(last, [*op.sizes(indices, range(indices.rank - 1)), *[1] * tail])
 
 
 def _known_last(op, places, tail=0):

@@ -189,7 +189,7 @@ class Samples(NamedTuple):
     def _places(self) -> Val:
         """Return the flat indices of the elements in an image, [elements, B, P]."""
         op, n = self.op, len(self.axes)
-        strides = strides_of([op.size(self.x, axis) for axis in range(2, self.x.rank)])
+        strides = strides_of(op.sizes(self.x, range(2, self.x.rank)))
         steps = op.reshape(op.vector([strides[axis - 2] for axis in self.axes]), [n, 1, 1])
         return self._combined(self._along(self.taps.places * steps), add)
 
@@ -223,20 +223,18 @@ def rows_of(op: Op, x: Val) -> Val:
 
 def _area(op: Op, x: Val) -> Any:
     """Return the number of elements of a plane: an int if static, otherwise an int64 vector of one element."""
-    return reduce(mul, (op.size(x, axis) for axis in range(2, x.rank)))
+    return reduce(mul, op.sizes(x, range(2, x.rank)))
 
 
 def _sizes(op: Op, x: Val, axes: Sequence[int]) -> Val:
     """Return the sizes of some axes, [axes, 1, 1]."""
-    return op.reshape(op.vector([op.size(x, axis) for axis in axes]), [len(axes), 1, 1])
+    return op.reshape(op.vector(op.sizes(x, axes)), [len(axes), 1, 1])
 
 
-@rule(
-    "GridSample",
-    versions=(16, None),
-    needs_opset=16,
-    kink="at an element, the slope on the side of increasing coordinates; 0 at the ends with border and reflection",
-)
+SIDE = "at an element, the slope on the side of increasing coordinates"
+
+
+@rule("GridSample", versions=(16, None), needs_opset=16, kink=f"{SIDE}; 0 at the ends with border and reflection")
 def grid_sample(op, g, y, x, grid, *, align_corners, mode, padding_mode):
     """Positions, borders and kinks are treated as in PyTorch's grid_sample. Source: the GridSample operator page."""
     n = x.rank - 2
@@ -272,12 +270,7 @@ def affine_grid(op, g, y, theta, size, *, align_corners):
     return op.Concat(linear, op.swap_last(op.sum(flat, [1])), axis=2), None
 
 
-@rule(
-    "DeformConv",
-    versions=(19, None),
-    needs_opset=19,
-    kink="at an element, the slope on the side of increasing coordinates",
-)
+@rule("DeformConv", versions=(19, None), needs_opset=19, kink=SIDE)
 def deform_conv(
     op, g, y, x, w, offset, b, mask, *, dilations, group, kernel_shape, offset_group, pads, strides
 ):  # fmt: skip
@@ -290,7 +283,7 @@ def deform_conv(
     batch, channels = op.size(x, 0), op.size(x, 1)
     parts = batch * offset_group
     each = channels // offset_group if isinstance(channels, int) else channels / offset_group
-    images = x if offset_group == 1 else op.reshape(x, [parts, each, *(op.size(x, axis) for axis in win.axes)])
+    images = x if offset_group == 1 else op.reshape(x, [parts, each, *op.sizes(x, win.axes)])
     moves = op.transpose(op.reshape(op.wide(offset), [parts, taps, n, -1]), [2, 0, 1, 3])
     at = op.reshape(moves + _windows(op, win, offset, moves), [n, parts, -1])
     samples = Samples(op, images, win.axes, _taps(op, at, _sizes(op, x, win.axes), "linear", "zeros"))
@@ -323,7 +316,7 @@ def _windows(op, win, offset, like):
     column = (n, 1, 1, 1)
     taps = np.indices(win.sizes).reshape(n, 1, -1, 1)
     taps = taps * np.reshape(win.dilations, column) - np.reshape(win.begins, column)
-    sizes = [op.size(offset, axis) for axis in win.axes]
+    sizes = op.sizes(offset, win.axes)
     every = op.vector(sizes)
     outputs = []
     for i, (size, stride) in enumerate(zip(sizes, win.strides, strict=True)):
@@ -409,8 +402,8 @@ def _spread_boxes(op, g, x, batch_indices, rows, columns):
     `rows` and `columns` are the averaging matrices of the two axes, from `_averages`. A scatter would instead need four
     additions for each sample of each box.
     """
-    n, c, h, w = (op.size(x, axis) for axis in range(4))
-    boxes, _, bins, across = (op.size(g, axis) for axis in range(4))
+    n, c, h, w = op.sizes(x, range(4))
+    boxes, _, bins, across = op.sizes(g, range(4))
     wide = op.reshape(op.reshape(g, [boxes, c * bins, across]) @ columns, [boxes, c, bins, w])
     wide = op.reshape(op.transpose(wide, [0, 2, 1, 3]), [boxes * bins, c * w])
     images = op.unsqueeze(op.steps(n), [1])
@@ -468,10 +461,10 @@ def _largest(op, g, x, images, rows, columns):
         for row, column in zip(rows, columns, strict=True)
     )
     images = op.reshape(op.cast(images, TensorProto.INT64), [-1, *[1] * (2 * rank - 2)])
-    n, h, w = (op.size(x, axis) for axis in (0, 2, 3))
+    n, h, w = op.sizes(x, (0, 2, 3))
     image, row, _ = strides_of([n, h, w])
     every = images * image + places[0] * row + places[1]
-    shape, sizes = op.shape(every), [op.size(every, axis) for axis in range(3, every.rank)]
+    shape, sizes = op.shape(every), op.sizes(every, range(3, every.rank))
     every, weights, present = (
         op.reshape(op.Expand(v, shape), [-1, reduce(mul, sizes)])
         for v in (every, op.cast(mul(*weights), x), op.And(*present))

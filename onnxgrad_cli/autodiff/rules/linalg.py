@@ -74,7 +74,7 @@ def einsum(op, g, y, *xs, equation):
     occurs twice in the operand selects a diagonal, so the cotangent is zero elsewhere. The emitted equations have no
     ellipses, because onnxruntime can't sum over them, and no broadcast axes, because onnx infers a wrong size for them.
     """
-    terms, output = parse_equation(equation, xs)
+    terms, output = parse_equation(equation, [(x.name, x.shape) for x in xs])
     wide = {label for label, size in _sizes(zip(terms, xs, strict=True)) if size != 1}
     if any(size == 1 and label in wide for label, size in _sizes([(output, y)])):
         raise Unknown(f"'{y.name}' has more axes or elements than onnx infers")

@@ -17,7 +17,8 @@ import numpy as np
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
+from onnxgrad_cli.ir.types import known_sizes
 
 MOST_CHANNELS = 1 << 12
 """Largest number of channels of an LRN. Its sums over windows of channels are products with a square matrix."""
@@ -111,13 +112,9 @@ def instance_normalization(op, g, y, x, scale, b, *, epsilon):
 
 def _grouped(op: Op, x: Val, groups: int) -> Val:
     """Reshape `x` to [batch, groups, elements of a group]."""
-    return op.Reshape(x, op.ints([0, groups, -1]), shape=(x.shape[0], groups, _rest(x, groups)))
-
-
-def _rest(x: Val, groups: int) -> int | str:
-    sizes = x.shape[1:]
-    static = [size for size in sizes if isinstance(size, int)]
-    return math.prod(static) // groups if len(static) == len(sizes) else f"{x.name}_group"
+    sizes = known_sizes(x.shape[1:])
+    rest = f"{x.name}_group" if sizes is None else math.prod(sizes) // groups
+    return op.Reshape(x, op.ints([0, groups, -1]), shape=(x.shape[0], groups, rest))
 
 
 @rule("GroupNormalization", versions=(21, None))
@@ -143,10 +140,8 @@ def batch_normalization(op, g, ys, x, scale, b, mean, var, *, epsilon, momentum,
 
     The statistics mean and var are inputs, and get gradients too.
     """
-    if training_mode or any(ys[1:]):
-        reason = "it is a BatchNormalization node in training mode, and onnxruntime's kernel overwrites its own inputs"
-        hint = "set `mode`, or write the batch statistics as separate nodes"
-        return (op.no(reason, hint),) * 5
+    reason = "it is a BatchNormalization node in training mode, and onnxruntime's kernel overwrites its own inputs"
+    require(not (training_mode or any(ys[1:])), reason, "set `mode`, or write the batch statistics as separate nodes")
     dtypes = (x, scale, b, mean, var)
     x, scale, _, mean, var = (op.cast(v, op.wide(x)) for v in dtypes)
     g = op.cast(g, x)
@@ -259,11 +254,8 @@ def lrn(op, g, y, x, *, size, alpha, beta, bias):
     """
     low, high = -((size - 1) // 2), size // 2
     channels = x.shape[1]
-    if isinstance(channels, int) and channels > MOST_CHANNELS:
-        return op.no(
-            f"its number of channels, {channels:,}, is too large for a matrix of channels x channels",
-            "normalize fewer channels",
-        )
+    few = not isinstance(channels, int) or channels <= MOST_CHANNELS
+    require(few, f"it needs a matrix of channels x channels, and has {channels} channels", "normalize fewer channels")
     if isinstance(channels, int):
         offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]
         band = op.const(((offset >= low) & (offset <= high)).astype(np.float64), x)

@@ -15,6 +15,8 @@ from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.autodiff.rules.index import last_of
 from onnxgrad_cli.autodiff.rules.scatter_add import added
 from onnxgrad_cli.emission.shapes import MAX_COUNTING_LENGTH
+from onnxgrad_cli.emission.values import require
+from onnxgrad_cli.errors import Unknown
 
 DENSE = 1 << 18
 """Largest number of elements of the matrix that averages along one axis. For larger ones, other nodes are written."""
@@ -51,25 +53,18 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
 
     The result of a window that contains only padding is the lowest number of the type, and its cotangent is dropped.
     """
-    win = windows.window(kernel_shape, strides, dilations, pads)
-    win, late = windows.auto_window(op, win, x, auto_pad)
-    if why := _unlike(win, x, g, ceil_mode, auto_pad):
-        return op.no(*why)
+    win, late = _windows(op, x, g, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if any(_may_miss(win, i, x, g) for i in range(len(win.kernel))):
         g = op.Where(ys[0] > _lowest(x), g, op.const(0.0, g))
     attributes = {
-        "auto_pad": auto_pad,
-        "ceil_mode": ceil_mode,
-        "dilations": dilations,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-    }
+        "auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations, "kernel_shape": kernel_shape,
+        "pads": pads, "strides": strides,
+    }  # fmt: skip
     if op.variant("gradient", ("indices", "compared"), "indices") == "compared":
         y, wide = op.comparable(ys[0], lambda x: op.MaxPool(x, **attributes), x)
         if np.prod(win.sizes) > MOST_TAPS:
             why = f"its windows of {' x '.join(map(str, win.sizes))} are too large to be compared element by element"
-            return op.no(why, "choose a target with the indices of MaxPool")
+            raise Unknown(why, "choose a target with the indices of MaxPool")
         return op.cast(_compared(op, op.wide(g), y, wide, win, late, ceil_mode), x)
     indices = ys[1] if len(ys) > 1 and not storage_order else None
     if indices is None:
@@ -79,7 +74,8 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
         pads = [*win.begins, *win.ends]
         layout = {"kernel_shape": kernel_shape, "strides": list(win.strides), "pads": pads}
         return op.MaxUnpool(g, indices, **layout, shape=x.known_shape)
-    return _scatter(op, g, indices, x)
+    zeros = op.fill(0.0, op.reshape(x, [-1]))
+    return op.reshape_like(added(op, zeros, op.reshape(indices, [-1]), op.reshape(g, [-1])), x)
 
 
 def _may_miss(win, i, x, g):
@@ -104,7 +100,7 @@ def _compared(op, g, y, x, win, late, ceil_mode):
     begins, ends = late or (win.begins, [end + _overhang(win, i, x, g, ceil_mode) for i, end in enumerate(win.ends)])
     padded = windows.pad(op, x, begins, ends, _lowest(x))
     axes, strides = op.ints(win.axes), op.ints(win.strides)
-    sizes = op.vector([op.size(g, axis) for axis in win.axes])
+    sizes = op.vector(op.sizes(g, win.axes))
     zero, rest, taken = op.const(0.0, g), g, []
     taps = list(np.ndindex(*win.sizes))
     for tap in taps[:-1]:
@@ -134,12 +130,6 @@ def _overhang(win, i, x, g, ceil_mode):
         return max(-rest, 0)
     most = win.strides[i] - 1
     return most if ceil_mode else max(min(most, win.extents[i] - win.begins[i] - win.ends[i] - 1), 0)
-
-
-def _scatter(op, g, indices, x):
-    """Return zeros in the shape of `x`, with each element of `g` added at its flat index."""
-    zeros = op.fill(0.0, op.reshape(x, [-1]))
-    return op.reshape_like(added(op, zeros, op.reshape(indices, [-1]), op.reshape(g, [-1])), x)
 
 
 @rule("MaxUnpool")
@@ -177,10 +167,7 @@ def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilatio
     If sizes are static, the gradient is one product with a constant band matrix per axis (0.17 to 0.5 times as long as
     PyTorch). Otherwise, it is one transposed convolution with a kernel of ones (0.6 to 1.4 times as long as PyTorch).
     """
-    win = windows.window(kernel_shape, strides, dilations, pads)
-    win, late = windows.auto_window(op, win, x, auto_pad)
-    if why := _unlike(win, x, g, ceil_mode, auto_pad):
-        return op.no(*why)
+    win, late = _windows(op, x, g, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     bands = [_band(win, i, x.shape[2 + i], g.shape[2 + i], count_include_pad) for i in range(len(win.kernel))]
     if all(band is not None for band in bands):
         for axis, band in enumerate(bands, 2):
@@ -204,23 +191,22 @@ def _spread(op, gs, shares, win, x, late, exact=True):
         exact: True if no window reaches beyond the padded image (no ceil_mode).
     """
     image = windows.pad(op, x, *late) if late else x
-    *planes, flat = (op.reshape(v, [-1, 1, *(op.size(v, axis) for axis in win.axes)]) for v in (*gs, image))
+    *planes, flat = (op.reshape(v, [-1, 1, *op.sizes(v, win.axes)]) for v in (*gs, image))
     planes = planes[0] if len(planes) == 1 else op.Concat(*planes, axis=1)
     result = op.reshape_like(windows.spread(op, planes, op.const(shares, x), flat, win, exact), image)
     return windows.crop_like(op, result, late[0], x) if late else result
 
 
-def _unlike(win, x, g, ceil_mode, auto_pad):
-    """Return (reason, hint) to refuse a pool whose windows may differ from those that onnx inferred; otherwise None."""
-    if ceil_mode and not _outputs_known(win, x, g):
-        return BEYOND
+def _windows(op, x, g, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode):
+    """Return the windows of a pool as `windows.auto_window` does, if they are certainly those that onnx inferred."""
+    win = windows.window(kernel_shape, strides, dilations, pads)
+    win, late = windows.auto_window(op, win, x, auto_pad)
+    require(not ceil_mode or _outputs_known(win, x, g), *BEYOND)
     short = any(rest is not None and rest < 0 for rest in windows.remainder(win, x, g))
-    if 0 in g.shape[2:] or (short and not ceil_mode and not auto_pad.startswith("SAME")):
-        return SHORT
-    wide = zip(win.sizes, win.extents, win.strides, strict=True)
-    if auto_pad.startswith("SAME") and any(k != extent or s > k + 1 for k, extent, s in wide):
-        return PADDED
-    return None
+    require(0 not in g.shape[2:] and (not short or ceil_mode or auto_pad.startswith("SAME")), *SHORT)
+    each = zip(win.sizes, win.extents, win.strides, strict=True)
+    require(not auto_pad.startswith("SAME") or all(k == extent and s <= k + 1 for k, extent, s in each), *PADDED)
+    return win, late
 
 
 def _outputs_known(win, x, g):
@@ -301,10 +287,7 @@ def global_max_pool(op, g, y, x):
 @rule("LpPool", kink="0 where all elements of the window are 0")
 def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pads, strides):
     """d (Σ|x|ᵖ)^(1/p) / dx = sign(x) |x|^(p-1) y^(1-p), summed over the windows that contain x."""
-    win = windows.window(kernel_shape, strides, dilations, pads)
-    win, late = windows.auto_window(op, win, x, auto_pad)
-    if why := _unlike(win, x, g, ceil_mode, auto_pad):
-        return op.no(*why)
+    win, late = _windows(op, x, g, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     g = op.Where(y > 0.0, g / (op.Where(y > 0.0, y, op.const(1.0, y)) ** float(p - 1)), op.const(0.0, y))
     ones = np.ones((1, 1, *win.sizes))
     return _spread(op, [g], ones, win, x, late, exact=not ceil_mode) * _signed_power(op, x, p)

@@ -12,6 +12,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxgrad_cli.autodiff.registry import refuse, rule
+from onnxgrad_cli.emission.values import require
+from onnxgrad_cli.ir.domains import MICROSOFT
 
 RANGES: dict[int, tuple[int, int]] = {
     TensorProto.UINT2: (0, 3), TensorProto.INT2: (-2, 1), TensorProto.UINT4: (0, 15), TensorProto.INT4: (-8, 7),
@@ -19,6 +21,9 @@ RANGES: dict[int, tuple[int, int]] = {
     TensorProto.INT16: (-32768, 32767),
 }  # fmt: skip
 """Map from an integer type to its smallest and largest value, at which QuantizeLinear saturates."""
+
+SATURATED = "with --quantization ste or lsq, identity within the quantized range and constant outside"
+EXTREMES = "with respect to the scale: equal extremes share evenly, and an extreme that is 0 gets none"
 
 
 @rule("DequantizeLinear", integers=True)
@@ -32,21 +37,15 @@ def dequantize_linear(op, g, y, x, scale, zero, *, axis, block_size, output_dtyp
     return gx, op.cast(_gathered(op, g * steps, scale, **form), scale), None
 
 
-@rule(
-    "QuantizeLinear",
-    integers=True,
-    kink="with --quantization ste or lsq, identity within the quantized range and constant outside",
-)
+@rule("QuantizeLinear", integers=True, kink=SATURATED)
 def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, output_dtype, precision):
     """y = saturate(round(x / scale) + zero), with the gradient of x / scale + zero for values that don't saturate.
 
     Source: Y. Bengio et al., Estimating or Propagating Gradients Through Stochastic Neurons, 2013; for the scale,
     S. Esser et al., Learned Step Size Quantization, 2020.
     """
-    if not op.training.straight_through:
-        hint = "pass `quantization='ste'` to use the straight-through estimator"
-        no = op.no("rounding to integers has no derivative", hint)
-        return no, no, None
+    hint = "pass `quantization='ste'` to use the straight-through estimator"
+    require(op.training.straight_through, "rounding to integers has no derivative", hint)
     if y.dtype not in RANGES:
         no = op.no(f"no straight-through estimator is proven for {TensorProto.DataType.Name(y.dtype).lower()}")
         return no, no, None
@@ -63,16 +62,11 @@ def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, out
     return op.cast(gx, x), gscale, None
 
 
-@rule(
-    "DynamicQuantizeLinear",
-    integers=True,
-    kink="with respect to the scale: equal extremes share evenly, and an extreme that is 0 gets none",
-)
+@rule("DynamicQuantizeLinear", integers=True, kink=EXTREMES)
 def dynamic_quantize_linear(op, gs, ys, x):
     """The gradient of scale = (max(x, 0) - min(x, 0)) / 255. The gradient through the integers is refused."""
-    if gs[0] is not None:
-        reason = "its scale and zero point are computed from the data, and rounding to integers has no derivative"
-        return op.no(reason, STRAIGHT_THROUGH)
+    reason = "its scale and zero point are computed from the data, and rounding to integers has no derivative"
+    require(gs[0] is None, reason, STRAIGHT_THROUGH)
 
     def share(kind, beyond):
         extreme = op.reduce(kind, x, keepdims=False)
@@ -99,7 +93,7 @@ def _gathered(op, values, scale, axis, block_size):
     axis %= values.rank
     if not block_size:
         return op.sum(values, [i for i in range(values.rank) if i != axis], keepdims=False)
-    sizes, count = [op.size(values, i) for i in range(values.rank)], op.size(scale, axis)
+    sizes, count = op.sizes(values), op.size(scale, axis)
     missing = count * block_size - sizes[axis]
     if not (isinstance(missing, int) and missing == 0):
         values = op.Pad(values, op.vector([missing if i == axis + values.rank else 0 for i in range(2 * values.rank)]))
@@ -125,11 +119,11 @@ refuse(
     "QLinearSigmoid QLinearSoftmax QLinearWhere",
     WITH_INTEGERS,
     STRAIGHT_THROUGH,
-    domain="com.microsoft",
+    domain=MICROSOFT,
 )
 refuse(
     "MatMulInteger16 NhwcMaxPool QLinearReduceMean",
     f"{WITH_INTEGERS}; onnxruntime does not run this variant on the CPU, or the node has no scale",
     FROM_FLOATS,
-    domain="com.microsoft",
+    domain=MICROSOFT,
 )

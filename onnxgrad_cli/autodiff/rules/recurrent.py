@@ -24,7 +24,8 @@ from onnxgrad_cli.autodiff.rules import activation
 from onnxgrad_cli.autodiff.rules.lstm_gates import Gates, keep_gates, keeps_gates, of_direction, stack
 from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.emission.values import No, Val
+from onnxgrad_cli.emission.values import Val, require
+from onnxgrad_cli.errors import Unknown
 
 
 def _affine(op: Op, g: Val, y: Val, x: Val, *, alpha: float, beta: float) -> Val:
@@ -342,7 +343,7 @@ def _rnn(run: LayerDirection) -> Grads:
 def _layer(
     op: Op, gs: Sequence[Val | None], ys: Sequence[Val | None], cell: Callable[[LayerDirection], Grads],
     inputs: dict[str, Val | None], defaults: Sequence[str], attributes: dict[str, Any], may_keep: bool = False,
-) -> list[Val | None] | list[No]:  # fmt: skip
+) -> list[Val | None]:  # fmt: skip
     """Split a layer into its directions, call `cell` for each, and return the cotangents of the layer's inputs.
 
     Args:
@@ -355,17 +356,15 @@ def _layer(
         may_keep: True if the forward node may be replaced by one that keeps the gates.
 
     Raises:
-        Unknown: neither the node nor its recurrent weights give the size of the state.
+        Unknown: neither the node nor its recurrent weights give the size of the state, or onnxruntime does not support
+            its attributes.
     """
     backwards = DIRECTIONS.get(attributes["direction"], (False,))
     acts = _activations(op, list(defaults) * len(backwards), attributes)
-    if attributes.get("layout"):
-        acts = op.no(
-            "it has the attribute layout=1, which onnxruntime does not support",
-            "remove the attribute, and transpose the inputs and outputs instead",
-        )
-    if isinstance(acts, No):
-        return [acts] * len(inputs)
+    time_first = not attributes.get("layout")
+    require(
+        time_first, "its attribute 'layout' is 1, which onnxruntime does not support", "transpose its operands instead"
+    )
     wide = {name: v and op.wide(v) for name, v in inputs.items()}
     gs = [g and op.wide(g) for g in gs]
     hidden = attributes["hidden_size"] or wide["r"].known_size(-1, "the hidden size")  # type: ignore[union-attr]
@@ -469,7 +468,7 @@ def _before(op: Op, y: Val, h: Val | None, zero: Val, backwards: bool, left: Val
     return op.Where(left > 1, shifted, first)
 
 
-def _activations(op: Op, defaults: Sequence[str], attributes: dict[str, Any]) -> list[Activation] | No:
+def _activations(op: Op, defaults: Sequence[str], attributes: dict[str, Any]) -> list[Activation]:
     """Return the activations of all directions, with their parameters.
 
     The attributes activation_alpha and activation_beta have one entry for each activation that has the parameter, in
@@ -477,22 +476,20 @@ def _activations(op: Op, defaults: Sequence[str], attributes: dict[str, Any]) ->
     """
     clip, known = attributes["clip"], {name.lower(): name for name in ACTIVATIONS}
     if clip is not None and clip <= 0:
-        return op.no(
-            f"it has the attribute clip={clip:g}, which onnxruntime does not support", "remove the attribute clip"
-        )
+        raise Unknown(f"its attribute 'clip' is {clip:g}, which onnxruntime does not support", "remove it")
     names = [name.decode() if isinstance(name, bytes) else name for name in attributes["activations"] or defaults]
-    if len(names) < len(defaults):
-        return op.no(f"it names {len(names)} activations, but needs {len(defaults)}", "name all activations, or none")
+    count = f"it names {len(names)} activations, but needs {len(defaults)}"
+    require(len(names) >= len(defaults), count, "name all activations, or none")
     left = {key: iter(attributes[f"activation_{key}"] or ()) for key in ("alpha", "beta")}
     found = []
     for name in names[: len(defaults)]:
-        if name.lower() not in known:
-            return op.no(f"its activation {name} is not a standard activation", f"choose from {', '.join(ACTIVATIONS)}")
+        standard = f"choose from {', '.join(ACTIVATIONS)}"
+        require(name.lower() in known, f"its activation '{name}' is not a standard activation", standard)
         name = known[name.lower()]
         parameters: dict[str, Any] = {key: next(left[key], default) for key, default in ACTIVATIONS[name][1].items()}
-        if missing := [f"activation_{key}" for key, value in parameters.items() if value is None]:
-            why = f"its activation {name} has no {' and '.join(missing)}, and onnxruntime uses 0 then"
-            return op.no(why, "set these attributes of the node")
+        missing = [f"activation_{key}" for key, value in parameters.items() if value is None]
+        why = f"its activation '{name}' has no {' and '.join(missing)}, and onnxruntime would use zero"
+        require(not missing, why, "set these attributes of the node")
         found.append(Activation(op, name, parameters, clip))
     return found
 

@@ -62,79 +62,44 @@ class Reduced:
         return op.Cast(op.Size(self.x), to=dtype) / op.Cast(op.Size(self.y), to=dtype)
 
 
-def reduction(kinds, kink=""):
-    """Return a decorator that registers `formula(op, reduced)` as the rule of the operators `kinds`.
+def reduction(kinds, formula, kink=""):
+    """Register `formula(op, reduced)`, whose result broadcasts to x, as the rule of the operators `kinds`."""
 
-    The formula returns a value that broadcasts to x. The rule expands it to the cotangent of x.
-    """
-
-    def register(formula):
-        for kind in kinds.split():
-            rule(kind, kink=kink)(_derivative(kind, formula))
-        return formula
-
-    return register
-
-
-def _derivative(kind, formula):
     def derivative(op, g, y, x, axes_input, *, axes, keepdims, noop_with_empty_axes):
-        reduced = Reduced(op, kind, g, y, x, axes_input, axes, keepdims, noop_with_empty_axes)
+        reduced = Reduced(op, op.node.op_type, g, y, x, axes_input, axes, keepdims, noop_with_empty_axes)
         return op.expand_like(formula(op, reduced), x), None
 
-    derivative.__qualname__ = formula.__qualname__
-    return derivative
+    derivative.__qualname__ = kinds.split()[0].lower()
+    rule(kinds, kink=kink)(derivative)
 
 
-@reduction("ReduceSum")
-def reduce_sum(op, r):
-    return r.g
+def _mean(op, r):
+    """Divide `g` by the number of elements, which may overflow in float16, and is rounded in bfloat16."""
+    wide = op.wide(r.g)
+    return op.cast(wide / r.count(wide.dtype), r.x)
 
 
-@reduction("ReduceMean")
-def reduce_mean(op, r):
-    """Divide `g` by the number of elements. For 16-bit floats, divide in float32.
-
-    The number may overflow in float16, and is rounded in bfloat16.
-    """
-    if r.x.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
-        return op.cast(op.cast(r.g, TensorProto.FLOAT) / r.count(TensorProto.FLOAT), r.x)
-    return r.g / r.count(r.x.dtype)
-
-
-@reduction("ReduceMax ReduceMin", kink="ties share evenly, as in torch.amax and torch.amin")
-def reduce_extreme(op, r):
+def _extreme(op, r):
     chosen = op.cast(op.Equal(*op.comparable(r.y, r.again, r.x)), op.wide(r.g))
     return op.cast(chosen * (op.wide(r.g) / r.sum(chosen)), r.x)
 
 
-@reduction("ReduceSumSquare")
-def reduce_sum_square(op, r):
-    return r.x * (2 * r.g)
-
-
-@reduction("ReduceL1", kink="0 at x = 0")
-def reduce_l1(op, r):
-    return op.Sign(r.x) * r.g
-
-
-@reduction("ReduceL2", kink="0 where the norm is 0")
-def reduce_l2(op, r):
+def _norm(op, r):
     """dx = g x / norm. A norm of 0 is replaced by 1 to avoid 0 / 0; all x are 0 then, so dx is 0."""
     return r.x * (r.g / op.Where(op.Equal(r.y, 0), op.const(1.0, r.y), r.y))
 
 
-@reduction("ReduceLogSum")
-def reduce_log_sum(op, r):
-    return r.g / r.sum(r.x)
+reduction("ReduceSum", lambda op, r: r.g)
+reduction("ReduceMean", _mean)
+reduction("ReduceMax ReduceMin", _extreme, kink="ties share evenly, as in torch.amax and torch.amin")
+reduction("ReduceSumSquare", lambda op, r: r.x * (2 * r.g))
+reduction("ReduceL1", lambda op, r: op.Sign(r.x) * r.g, kink="0 at x = 0")
+reduction("ReduceL2", _norm, kink="0 where the norm is 0")
+reduction("ReduceLogSum", lambda op, r: r.g / r.sum(r.x))
+reduction("ReduceLogSumExp", lambda op, r: op.Exp(r.x - r.y) * r.g)
 
 
-@reduction("ReduceLogSumExp")
-def reduce_log_sum_exp(op, r):
-    return op.Exp(r.x - r.y) * r.g
-
-
-@reduction("ReduceProd")
-def reduce_prod(op, r):
+def _product(op, r):
     """Reduce one axis after the other, without division, so that derivatives of any order are exact at zeros.
 
     If the axes are known only at run time, nodes are written for every axis, and a Where skips those that are not
@@ -198,6 +163,8 @@ def _through_others(op, g, x, axis, late):
     others = op.Where(left_out, op.const(1.0, x), op.unsqueeze(x, [axis]))
     return g * op.squeeze(op.prod(others, [axis + 1]), [axis + 1])
 
+
+reduction("ReduceProd", _product)
 
 # -- running products --------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import windows
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
 
 MAX_MATRIX_ELEMENTS = 1 << 24
@@ -72,14 +72,10 @@ def resize(op, g, y, x, roi, scales, sizes, **attributes):
 
 def _input_gradient(op, g, y, x, roi, scales, sizes, how):
     if how.exclude_outside and how.mode != "cubic" and not how.antialias:
-        return op.no(
-            f"it has exclude_outside in mode {how.mode}, which onnxruntime does not run",
-            "use exclude_outside only in mode cubic",
-        )
+        return op.no(f"onnxruntime does not run exclude_outside in mode {how.mode}", "use it only in mode cubic")
     if how.keep_aspect_ratio_policy != "stretch" and min(how.axes or [0]) < 0:
         return op.no(
-            "it has negative axes, for which onnxruntime does not keep the aspect ratio",
-            "write the axes as positive numbers",
+            "onnxruntime does not keep the aspect ratio for negative axes", "write the axes as positive numbers"
         )
     which = [axis % x.rank for axis in how.axes] if how.axes else list(range(x.rank))
     if 0 in y.shape:
@@ -97,10 +93,8 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
         if _is_one(factor) or (factor is None and size == new != "?"):
             _refuse_cut_axis(region, axis)
         elif isinstance(size, int) and isinstance(new, int) and size * new > MAX_MATRIX_ELEMENTS:
-            return op.no(
-                f"the interpolation matrix of axis {axis} has {new} x {size} elements, more than {MAX_MATRIX_ELEMENTS}",
-                "choose smaller sizes",
-            )
+            what = f"the interpolation matrix of axis {axis} has {new} x {size} elements"
+            return op.no(f"{what}, more than {MAX_MATRIX_ELEMENTS}", "choose smaller sizes")
         else:
             at = _Axis(op, x, y, axis, factor, region)
             result = windows.along(op, result, axis, at.transposed(at.matrix(how, copied.get(axis))))
@@ -123,10 +117,7 @@ def _factors(op, x, y, scales, sizes, which, how):
         elif not by_sizes:
             factors[axis] = float(scales.const[i])
             if isinstance(size, int) and new != np.floor(np.float32(size) * scales.const[i]):
-                raise Unknown(
-                    f"{size} times the scale {scales.const[i]} is rounded to {new}, but other runtimes round "
-                    "differently"
-                )
+                raise Unknown(f"runtimes round {size} times the scale {scales.const[i]} differently, here to {new}")
         else:
             factors[axis] = new / size if isinstance(size, int) and isinstance(new, int) else None
     return factors
@@ -149,8 +140,7 @@ def _is_one(factor):
 
 def _region(op, roi, i, count):
     """Return start and end of the region cropped from the i-th resized axis, as fractions of the axis."""
-    if roi is None or roi.known_shape == (0,):
-        raise Unknown(f"a Resize in mode {CROP} has no roi")
+    require(roi is not None and roi.known_shape != (0,), f"a Resize in mode {CROP} has no roi")
     if roi.const is not None:
         return float(roi.const[i]), float(roi.const[count + i])
     return op.Gather(roi, op.const(i)), op.Gather(roi, op.const(count + i))
@@ -175,19 +165,16 @@ def _refuse_broken_sizes(x, factors):
     """
     for size, factor in zip(x.shape, factors.values(), strict=True):
         if isinstance(factor, Val):
-            raise Unknown(
-                "a scale that is known only at run time may give a fractional size, which runtimes align differently"
-            )
-        if factor is not None and factor != int(factor):
-            if not isinstance(size, int):
-                raise Unknown(
-                    f"an unknown size times the scale {factor} may be fractional, and runtimes align such sizes "
-                    "differently"
-                )
-            if abs(size * factor - round(size * factor)) > 1e-6 * size:
-                raise Unknown(
-                    f"{size} times the scale {factor} is fractional, and runtimes align such sizes differently"
-                )
+            what = "a scale that is known only at run time may give a fractional size"
+        elif factor is None or factor == int(factor):
+            continue
+        elif not isinstance(size, int):
+            what = f"an unknown size times the scale {factor} may be fractional"
+        elif abs(size * factor - round(size * factor)) > 1e-6 * size:
+            what = f"{size} times the scale {factor} is fractional"
+        else:
+            continue
+        raise Unknown(f"{what}, and runtimes align such sizes differently")
 
 
 def _copied(op, x, y, factors, by_axis):
@@ -216,10 +203,7 @@ def _copied(op, x, y, factors, by_axis):
         told = kept[axis : axis + 1] if by_axis else kept
         if factor is None or _is_one(factor) or False in told:
             continue
-        if None not in told:
-            raise Unknown(
-                "its result has the size of its input, so onnxruntime copies the input and ignores the scales"
-            )
+        require(None in told, "its result is as large as its input, so onnxruntime copies it and ignores the scales")
         if same is None:
             same = op.cast(op.Equal(op.shape(x), op.shape(y)), TensorProto.INT64)
         copied[axis] = op.Gather(same, op.const(axis)) if by_axis else op.reduce("ReduceMin", same, keepdims=False)

@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.ir.types import HALVES
+from onnxgrad_cli.ir.types import HALVES, MAX_INT64
 
 ONE_HOT = 64
 """Largest number of rows of a table for which the sum is computed as one product with a one-hot matrix.
@@ -62,7 +62,7 @@ An unknown number of rows counts as TYPICAL. Times relative to ScatterElements w
 would be 1.7.
 """
 
-LAST, FAR = 2**63 - 1, 2**62
+FAR = 2**62
 
 
 def added(op: Op, zeros: Val, places: Val, g: Val, axis: int = 0) -> Val:
@@ -139,7 +139,7 @@ def suits_flat(table: Val, count: int | str) -> bool:
 
 def add_flat(op: Op, table: Val, g: Val, rows: Val) -> Val:
     """Add the rows of `g` to rows of `table` by ScatterElements(add) on flat tensors, in the order of the rows."""
-    sizes = [op.size(table, axis) for axis in range(table.rank)]
+    sizes = op.sizes(table)
     width = reduce(mul, sizes[1:])
     places = op.unsqueeze(op.cast(rows, TensorProto.INT64) * width, [1]) + op.steps(width)
     flat, places, g = (op.reshape(v, [-1]) for v in (table, places, g))
@@ -181,7 +181,7 @@ def sum_gathered(op: Op, table: Val, source: Val, picks: Val, rows: Val) -> Val:
     places, order, rank, begins, longest = _chunks(op, rows, count)
     within = op.Range(op.const(0), op.squeeze(longest, [0]), op.const(1))
     members = op.unsqueeze(begins, [1]) + within
-    ends = op.unsqueeze(op.Concat(_window(op, begins, 1, LAST), count, axis=0), [1])
+    ends = op.unsqueeze(op.Concat(_window(op, begins, 1, MAX_INT64), count, axis=0), [1])
     picks = op.Concat(op.Gather(picks + 1, order), op.Expand(op.ints([0]), longest), axis=0)  # row 0 is zero
     taken = op.Where(members < ends, op.Gather(picks, members), op.const(0))
     source = op.Concat(op.zeros([1, width], op.wide(source)), op.wide(source), axis=0)
@@ -230,7 +230,7 @@ def _one_hot_product(op: Op, zeros: Val, g: Val, rows: Val, size: int | Val, axi
         return op.state(op.MatMul(g, hot), zeros.shape)
     hot = op.cast(op.Equal(op.unsqueeze(every, [1]), rows), g)
     if g.rank - axis > 2:
-        sizes = [op.size(g, a) for a in range(g.rank)]
+        sizes = op.sizes(g)
         g = op.reshape(g, [*sizes[: axis + 1], reduce(mul, sizes[axis + 1 :])])
         return op.reshape_like(op.MatMul(hot, g), zeros)
     return op.state(op.MatMul(hot, g), zeros.shape)
@@ -259,9 +259,9 @@ def _sorted_product(op: Op, zeros: Val, g: Val, rows: Val, width: int) -> Val:
     none = op.zeros([size + 1], TensorProto.INT64)
     firsts = op.ScatterElements(none, places, number * op.cast(begins, TensorProto.INT64), axis=0, reduction="add")
 
-    heads_begin = op.unsqueeze(_window(op, begins, 0, LAST, BLOCK), [1])
+    heads_begin = op.unsqueeze(_window(op, begins, 0, MAX_INT64, BLOCK), [1])
     going_on = op.Where(heads_begin, op.const(0.0, g), op.squeeze(op.Slice(sums, *map(op.ints, ([1], [2], [1]))), [1]))
-    to = op.Gather(firsts, _window(op, places, 0, LAST, BLOCK))
+    to = op.Gather(firsts, _window(op, places, 0, MAX_INT64, BLOCK))
     sums = add_flat(op, op.Reshape(sums, op.ints([-1, width])), going_on, to)
     result = op.Gather(sums, _window(op, firsts, 0, -1), axis=0)
     return op.reshape_like(op.cast(result, zeros), zeros)

@@ -6,7 +6,7 @@ sequences of unknown length, such as those that grow in loops. Source: the opera
 
 from __future__ import annotations
 
-from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.autodiff.registry import formula_rule, no_gradient, rule
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -14,9 +14,9 @@ from onnxgrad_cli.emission.values import Val
 no_gradient("SequenceLength OptionalHasElement")
 
 
-@rule("SequenceEmpty")
-def sequence_empty(op, g, y, *, dtype):
-    return ()
+formula_rule("SequenceEmpty", lambda op, g, y, *, dtype: ())
+formula_rule("Optional", lambda op, g, y, x, *, type: g)
+formula_rule("OptionalGetElement", lambda op, g, y, x: g)
 
 
 @rule("SequenceConstruct", needs_opset=17)
@@ -55,16 +55,6 @@ def concat_from_sequence(op, g, y, s, *, axis, new_axis):
 def split_to_sequence(op, g, y, x, split, *, axis, keepdims):
     whole = op.ConcatFromSequence(g, axis=axis, new_axis=int(split is None and not keepdims))
     return op.state(whole, x.known_shape), None
-
-
-@rule("Optional")
-def optional(op, g, y, x, *, type):
-    return g
-
-
-@rule("OptionalGetElement")
-def optional_get_element(op, g, y, x):
-    return g
 
 
 def _counted(op: Op, s: Val, position: Val) -> Val:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.autodiff.registry import formula_rule, no_gradient, rule
 from onnxgrad_cli.ir.types import is_float
 
 no_gradient("Constant RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
 
 
-@rule("Identity")
-def identity(op, g, y, x):
-    return g
+formula_rule("Identity", lambda op, g, y, x: g)
+formula_rule("Expand", lambda op, g, y, x, shape: (g, None))
+formula_rule("Trilu", lambda op, g, y, x, k, *, upper: (op.Trilu(g, k, upper=upper), None))
 
 
 @rule("Cast")
@@ -31,17 +31,11 @@ def reshape(op, g, y, x, shape, *, allowzero, axis):
     return op.reshape_like(g, x), None
 
 
-@rule("Squeeze")
+@rule("Squeeze Unsqueeze")
 def squeeze(op, g, y, x, axes):
     if axes is not None and axes.const is not None and axes.const.size:
-        return op.Unsqueeze(g, axes, shape=x.known_shape), None
-    return op.reshape_like(g, x), None
-
-
-@rule("Unsqueeze")
-def unsqueeze(op, g, y, x, axes):
-    if axes.const is not None and axes.const.size:
-        return op.Squeeze(g, axes, shape=x.known_shape), None
+        inverse = {"Squeeze": "Unsqueeze", "Unsqueeze": "Squeeze"}[op.node.op_type]
+        return op.emit(inverse, g, axes, shape=x.known_shape), None
     return op.reshape_like(g, x), None
 
 
@@ -50,11 +44,6 @@ def transpose(op, g, y, x, *, perm):
     if perm is None:
         return op.Transpose(g)
     return op.transpose(g, sorted(range(len(perm)), key=perm.__getitem__))
-
-
-@rule("Expand")
-def expand(op, g, y, x, shape):
-    return g, None
 
 
 @rule("Tile")
@@ -133,7 +122,7 @@ def _sizes(op, ys, x, split, axis):
 def depth_to_space(op, g, y, x, *, blocksize, mode):
     if mode == "DCR":
         return op.SpaceToDepth(g, blocksize=blocksize)
-    batch, depth, height, width = (op.size(x, axis) for axis in range(4))
+    batch, depth, height, width = op.sizes(x, range(4))
     channels = depth // blocksize**2 if isinstance(depth, int) else op.dim(g, 1)
     blocks = op.reshape(g, [batch, channels, height, blocksize, width, blocksize])
     return op.reshape_like(op.transpose(blocks, [0, 1, 3, 5, 2, 4]), x)
@@ -143,11 +132,6 @@ def depth_to_space(op, g, y, x, *, blocksize, mode):
 def space_to_depth(op, g, y, x, *, blocksize, mode="DCR"):
     """Apply DepthToSpace to `g` in the same mode. Before opset 28, SpaceToDepth has only the mode DCR."""
     return op.DepthToSpace(g, blocksize=blocksize, **({} if mode == "DCR" else {"mode": mode}))
-
-
-@rule("Trilu")
-def trilu(op, g, y, x, k, *, upper):
-    return op.Trilu(g, k, upper=upper), None
 
 
 @rule("Range")
@@ -162,5 +146,5 @@ def range_(op, g, y, start, limit, delta, *, stash_type):
 @rule("CenterCropPad")
 def center_crop_pad(op, g, y, x, shape, *, axes):
     """Apply CenterCropPad to `g` with the shape of x: it crops padded axes and pads cropped axes by equal amounts."""
-    sizes = op.shape(x) if axes is None else op.vector([op.size(x, axis) for axis in axes])
+    sizes = op.shape(x) if axes is None else op.vector(op.sizes(x, axes))
     return op.state(op.CenterCropPad(g, sizes, axes=axes), x.known_shape), None

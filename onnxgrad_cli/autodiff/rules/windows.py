@@ -15,11 +15,9 @@ import numpy as np
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.shapes import MAX_COUNTING_LENGTH
-from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import Unknown
-
-LAST = np.iinfo(np.int64).max
-"""The `ends` value of a Slice that reaches to the end of an axis."""
+from onnxgrad_cli.ir.types import MAX_INT64
 
 
 class Window(NamedTuple):
@@ -48,8 +46,7 @@ class Window(NamedTuple):
         Raises:
             Unknown: the size is known only at run time.
         """
-        if not self.known:
-            raise Unknown(f"the kernel's size ({', '.join(map(str, self.kernel))}) is unknown")
+        require(self.known, f"the kernel's size ({', '.join(map(str, self.kernel))}) is unknown")
         return self.kernel  # type: ignore[return-value]
 
     @property
@@ -97,8 +94,7 @@ def window(
     if math.prod(size for size in kernel if isinstance(size, int)) > MAX_COUNTING_LENGTH:
         raise Unknown(f"its window of {' x '.join(map(str, kernel))} is too large")
     pads = tuple(pads or (0,) * (2 * n))
-    if any(pad < 0 for pad in pads):
-        raise Unknown(f"it has negative pads {list(pads)}")
+    require(all(pad >= 0 for pad in pads), f"it has negative pads {list(pads)}")
     return Window(tuple(kernel), tuple(strides or (1,) * n), tuple(dilations or (1,) * n), pads[:n], pads[n:], group)
 
 
@@ -134,7 +130,7 @@ def auto_window(op: Op, win: Window, x: Val, auto_pad: str) -> tuple[Window, tup
     if len(totals) == len(win.kernel):
         begins, ends = zip(*(split_pads(total, auto_pad) for total in totals), strict=True)
         return win._replace(begins=begins, ends=ends), None
-    sizes = op.Shape(x, start=2) if op.opset >= 15 else op.Slice(op.Shape(x), op.ints([2]), op.ints([LAST]))
+    sizes = op.Shape(x, start=2) if op.opset >= 15 else op.Slice(op.Shape(x), op.ints([2]), op.ints([MAX_INT64]))
     strides = op.ints(win.strides)
     steps = (sizes + (strides - 1)) / strides - 1
     total = op.Max(steps * strides + op.ints(win.extents) - sizes, op.ints([0]))
@@ -299,6 +295,6 @@ def along(op: Op, x: Val, axis: int, matrix: np.ndarray | Val) -> Val:
     if axis == x.rank - 2:
         return matrix @ x
     flat = op.Reshape(x, op.ints([*(0,) * (axis + 1), -1]))
-    trailing = [op.size(x, i) for i in range(axis + 1, x.rank)]
+    trailing = op.sizes(x, range(axis + 1, x.rank))
     shape = [None if dim == "?" else dim for dim in (*x.shape[:axis], matrix.shape[-2], *x.shape[axis + 1 :])]
     return op.Reshape(matrix @ flat, op.vector([*(0,) * (axis + 1), *trailing]), shape=shape)

@@ -590,7 +590,7 @@ def test_a_cache_of_other_heads_is_told(call):
         last = Constant<value_ints = [4]>() all = Constant<value_int = 5>()
         last32 = Cast<to = 6>(last) all32 = Cast<to = 6>(all)
         y = com.microsoft.{call.replace("last", "last32").replace("all)", "all32)")} }}"""
-    assert re.search(r"have the shape \[1, 1, 2, 4\], but the cache has \[1, 1, 3, 8\]", refusal(text))
+    assert re.search(r"\[1, 1, 2, 4\].*\[1, 1, 3, 8\]", refusal(text))
 
 
 def test_an_attribute_left_out_is_what_onnxruntime_takes_it_for():
