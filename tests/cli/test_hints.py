@@ -271,7 +271,7 @@ CASES = [
         {"--output": "--output y"},
     ),
     Case(
-        "choose the input to explain with `wrt`",
+        "choose one with `wrt`",
         "explain sides.onnx --data sides.npz --class 0 -o a.npz",
         "--wrt",
         {"--wrt": "--wrt x"},
