@@ -36,7 +36,7 @@ def reading(path: Path, form: str, hint: str, *kinds: type[Exception]) -> Iterat
         raise
     except MemoryError:
         hint = "save a folder of .npy files, one for each input: it is read from the disk in parts"
-        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint) from None
+        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint, code="no_memory") from None
     except caught as error:
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow's OSErrors for broken files have no errno
             hint = "check the file"
@@ -55,4 +55,4 @@ def check_regular(path: Path) -> None:
     with reading(path, "a file", "check its name"):
         odd = path.exists() and not path.is_file()
     if odd:
-        raise OnnxgradError(f"'{path}' is not a file: it is a device, a pipe or a folder", "copy its data to a file")
+        raise unreadable(f"'{path}' is not a file: it is a device, a pipe or a folder", "copy its data to a file")
