@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TypeProto, helper
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.loaded_columns import Column
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_shape
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, is_float, shape_of, tensor_type
 
 STATES = {"RNN": 6, "GRU": 6, "LSTM": 7}
@@ -128,12 +128,11 @@ def _batch_first(source: Path, name: str, array: Column, value_type: TypeProto, 
         return array
     rest, shape = (shape_of(value_type) or ())[1:], list(array.shape)
     wanted = [*rest[:axis], "batch", *rest[axis:]]
-    if len(shape) != len(wanted) or any(
-        isinstance(dim, int) and dim != n for dim, n in zip(wanted, shape, strict=True)
-    ):
+    fixed = [size if isinstance(dim, str) else dim for dim, size in zip(wanted, shape, strict=False)]
+    if len(shape) != len(wanted) or shape != fixed:
         message = f"'{source}': '{name}' has shape {shape}, but the model takes [{', '.join(map(str, wanted))}]"
         hint = f"save it with the samples along axis {axis}, for example with numpy.moveaxis(array, 0, {axis})"
-        raise UsageError(message, hint)
+        raise wrong_shape(message, hint)
     return np.moveaxis(array, axis, 0)
 
 
@@ -196,13 +195,20 @@ def zero_states(
         recurrent: the initial states and the sequences that recurrent layers read.
         tell: receives log messages.
     """
-    size = next((len(column) for column in columns.values() if column.ndim), 0)
-    found = {}
-    for name in sorted((inputs.keys() - columns.keys()) & recurrent.states):
-        dims = (shape_of(inputs[name]) or ())[1:]
-        if dims and is_float(inputs[name]) and all(isinstance(dim, int) for dim in dims):
-            dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
-            found[name] = np.broadcast_to(np.zeros((), dtype), (size, *map(int, dims)))
+    states = [name for name in sorted(recurrent.states & inputs.keys()) if is_float(inputs[name])]
+    found = zeros(columns, inputs, states)
     if found:
         tell(f"the data have no initial state: using zeros for {', '.join(found)}", 0)
+    return found
+
+
+def zeros(columns: Mapping[str, Column], inputs: InputTypes, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return a map: input in `names` that the data lack -> zeros for all samples, if the shape of a sample is known."""
+    size = next((len(column) for column in columns.values() if column.ndim), 0)
+    found = {}
+    for name in names:
+        dims = [dim for dim in (shape_of(inputs[name]) or ())[1:] if isinstance(dim, int)]
+        if name not in columns and dims and len(dims) == len(shape_of(inputs[name]) or ()) - 1:
+            dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
+            found[name] = np.broadcast_to(np.zeros((), dtype), (size, *dims))
     return found

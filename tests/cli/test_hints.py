@@ -397,7 +397,7 @@ CASES = [
         {"RANK": "1"},
     ),
     Case(
-        "use `classes={}`, which replaces the last layer of the model by one with {} outputs",
+        "use `classes={}`, which replaces the last layer of the model by one with as many outputs",
         "train mlp.onnx --data names.csv --loss cross-entropy --epochs 1 -o t.onnx",
         "--classes 3",
     ),
