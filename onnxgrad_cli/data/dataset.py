@@ -29,29 +29,12 @@ from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.pictures import SUFFIXES, Pictures
 from onnxgrad_cli.data.preprocessing import Preprocessing
 from onnxgrad_cli.data.ragged import Padding, Ragged, cut, masks_of, padding_of
-from onnxgrad_cli.data.read_failures import check_regular, reading
+from onnxgrad_cli.data.read_failures import check_regular, check_there, reading
 from onnxgrad_cli.data.sequences import Preparation, Sequences, following, tokens_of, uneven
-from onnxgrad_cli.data.states import (
-    NOT_RECURRENT,
-    Recurrent,
-    arrays_batch_first,
-    batch_axes,
-    with_batch_first,
-    zero_states,
-    zeros,
-)
+from onnxgrad_cli.data.states import NOT_RECURRENT, Recurrent, arrays_batch_first, with_batch_first, zero_states
 from onnxgrad_cli.data.text import TEXTS, read_text
 from onnxgrad_cli.data.validate import BLOCK, blocks, check, without_samples
-from onnxgrad_cli.errors import (
-    conflict,
-    mismatch,
-    missing_file,
-    missing_value,
-    suggest,
-    unknown_name,
-    wrong_shape,
-    wrong_type,
-)
+from onnxgrad_cli.errors import conflict, mismatch, missing_value, suggest, unknown_name, wrong_shape, wrong_type
 from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.options.data import SampleOptions, SequenceOptions
@@ -260,9 +243,8 @@ def open_data(
         UsageError: the data can't be read or don't fit. The message names file, input and sample.
     """
     path, asked, how, ranges = Path(source), options or SequenceOptions(), samples or SampleOptions(), ranges or {}
-    known, axes = known or Preprocessing(), batch_axes(inputs, recurrent)
-    inputs = with_batch_first(inputs, axes)
-    labels = {term.label for term in terms}
+    known, labels = known or Preprocessing(), {term.label for term in terms}
+    inputs, axes = with_batch_first(inputs, recurrent)
     columns_known = KnownColumns(unread, known.order, how.resize or known.resize or "crop")
     opened = _Source(path, prefix, how.columns, labels, columns_known, tell)
     columns, found, sequences = _gathered(opened, inputs, ranges, terms, asked, axes)
@@ -464,8 +446,7 @@ def _gathered(
     elif tokens is None and options != SequenceOptions():
         hint = "name the input of tokens input_ids, or leave these options out"
         raise conflict("`max_length`, `pack` and `pad_id` are for tokens, but the model has no input of tokens", hint)
-    empty = [name for name, kind in inputs.items() if 0 in (shape_of(kind) or ())[1:]]  # such as an empty KV cache
-    return {**columns, **zeros(columns, inputs, empty)}, found, sequences
+    return columns, found, sequences
 
 
 def names_in(source: str | Path) -> list[str] | None:
@@ -531,18 +512,6 @@ def _refuse_labels_alone(path: Path, columns: Mapping[str, Column], terms: Seque
     if uneven and labels.issuperset(uneven):
         hint = "pad the lists to the same length"
         raise wrong_shape(f"'{path}': '{uneven[0]}' holds lists of different lengths, unlike the model's inputs", hint)
-
-
-def check_there(path: Path) -> None:
-    """Raise an error if a path of data does not exist.
-
-    Raises:
-        OnnxgradError: there is no such file or folder.
-    """
-    with reading(path, "data", "check its name"):
-        there = path.exists()
-    if not there:
-        raise missing_file(f"no such file or folder: '{path}'")
 
 
 def _read(path: Path, inputs: InputTypes, known: KnownColumns, labels: Collection[str], tell: Tell) -> LoadedColumns:
@@ -650,8 +619,7 @@ def data_of(
     Raises:
         UsageError: the arrays don't fit the inputs.
     """
-    axes = batch_axes(inputs, recurrent)
-    inputs = with_batch_first(inputs, axes)
+    inputs, axes = with_batch_first(inputs, recurrent)
     held = {name: single(np.asarray(array), inputs, name) for name, array in arrays.items() if name in inputs}
     held |= arrays_batch_first(IN_MEMORY, held, inputs, axes)
     held |= zero_states(held, inputs, recurrent, silent)

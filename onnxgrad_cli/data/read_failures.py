@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from onnxgrad_cli.errors import OnnxgradError, unreadable
+from onnxgrad_cli.errors import OnnxgradError, missing_file, unreadable
 
 OBJECTS = (
     "save an array of numbers, with the same shape for each sample: array.astype(float), "
@@ -44,6 +44,18 @@ def reading(path: Path, form: str, hint: str, *kinds: type[Exception]) -> Iterat
         reason = str(error).strip() or type(error).__name__
         hint = OBJECTS if "Object arrays" in reason or "Python objects" in reason else hint
         raise unreadable(f"'{path}' can't be read as {form}: {reason}", hint) from None
+
+
+def check_there(path: Path) -> None:
+    """Raise an error if a path of data does not exist.
+
+    Raises:
+        OnnxgradError: there is no such file or folder.
+    """
+    with reading(path, "data", "check its name"):
+        there = path.exists()
+    if not there:
+        raise missing_file(f"no such file or folder: '{path}'")
 
 
 def check_regular(path: Path) -> None:

@@ -96,10 +96,11 @@ def _first(shape: list[int | str], axis: int) -> list[int | str]:
     return [shape[axis], *shape[:axis], *shape[axis + 1 :]]
 
 
-def with_batch_first(inputs: InputTypes, axes: Mapping[str, int]) -> dict[str, TypeProto]:
-    """Return the types of inputs, with the batch axis moved to the front."""
+def with_batch_first(inputs: InputTypes, recurrent: Recurrent) -> tuple[dict[str, TypeProto], dict[str, int]]:
+    """Return the types of inputs, with the batch axis moved to the front, and the moved axes; see `batch_axes`."""
+    axes = batch_axes(inputs, recurrent)
     shapes = {name: _first(list(shape_of(inputs[name]) or ()), axis) for name, axis in axes.items()}
-    return {**inputs, **{name: tensor_type(dtype_of(inputs[name]), shape) for name, shape in shapes.items()}}
+    return {**inputs, **{name: tensor_type(dtype_of(inputs[name]), shape) for name, shape in shapes.items()}}, axes
 
 
 def arrays_batch_first(
@@ -187,7 +188,7 @@ def outputs_batch_first(model: ModelProto, axes: Mapping[str, int]) -> dict[str,
 def zero_states(
     columns: Mapping[str, Column], inputs: InputTypes, recurrent: Recurrent, tell: Tell
 ) -> dict[str, np.ndarray]:
-    """Return a map: initial state that the data lack -> zeros, with one row per sample.
+    """Return a map: initial state or empty KV cache that the data lack -> zeros, with one row per sample.
 
     Args:
         columns: the columns of the data.
@@ -195,20 +196,15 @@ def zero_states(
         recurrent: the initial states and the sequences that recurrent layers read.
         tell: receives log messages.
     """
-    states = [name for name in sorted(recurrent.states & inputs.keys()) if is_float(inputs[name])]
-    found = zeros(columns, inputs, states)
-    if found:
-        tell(f"the data have no initial state: using zeros for {', '.join(found)}", 0)
-    return found
-
-
-def zeros(columns: Mapping[str, Column], inputs: InputTypes, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return a map: input in `names` that the data lack -> zeros for all samples, if the shape of a sample is known."""
     size = next((len(column) for column in columns.values() if column.ndim), 0)
     found = {}
-    for name in names:
-        dims = [dim for dim in (shape_of(inputs[name]) or ())[1:] if isinstance(dim, int)]
-        if name not in columns and dims and len(dims) == len(shape_of(inputs[name]) or ()) - 1:
+    for name in sorted(inputs.keys() - columns.keys()):
+        shape = shape_of(inputs[name]) or ()
+        dims = [dim for dim in shape[1:] if isinstance(dim, int)]
+        is_state = name in recurrent.states and is_float(inputs[name])
+        if dims and len(dims) == len(shape) - 1 and (is_state or 0 in dims):
             dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
             found[name] = np.broadcast_to(np.zeros((), dtype), (size, *dims))
+    if states := [name for name in found if name in recurrent.states]:
+        tell(f"the data have no initial state: using zeros for {', '.join(states)}", 0)
     return found

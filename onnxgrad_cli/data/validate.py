@@ -18,16 +18,7 @@ from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
 from onnxgrad_cli.data.pictures import Pictures
 from onnxgrad_cli.data.ragged import Ragged
-from onnxgrad_cli.errors import (
-    UsageError,
-    mismatch,
-    missing_value,
-    no_data,
-    suggest,
-    wrong_shape,
-    wrong_type,
-    wrong_value,
-)
+from onnxgrad_cli.errors import mismatch, missing_value, no_data, suggest, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.ir.types import FLOATS, UNNAMED, Shape, dtype_of, in_words, is_float, shape_of
 
 WHOLE = frozenset({
@@ -359,7 +350,7 @@ def check_whole(source: Path, name: str, array: Column, allowed: Range) -> None:
         if bad.any():
             hint = _hint(name, array, int(block[bad][0]), allowed)
             must = f"must be {_words(allowed)}{': ' * bool(allowed.why)}{allowed.why}"
-            raise _at_fault(source, name, start, block, bad, must, hint)
+            raise wrong_value(_describe_first(source, name, start, block, bad, must), hint)
 
 
 def _parts(array: Column) -> Iterator[tuple[int, np.ndarray]]:
@@ -414,17 +405,16 @@ def _check_finite(source: Path, name: str, array: np.ndarray | Ragged | Pictures
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~np.isfinite(block if block.dtype == dtype else block.astype(dtype))
         if bad.any():
-            raise _at_fault(source, name, start, block, bad, f"must be a finite {dtype}")
+            raise wrong_value(_describe_first(source, name, start, block, bad, f"must be a finite {dtype}"), CORRECT)
 
 
-def _at_fault(
-    source: Path, name: str, start: int, block: np.ndarray, bad: np.ndarray, must: str, hint: str = CORRECT
-) -> UsageError:
+def _describe_first(source: Path, name: str, start: int, block: np.ndarray, bad: np.ndarray, must: str) -> str:
+    """Return an error message about the first bad value of a block whose first sample has the index `start`."""
     place = [int(at) for at in np.unravel_index(int(bad.argmax()), bad.shape)]
     value = block[tuple(place)]
     sample = f"sample {start + place[0]} (the first is 0)" if place else "the number for all samples"
     inside = f" at index {place[1:]}" if place[1:] else ""
-    return wrong_value(f"'{source}': '{name}' is {value} in {sample}{inside}, but {must}", hint)
+    return f"'{source}': '{name}' is {value} in {sample}{inside}, but {must}"
 
 
 def blocks(array: np.ndarray | Pictures) -> Iterator[tuple[int, np.ndarray]]:
