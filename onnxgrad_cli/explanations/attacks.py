@@ -280,32 +280,27 @@ def attack(
     return moved.astype(case.x.dtype), vanishing
 
 
-def attack_again(
-    case: Case,
-    ball: Ball,
-    steps: int,
-    step_size: float,
-    targeted: bool,
-    sources: Sequence[np.random.Generator],
-    runs: int,
+def best_of(
+    runs: int, run: Callable[[], tuple[np.ndarray, np.ndarray]], case: Case, targeted: bool,
     succeeded: Callable[[np.ndarray], np.ndarray],
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Run an attack several times. For each sample, keep the first successful input or, if there is none, the best one.
 
     Args:
-        case, ball, steps, step_size, targeted, sources: see `attack`.
         runs: the largest number of runs. Fewer are run if the attack has succeeded for all samples.
+        run: calls `attack` with the case.
+        case, targeted: see `attack`.
         succeeded: takes inputs and returns a bool array, True where the attack succeeded.
 
     Returns:
         The inputs, and a bool for each: True if its first gradient vanished in every run.
     """
-    best, vanishing = attack(case, ball, steps, step_size, targeted, sources)
+    best, vanishing = run()
     done = np.ones(len(best), bool) if runs == 1 else succeeded(best)
     for _ in range(runs - 1):
         if done.all():
             break
-        moved, vanished = attack(case, ball, steps, step_size, targeted, sources)
+        moved, vanished = run()
         now, gain = succeeded(moved), case.scores(moved) - case.scores(best)
         better = ~done & (now | (gain > 0 if targeted else gain < 0))
         best[better] = moved[better]
