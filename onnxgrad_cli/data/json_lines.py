@@ -7,6 +7,7 @@ The module `columns` assigns columns to inputs. A value is a number, a class nam
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,22 +123,16 @@ def _of_numbers(cells: list[Any]) -> np.ndarray | Lists | Ragged | None:
 
     Return None if they can't be converted.
     """
-    uneven = isinstance(cells[0], list) and len(set(map(len, cells))) > 1
-    try:
-        found = np.array([value for cell in cells for value in cell]) if uneven else np.array(cells)
-    except (ValueError, RecursionError):  # inner lists differ in length, or are nested too deeply
-        return _of_arrays(cells)
-    if found.dtype.kind not in "biuf" or (uneven and found.ndim > 1):
-        return _of_arrays(cells)
-    return Lists.cut(found, np.array([len(cell) for cell in cells], np.int64)) if uneven else found
-
-
-def _of_arrays(cells: list[Any]) -> Ragged | None:
-    """Convert nested lists to arrays of different shapes. Return None if that is not possible."""
+    with suppress(ValueError, RecursionError):  # lists differ in length, or are nested too deeply
+        found = np.array(cells)
+        return found if found.dtype.kind in "biuf" else None
     try:
         arrays = [np.array(cell) for cell in cells]
     except (ValueError, RecursionError):
         return None
-    if len(arrays) < 2 or len({array.ndim for array in arrays}) > 1 or arrays[0].ndim < 2:
+    if len({array.ndim for array in arrays}) > 1 or any(array.dtype.kind not in "biuf" for array in arrays):
         return None
-    return None if any(array.dtype.kind not in "biuf" for array in arrays) else Ragged.of_arrays(arrays)
+    if arrays[0].ndim > 1:
+        return Ragged.of_arrays(arrays)
+    values = np.concatenate([array for array in arrays if array.size] or arrays)  # the dtype of an empty list is float
+    return Lists.cut(values, np.array([len(array) for array in arrays], np.int64))

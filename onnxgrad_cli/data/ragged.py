@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrad_cli.data.input_types import InputTypes
-from onnxgrad_cli.data.lists import Lists
+from onnxgrad_cli.data.lists import Lists, padded
 from onnxgrad_cli.errors import wrong_shape
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.metadata import Term
@@ -140,11 +140,7 @@ class Padding:
             return np.stack(samples)
         if self.obstacle:
             raise wrong_shape(f"samples of different sizes can't be in one batch: {self.obstacle}", ONE_BY_ONE)
-        largest = np.max([sample.shape for sample in samples], 0)
-        found = np.full((len(samples), *largest), self.fill.get(name, 0), samples[0].dtype)
-        for row, sample in zip(found, samples, strict=True):
-            row[tuple(map(slice, sample.shape))] = sample
-        return found
+        return padded(samples, np.max([sample.shape for sample in samples], 0).tolist(), self.fill.get(name, 0))
 
 
 def padding_of(

@@ -91,7 +91,7 @@ class Sequences:
             for name, (dtype, rank) in self.pairs.items()
         }
         return masks | {
-            name: padded(column, longest, self.fill.get(name, 0)) if isinstance(column, list) else column
+            name: padded(column, [longest], self.fill.get(name, 0)) if isinstance(column, list) else column
             for name, column in every.items()
         }
 
