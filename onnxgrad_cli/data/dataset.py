@@ -256,7 +256,7 @@ def open_data(
     held = {name: column for name, column in columns.items() if name in inputs}
     wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
-    checked = check(path, LoadedColumns(named[0], others), *named[1:], finite)
+    size, sizes, batch_size = check(path, LoadedColumns(named[0], others), *named[1:], finite)
     _refuse_labels_alone(path, {} if sequences else held, terms)
     ignored = opened.surplus(others, elsewhere)
     if ignored and asked.tokenizer is None:
@@ -264,9 +264,10 @@ def open_data(
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
     if not how.normalize and not known.normal:  # otherwise each batch is normalized from the data's dtype
         columns = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
-    alone = 1 if checked.batch_size is None and padding is not None and padding.obstacle else checked.batch_size
+    if batch_size is None and padding is not None and padding.obstacle:
+        batch_size = 1
     return Data(
-        path, columns, dtypes, checked.size, checked.sizes, alone, sequences=sequences, names=names, padding=padding,
+        path, columns, dtypes, size, sizes, batch_size, sequences=sequences, names=names, padding=padding,
         normal=_normal(columns, inputs, known, labels), order={**known.order, **found.order}, resize=known.resize,
         same=same, axes=axes,
     )  # fmt: skip
@@ -624,6 +625,6 @@ def data_of(
     held |= arrays_batch_first(IN_MEMORY, held, inputs, axes)
     held |= zero_states(held, inputs, recurrent, silent)
     others = [name for name in arrays if name not in inputs]
-    checked = check(IN_MEMORY, LoadedColumns(held, others), inputs, ranges, finite)
+    sizes = check(IN_MEMORY, LoadedColumns(held, others), inputs, ranges, finite)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
-    return Data(IN_MEMORY, held, dtypes, checked.size, checked.sizes, checked.batch_size, axes=axes)
+    return Data(IN_MEMORY, held, dtypes, *sizes, axes=axes)

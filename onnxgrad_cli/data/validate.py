@@ -6,7 +6,6 @@ The values are read once, in blocks, so that memory-mapped arrays may be larger 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,19 +36,8 @@ FOR_CLASSES = "if they are class numbers, choose the loss that takes them: `loss
 Arrays = Mapping[str, Column]
 
 
-@dataclass(frozen=True)
-class Checked:
-    """The sizes of data that fit a model.
-
-    Attributes:
-        size: the number of samples.
-        sizes: symbolic dimension -> its size, except for the batch.
-        batch_size: the fixed batch size of the model; None if the model takes any.
-    """
-
-    size: int
-    sizes: dict[str, int]
-    batch_size: int | None
+Sizes = tuple[int, dict[str, int], int | None]
+"""The number of samples; symbolic dimension -> its size, except for the batch; and the batch size if it is fixed."""
 
 
 def check_inputs(inputs: InputTypes) -> int | None:
@@ -106,7 +94,7 @@ def _fits(sizes: Sequence[int], shape: Shape) -> bool:
     return fixed and all(isinstance(dim, str) or size == dim for size, dim in zip(sizes, shape, strict=True))
 
 
-def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mapping[str, Range], finite: bool) -> Checked:
+def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mapping[str, Range], finite: bool) -> Sizes:
     """Check that data fit the model.
 
     Args:
@@ -115,6 +103,9 @@ def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mappin
         inputs: the inputs and labels, with their types.
         ranges: input or label -> the integers that it accepts.
         finite: raise an error if the data contain NaN or infinity.
+
+    Returns:
+        See `Sizes`. The fixed batch size is None if the model takes any.
 
     Raises:
         UsageError: the data don't fit. The message names the file, the input and the first wrong sample.
@@ -141,7 +132,7 @@ def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mappin
         _check_numbers(source, name, found.arrays[name], dtype, ranges.get(name), finite)
         if name in ranges:
             _check_some_count(source, name, found.arrays[name], ranges[name])
-    return Checked(size, {symbol: size for symbol, (size, _) in sizes.items()}, batch_size)
+    return size, {symbol: size for symbol, (size, _) in sizes.items()}, batch_size
 
 
 def _check_names(source: Path, found: LoadedColumns, inputs: InputTypes) -> None:
