@@ -169,6 +169,8 @@ def test_parquet_without_values_and_with_uneven_lists(tmp_path: Path) -> None:
         opened(x=rows, y=[1, None, 2])
     with raises(UsageError, "missing_value", "a.parquet", "x", "2", "0"):
         opened(x=[*rows[:2], None], y=[1, 1, 2])
+    with raises(UsageError, "missing_value", "a.parquet", "x", "1", "0"):
+        opened(x=[rows[0], [1.0, 2.0, None], rows[2]], y=[1, 1, 2])
     with raises(UsageError, "wrong_shape", "a.parquet", "x", "2", "0", "2", "0", "3"):
         opened(x=[*rows[:2], [1.0, 2.0]], y=[1, 1, 2])
     with raises(UsageError, "wrong_type", "a.parquet", "y", "int64"):
