@@ -126,9 +126,9 @@ class ChatTemplate:
             if text.startswith(before) and text.startswith(until) and len(before) <= len(until):
                 spans.append((len(before), len(until)))
             elif i == answers[-1]:
-                problem = f"the chat template of '{self.path}' writes the messages before the last answer differently"
+                problem = f"the chat template of '{self.path}' writes the text before it differently if it follows"
                 hint = "save the text as 'prompt' and 'completion'"
-                raise mismatch(f"{where}: {problem}, so the answer can't be found in the text", hint)
+                raise mismatch(f"{where}: the last answer can't be found, because {problem}", hint)
         if len(spans) < len(answers):
             self._alone += 1
         return text, spans if len(spans) == len(answers) else spans[-1:]

@@ -512,7 +512,7 @@ def _refuse_labels_alone(path: Path, columns: Mapping[str, Column], terms: Seque
     uneven = [name for name, column in columns.items() if isinstance(column, (Lists, Ragged))]
     if uneven and labels.issuperset(uneven):
         hint = "pad the lists to the same length"
-        raise wrong_shape(f"'{path}': '{uneven[0]}' holds lists of different lengths, unlike the model's inputs", hint)
+        raise wrong_shape(f"'{path}': '{uneven[0]}' holds lists of different lengths, which the model can't take", hint)
 
 
 def _read(path: Path, inputs: InputTypes, known: KnownColumns, labels: Collection[str], tell: Tell) -> LoadedColumns:

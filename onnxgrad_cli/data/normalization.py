@@ -241,7 +241,7 @@ def _measured(name: str, samples: Samples, scale: float, axis: int | None, tell:
         if not len(rows):
             continue
         if count and rows.shape[1] != len(mean):
-            message = f"`normalize`: the samples of '{name}' have different sizes along axis {axis}, and no mean"
+            message = f"`normalize`: samples of '{name}' differ in size along axis {axis}, so there is no mean"
             raise wrong_shape(message, "normalize the data before, or use MEAN/STD")
         own = rows.mean(0)
         shift, share = own - mean, len(rows) / (count + len(rows))

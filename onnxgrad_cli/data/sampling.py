@@ -131,7 +131,7 @@ class Batches:
                 raise mismatch(message, "continue with the same data and options")
         epoch, position = int(state.get("epoch", -1)), int(state.get("position", -1))
         if epoch < 0 or not 0 <= position < len(self):
-            place = f"epoch {epoch}, batch {position}, but an epoch has {len(self)} batches"
+            place = f"epoch {epoch}, batch {position}, counted from 0, but an epoch has {len(self)} batches"
             raise unreadable(f"the checkpoint is damaged: it continues at {place}", "use another copy of it")
         self.epoch, self.position = epoch, position
 

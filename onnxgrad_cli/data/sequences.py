@@ -359,9 +359,9 @@ class Preparation:
         if not isinstance(places, int) or not isinstance(tokens, Lists):
             return None
         if tokens.shape[1] > places:
-            message = f"'{self.source}': '{self.tokens}' has {tokens.shape[1]} tokens in a sample, not {places}"
+            message = f"'{self.tokens}' has {tokens.shape[1]} tokens in a sample, but the model takes {places}"
             hint = f"cut them with `max_length={places}`, or export the model with a symbolic length"
-            raise wrong_shape(message, hint)
+            raise wrong_shape(f"'{self.source}': {message}", hint)
         return places
 
 

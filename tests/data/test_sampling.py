@@ -180,7 +180,7 @@ def test_another_order_is_refused() -> None:
     ):
         with raises(UsageError, "mismatch", *said):
             Batches(samples(count), size, seed).restore(state)
-    with raises(OnnxgradError, "unreadable_file", "0", "7", "7"):
+    with raises(OnnxgradError, "unreadable_file", "0", "7", "0", "7"):
         Batches(samples(50), 8, 3).restore({**state, "position": 7})
     with pytest.raises(UsageError):
         Batches(samples(50), 8, 3).restore({})
