@@ -19,7 +19,7 @@ from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.loaded_columns import LoadedColumns
 from onnxgrad_cli.data.read_failures import check_regular, reading
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_type
 from onnxgrad_cli.files.safetensors_header import read_header
 
 
@@ -66,9 +66,7 @@ def check_header(file: IO[bytes], size: int) -> None:
     if any(dim < 0 for dim in shape):
         raise ValueError(f"it declares an array of the invalid shape {list(shape)}")
     if declared > there and not dtype.hasobject:
-        raise ValueError(
-            f"it declares an array of shape {list(shape)}, which takes {declared:,} bytes, but has only {there:,}"
-        )
+        raise ValueError(f"it declares {declared:,} bytes for the shape {list(shape)}, but has only {there:,}")
 
 
 MAX_COMPRESSION = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
@@ -89,13 +87,8 @@ SLACK = 1024
 
 
 def read_npz(path: Path, inputs: InputTypes) -> LoadedColumns:
-    """Read the arrays of an .npz file that are named after inputs.
-
-    Raises:
-        UsageError: the file can't be read.
-    """
-    arrays, others = arrays_of(path, inputs)
-    return LoadedColumns(arrays, others)
+    """Read the arrays of an .npz file that are named after inputs; see `arrays_of`."""
+    return LoadedColumns(*arrays_of(path, inputs))
 
 
 def arrays_of(path: Path, inputs: InputTypes | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -117,16 +110,13 @@ def arrays_of(path: Path, inputs: InputTypes | None = None) -> tuple[dict[str, n
             raise ValueError("it holds a single array without a name")
         if len(set(archive.files)) < len(archive.files):
             raise ValueError("two of its arrays have the same name")
-    arrays, others = {}, []
+    arrays = {}
     with archive:
-        for name in archive.files:
-            if inputs is not None and name not in inputs:
-                others.append(name)
-                continue
+        for name in archive.files if inputs is None else filter(inputs.__contains__, archive.files):
             with reading(path, f"an .npz file with an array '{name}'", hint):
                 _check_size(archive, name)
                 arrays[name] = archive[name]
-    return arrays, others
+    return arrays, [name for name in archive.files if name not in arrays]
 
 
 def _check_size(archive: np.lib.npyio.NpzFile, name: str) -> None:
@@ -143,9 +133,7 @@ def _check_size(archive: np.lib.npyio.NpzFile, name: str) -> None:
     if info.compress_type not in MAX_COMPRESSION:
         raise ValueError("it is compressed in a way that numpy does not write")
     if info.file_size > MAX_COMPRESSION[info.compress_type] * info.compress_size + SLACK:
-        raise ValueError(
-            f"its {info.compress_size:,} compressed bytes can't hold the declared {info.file_size:,} bytes"
-        )
+        raise ValueError(f"it declares {info.file_size:,} bytes, too many for {info.compress_size:,} compressed bytes")
     if info.file_size > free_memory():  # otherwise the system might kill the process
         raise MemoryError
     with held.open(info) as file:
@@ -171,7 +159,5 @@ def _array(path: Path, file: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(file.get_tensor(name))
     except AttributeError:  # safetensors looks the dtype up as an attribute of numpy
-        kind = file.get_slice(name).get_dtype()
-        raise UsageError(
-            f"'{path}': '{name}' has the type {kind}, which numpy lacks", "save it as F32 or F16"
-        ) from None
+        message = f"'{path}': '{name}' has the type {file.get_slice(name).get_dtype()}, which numpy lacks"
+        raise wrong_type(message, "save it as F32 or F16") from None

@@ -20,18 +20,18 @@ import numpy as np
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.common.packages import load_package
-from onnxgrad_cli.data.columns import KnownColumns, choose, shaped
+from onnxgrad_cli.data.columns import KnownColumns, choose, shaped, side_by_side
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
 from onnxgrad_cli.data.pictures import Pictures, check_size, layout_of
 from onnxgrad_cli.data.ragged import Ragged, cut
 from onnxgrad_cli.data.read_failures import check_regular, reading
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import ambiguous, missing_value, wrong_shape, wrong_type
 from onnxgrad_cli.ir.types import in_words
 
 
-def read_parquet(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> LoadedColumns:
+def read_parquet(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
     """Read the columns of a Parquet file that belong to inputs and labels.
 
     Raises:
@@ -41,13 +41,12 @@ def read_parquet(path: Path, inputs: InputTypes, resize: Resize, known: KnownCol
     files = load_package("pyarrow.parquet", f"reading '{path}'")
     with reading(path, "a Parquet file", "write it again"):
         file = files.ParquetFile(path)
-        return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, resize, known)
+        return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, known)
 
 
 def columns_of(
-    path: Path, names: Sequence[str], take: Callable[[list[str]], Any], inputs: InputTypes, resize: Resize,
-    known: KnownColumns,
-) -> LoadedColumns:  # fmt: skip
+    path: Path, names: Sequence[str], take: Callable[[list[str]], Any], inputs: InputTypes, known: KnownColumns
+) -> LoadedColumns:
     """Read the columns of a pyarrow table that belong to inputs and labels.
 
     Args:
@@ -55,8 +54,7 @@ def columns_of(
         names: the names of the table's columns.
         take: a function that takes names of columns, and returns a pyarrow table with only these columns.
         inputs: the inputs and labels, with their types.
-        resize: how to resize pictures whose aspect ratio differs from the input's.
-        known: the labels that are not read, and the order of columns in the training data.
+        known: the labels that are not read, the order of columns in the training data, and how to resize pictures.
 
     Raises:
         UsageError: a value is missing, nested lists differ in length, or a picture can't be read.
@@ -68,10 +66,10 @@ def columns_of(
     for feed, each in choice.chosen.items():
         columns = [table.column(name).combine_chunks() for name in each]
         if len(each) == 1 and _is_pictures(columns[0]):
-            arrays[feed] = _pictures(path, feed, columns[0], inputs, resize)
+            arrays[feed] = _pictures(path, feed, columns[0], inputs, known.resize)
         else:
-            found = _column(path, feed, columns[0]) if len(each) == 1 else _side_by_side(path, each, columns)
-            arrays[feed] = shaped(found, inputs, feed)
+            found = [_column(path, name, column) for name, column in zip(each, columns, strict=True)]
+            arrays[feed] = shaped(side_by_side(path, feed, found), inputs, feed)
     return LoadedColumns(arrays, choice.others, order=choice.order)
 
 
@@ -101,15 +99,10 @@ def _pictures(path: Path, feed: str, column: Any, inputs: InputTypes, resize: Re
     contents = column.field("bytes")
     if column.null_count or contents.null_count:
         hint = "save the pictures themselves, not their paths"
-        raise UsageError(f"'{path}', column '{feed}': a picture has no bytes", hint)
+        raise missing_value(f"'{path}', column '{feed}': a picture has no bytes", hint)
     found = Pictures(path, _Contents(contents), layout, resize)
     found.check()
     return found
-
-
-def _side_by_side(path: Path, names: Sequence[str], columns: Sequence[Any]) -> np.ndarray:
-    """Combine columns with one number per row into an array (rows, columns)."""
-    return np.stack([_array(path, name, column) for name, column in zip(names, columns, strict=True)], 1)
 
 
 def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists | Ragged:
@@ -121,9 +114,10 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists | Ragged:
     while not inner.null_count and _is_lists(inner):
         levels.append(inner.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
         inner = inner.flatten()
+    values = _array(path, name, inner, levels)
     if all(not len(lengths) or lengths.min() == lengths.max() for lengths in levels):
-        return _array(path, name, column)
-    values = _array(path, name, inner)
+        sizes = [int(lengths.max(initial=0)) for lengths in levels]
+        return values.reshape(len(column), *sizes, *values.shape[1:])
     if len(levels) == 1 and values.ndim == 1:
         return Lists.cut(values, levels[0])
     shapes = np.zeros((len(column), 0), np.int64)
@@ -133,7 +127,7 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray | Lists | Ragged:
         if (np.repeat(first, counts) != lengths).any():
             row = int(np.repeat(np.arange(len(column)), counts)[np.repeat(first, counts) != lengths][0])
             message = f"'{path}', column '{name}' has nested lists of different lengths in row {row} (the first is 0)"
-            raise UsageError(message, "save an array for each sample, which has lists of the same length inside")
+            raise wrong_shape(message, "save an array for each sample, which has lists of the same length inside")
         shapes = np.concatenate([shapes, first[:, None]], 1)
     rest = np.tile(np.array(values.shape[1:], np.int64), (len(column), 1))
     return cut(values.reshape(-1), np.concatenate([shapes, rest], 1))
@@ -144,36 +138,32 @@ def _is_lists(column: Any) -> bool:
     return hasattr(column, "value_lengths") and not hasattr(column, "keys") and not hasattr(column, "to_numpy_ndarray")
 
 
-def _array(path: Path, name: str, column: Any) -> np.ndarray:
-    """Convert a column to an array (rows, ...) with a further axis for each level of nested lists."""
+def _array(path: Path, name: str, column: Any, levels: Sequence[np.ndarray]) -> np.ndarray:
+    """Convert the scalars or tensors in a column to an array (elements, ...).
+
+    A missing number in a tensor is an error. pyarrow's own conversion would replace it by an arbitrary number.
+
+    Args:
+        path, name: the file and the column, for messages.
+        column: the elements of all rows.
+        levels: the lengths of the lists that the elements were in, from the outermost level to the innermost one.
+    """
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        for lengths in reversed(levels):
+            row = int(np.searchsorted(np.cumsum(lengths), row, "right"))
         hint = "fill in a value, or drop the row"
-        raise UsageError(f"'{path}', column '{name}' has no value in row {row} (the first is 0)", hint)
+        raise missing_value(f"'{path}', column '{name}' has no value in row {row} (the first is 0)", hint)
+    kind = column.type
     if hasattr(column, "to_numpy_ndarray"):
-        return _tensors(path, name, column)
-    if not hasattr(column, "value_lengths") or hasattr(column, "keys"):  # a map has both attributes
-        if column.type.num_fields:
-            hint = "save numbers, or lists of numbers that have the same length for each sample"
-            raise UsageError(f"'{path}', column '{name}' holds {column.type}, which are not numbers", hint)
-        found = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
-        return found.to_numpy(zero_copy_only=False)
-    lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
-    if len(lengths) > 1:
-        hint = "pad the lists to the same length"
-        raise UsageError(f"'{path}', column '{name}' has lists of {lengths[0]} to {lengths[-1]} elements", hint)
-    inner = _array(path, name, column.flatten())
-    return inner.reshape(len(column), int(lengths[0]) if len(lengths) else 0, *inner.shape[1:])
-
-
-def _tensors(path: Path, name: str, column: Any) -> np.ndarray:
-    """Convert a column of tensors to an array.
-
-    A missing number is an error. pyarrow's own conversion would replace it by an arbitrary number.
-    """
-    kind, numbers = column.type, _array(path, name, column.storage)
-    axes = kind.permutation or range(len(kind.shape))
-    return numbers.reshape(len(column), *kind.shape).transpose(0, *(axis + 1 for axis in axes))
+        axes, sizes = kind.permutation or range(len(kind.shape)), np.full(len(column), np.prod(kind.shape))
+        numbers = _array(path, name, column.storage.flatten(), [*levels, sizes])
+        return numbers.reshape(len(column), *kind.shape).transpose(0, *(axis + 1 for axis in axes))
+    if kind.num_fields:
+        hint = "save numbers, or lists of numbers that have the same length for each sample"
+        raise wrong_type(f"'{path}', column '{name}' holds {kind}, which are not numbers", hint)
+    found = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+    return found.to_numpy(zero_copy_only=False)
 
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -187,7 +177,7 @@ def is_arrow_folder(path: Path) -> bool:
     return (path / STATE).is_file() or (path / SPLITS).is_file()
 
 
-def read_arrow_folder(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> LoadedColumns:
+def read_arrow_folder(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
     """Read the columns of a Hugging Face Dataset that belong to inputs and labels, and the class names.
 
     Raises:
@@ -196,7 +186,7 @@ def read_arrow_folder(path: Path, inputs: InputTypes, resize: Resize, known: Kno
     if (path / SPLITS).is_file() and not (path / STATE).is_file():
         splits = [str(name) for name in _described(path / SPLITS).get("splits") or []]
         hint = f"choose one: '{path / (splits or ['train'])[0]}'"
-        raise UsageError(f"'{path}' has several splits: {', '.join(splits)}", hint)
+        raise ambiguous(f"'{path}' has several splits: {', '.join(splits)}", hint)
     state = _described(path / STATE)
     with reading(path, "a Hugging Face Dataset", HINT):
         if any(state.get(key) for key in ("_indices_data_files", "_indices_files")):
@@ -210,7 +200,7 @@ def read_arrow_folder(path: Path, inputs: InputTypes, resize: Resize, known: Kno
             tables.append(ipc.open_stream(arrow.memory_map(str(file))).read_all())
     with reading(path, "a Hugging Face Dataset", HINT):
         table = arrow.concat_tables(tables)
-        found = columns_of(path, table.schema.names, lambda names: table.select(names), inputs, resize, known)
+        found = columns_of(path, table.schema.names, lambda names: table.select(names), inputs, known)
     return found._replace(names=_class_names(path, inputs))
 
 

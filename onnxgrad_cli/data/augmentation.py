@@ -16,7 +16,7 @@ from onnx import TypeProto
 
 from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.pictures import layout_of
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.ir.types import in_words, shape_of
 from onnxgrad_cli.options.data import Transform
 
@@ -87,19 +87,15 @@ def augmentations(
     """
     if not names:
         return None
-    axes = {}
-    for name, kind in inputs.items():
-        layout = layout_of(kind)
-        if layout is not None:
-            height = 2 if layout.axis == 1 else 1
-            axes[name] = (height, height + 1)
-    if not axes:
+    layouts = {name: layout for name, kind in inputs.items() if (layout := layout_of(kind))}
+    if not layouts:
         said = ", ".join(f"'{name}' is {in_words(kind)}" for name, kind in inputs.items())
-        raise UsageError(f"`augment`: no input takes pictures: {said}", "leave it out")
+        raise wrong_shape(f"`augment`: no input takes pictures: {said}", "leave it out")
     for name, kind in labels.items():
         if len(shape_of(kind) or ()) > 2:
             message = f"`augment` can't change the label '{name}' ({in_words(kind)}) in the same way as the pictures"
-            raise UsageError(message, "leave it out: labels with positions in a picture can't be transformed")
+            raise wrong_shape(message, "leave it out: labels with positions in a picture can't be transformed")
+    axes = {name: (2, 3) if layout.axis == 1 else (1, 2) for name, layout in layouts.items()}
     return Augmentations(names, axes, seed)
 
 
@@ -129,7 +125,7 @@ class Transformed:
         except (TypeError, ValueError):
             count = 1
         if count not in (1, 2):
-            raise UsageError(f"`transform`: the function takes {count} arguments, not one or two", HINT)
+            raise wrong_value(f"`transform`: the function takes {count} arguments, not one or two", HINT)
         object.__setattr__(self, "draws", count == 2)
 
     def __call__(self, batch: dict[str, np.ndarray], part: BatchShard | None) -> dict[str, np.ndarray]:
@@ -149,7 +145,7 @@ class Transformed:
             raise UsageError(f"`transform` fails: {type(error).__name__}: {error}", HINT) from error
         if not isinstance(found, Mapping) or set(found) != set(batch):
             said = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
-            raise UsageError(f"`transform` returns {said}, but the model takes {', '.join(batch)}", HINT)
+            raise wrong_value(f"`transform` returns {said}, but the model takes {', '.join(batch)}", HINT)
         return {name: _fitting(name, found[name], array) for name, array in batch.items()}
 
     def digest(self) -> str:
@@ -170,9 +166,8 @@ def _fitting(name: str, array: object, before: np.ndarray) -> np.ndarray:
     """
     found = np.asarray(array)
     if found.ndim != before.ndim or found.shape[:1] != before.shape[:1]:
-        raise UsageError(
-            f"`transform` changes the shape of '{name}' from {list(before.shape)} to {list(found.shape)}", HINT
-        )
+        change = f"from {list(before.shape)} to {list(found.shape)}"
+        raise wrong_shape(f"`transform` changes the shape of '{name}' {change}", HINT)
     if not np.can_cast(found.dtype, before.dtype, "same_kind"):
-        raise UsageError(f"`transform` returns '{name}' as {found.dtype}, but the model takes {before.dtype}", HINT)
+        raise wrong_type(f"`transform` returns '{name}' as {found.dtype}, but the model takes {before.dtype}", HINT)
     return np.asarray(found, before.dtype, order="C")

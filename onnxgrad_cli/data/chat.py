@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.common.packages import install_command, load_package
 from onnxgrad_cli.data.read_failures import check_regular, reading
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import UsageError, mismatch, missing_value, wrong_type, wrong_value
 
 T = TypeVar("T")
 
@@ -99,9 +99,8 @@ class ChatTemplate:
             return _within_limits(lambda: self._render(**said))
         except Exception as error:  # a template may raise anything
             message = f"{where}: the chat template of '{self.path}' refuses the conversation: {error}"
-            raise UsageError(
-                message, "check the rules of the template, such as that user and assistant messages alternate"
-            ) from None
+            hint = "check the rules of the template, such as that user and assistant messages alternate"
+            raise wrong_value(message, hint) from None
 
     def judged(self, where: str, messages: Messages, first: int = 0) -> tuple[str, list[Span]]:
         """Return a conversation as text, and the spans of the answers on which the loss is computed.
@@ -127,11 +126,9 @@ class ChatTemplate:
             if text.startswith(before) and text.startswith(until) and len(before) <= len(until):
                 spans.append((len(before), len(until)))
             elif i == answers[-1]:
-                raise UsageError(
-                    f"{where}: the last answer can't be found in the text, because the chat template of '{self.path}' "
-                    "writes the messages before the answer differently if the answer follows",
-                    "save the text as 'prompt' and 'completion'",
-                )
+                problem = f"the chat template of '{self.path}' writes the text before it differently if it follows"
+                hint = "save the text as 'prompt' and 'completion'"
+                raise mismatch(f"{where}: the last answer can't be found, because {problem}", hint)
         if len(spans) < len(answers):
             self._alone += 1
         return text, spans if len(spans) == len(answers) else spans[-1:]
@@ -167,13 +164,12 @@ def _check_sandbox() -> None:
     Raises:
         UsageError: the installed version is older than `SAFE`, or unknown.
     """
-    try:
+    installed = "of an unknown version"
+    with suppress(metadata.PackageNotFoundError):
         installed = metadata.version("jinja2")
-    except metadata.PackageNotFoundError:
-        installed = "of an unknown version"
     if tuple(int(number) for number in re.findall(r"\d+", installed)[:3]) < SAFE:
-        hint = install_command("jinja2")
-        raise UsageError(f"jinja2 {installed} lets a chat template read this process's memory and environment", hint)
+        message = f"jinja2 {installed} lets a chat template read this process's memory and environment"
+        raise UsageError(message, install_command("jinja2"), code="missing_package")
 
 
 def check_messages(where: str, name: str, messages: object) -> list[dict[str, Any]]:
@@ -188,12 +184,11 @@ def check_messages(where: str, name: str, messages: object) -> list[dict[str, An
         UsageError: the value is not a list, is empty, or has an element without a role and a content that are text.
     """
     if not isinstance(messages, list) or not messages:
-        raise UsageError(
-            f"{where}: '{name}' is not a list of messages", 'save a list such as [{"role": "user", "content": "Hello"}]'
-        )
+        hint = 'save a list such as [{"role": "user", "content": "Hello"}]'
+        raise wrong_type(f"{where}: '{name}' is not a list of messages", hint)
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise UsageError(f"{where}: a message in '{name}' has no text as 'role' or 'content'", "drop it")
+            raise missing_value(f"{where}: a message in '{name}' has no text as 'role' or 'content'", "drop it")
     return messages
 
 
@@ -274,11 +269,8 @@ def _compiled(source: str) -> tuple[Callable[..., str], Callable[[], None]]:
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             sizes = [x if isinstance(x, int) else len(x) for x in (left, right) if not isinstance(x, float)]
-            if (
-                operator == "**"
-                or (operator == "%" and isinstance(left, str))
-                or math.prod(sizes) > MAX_TEMPLATE_LENGTH
-            ):
+            formats = operator == "%" and isinstance(left, str)
+            if operator == "**" or formats or math.prod(sizes) > MAX_TEMPLATE_LENGTH:
                 raise ValueError(f"its operation {left!r:.20} {operator} {right!r:.20} is not allowed or too large")
             return super().call_binop(context, operator, left, right)
 
@@ -291,13 +283,9 @@ def _compiled(source: str) -> tuple[Callable[..., str], Callable[[], None]]:
         return value
 
     environment = Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[Generation, "jinja2.ext.loopcontrols"],
-        optimized=False,
+        extensions=[Generation, "jinja2.ext.loopcontrols"], trim_blocks=True, lstrip_blocks=True, optimized=False,
         finalize=unchanged,
-        autoescape=False,
-    )
+    )  # fmt: skip
     environment.filters |= {"tojson": _json, "_counted": counted}
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     tree = environment.parse(source)

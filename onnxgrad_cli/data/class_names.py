@@ -20,7 +20,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.common import strict_json
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import suggest, unknown_name, wrong_type
 
 
 def numbers_in(cells: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -106,11 +106,9 @@ def as_numbers(source: Path, label: str, column: np.ndarray, known: Names | None
         numbers = dict(zip(different, numbers_in(np.array(different, str), WHOLE), strict=True))
         return np.array([numbers[str(text)] for text in texts], WHOLE)
     at = next(at for at, text in enumerate(texts) if text not in whole)
-    raise UsageError(
-        f"'{source}', sample {at} (the first is 0): the label '{label}' is '{texts[at]}', which is not a whole number"
-        + (", but other samples have whole numbers" if whole else ""),
-        "save class names in every sample, or class numbers in every sample",
-    )
+    problem = f"is '{texts[at]}', which is not a whole number{', but other samples have whole numbers' * bool(whole)}"
+    hint = "save class names in every sample, or class numbers in every sample"
+    raise wrong_type(f"'{source}', sample {at} (the first is 0): the label '{label}' {problem}", hint)
 
 
 def numbered(source: Path, label: str, column: np.ndarray, known: Names | None) -> tuple[np.ndarray, Names]:
@@ -131,22 +129,20 @@ def numbered(source: Path, label: str, column: np.ndarray, known: Names | None) 
         mixed = any(isinstance(text, str) for text in texts)
         problem = "but other samples have text" if mixed else "which is not a class name"
         message = f"'{source}', sample {at} (the first is 0): the label '{label}' is {texts[at]!r}, {problem}"
-        raise UsageError(message, "save class names as text, or class numbers as integers")
+        raise wrong_type(message, "save class names as text, or class numbers as integers")
     names = tuple(sorted(set(map(str, texts)))) if known is None else known
     numbers = {name: number for number, name in enumerate(names)}
     at = next((at for at, text in enumerate(texts) if text not in numbers), None)
     if at is not None:
-        raise unknown_name(
-            f"'{source}', sample {at} (the first is 0): the label '{label}' is '{texts[at]}', which is not one of the "
-            f"{len(names)} classes that the model was trained on",
-            suggest(str(texts[at]), names, "classes"),
-        )
+        problem = f"is '{texts[at]}', which is not one of the {len(names)} classes that the model was trained on"
+        hint = suggest(str(texts[at]), names, "classes")
+        raise unknown_name(f"'{source}', sample {at} (the first is 0): the label '{label}' {problem}", hint)
     return np.array([numbers[str(text)] for text in texts], np.int64), names
 
 
-def in_words(names: Sequence[str], most: int = 6) -> str:
-    """Return the names joined by commas. If there are more than `most`, return the first ones and the total number."""
-    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
+def shortened(names: Sequence[str]) -> str:
+    """Return names joined by commas. If there are more than six, return the first ones and the total number."""
+    return ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
 
 
 CLASSES, NAMES = "onnxgrad.classes", "names"

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxgrad_cli.common.choices import Resize
+from onnxgrad_cli.data.class_names import shortened
 from onnxgrad_cli.data.input_types import InputTypes
-from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column
-from onnxgrad_cli.data.ragged import Ragged
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import ambiguous, missing_value, wrong_shape, wrong_type
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of
 
 Chosen = Mapping[str, Sequence[str]]
@@ -31,15 +31,17 @@ Chosen = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Facts about the columns of a table that are known before the table is read.
+    """Facts about columns that are known before they are read.
 
     Attributes:
         unread: the names of columns that are not read, such as labels in prediction.
         order: input -> the columns that it took from the training data, in order.
+        resize: how to resize pictures whose aspect ratio differs from the input's.
     """
 
     unread: Collection[str] = ()
     order: Chosen = field(default_factory=dict)
+    resize: Resize = "crop"
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,11 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes, known: KnownCol
         UsageError: two columns have the same name, an input gets too many or too few columns, or a column that an input
             took from the training data is missing.
     """
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise UsageError(f"'{path}' has two columns '{twice}'", "give each column its own name")
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise ambiguous(f"'{path}' has two columns '{name}'", "give each column its own name")
     chosen = {feed: found for feed in inputs if (found := _named(feed, names, inputs))}
-    wide = [feed for feed in inputs if feed not in chosen and width(inputs, feed) != 1]
+    wide = [feed for feed in inputs if feed not in chosen and _width(inputs, feed) != 1]
     left = [name for name in _left(names, chosen) if name and name not in known.unread]
     left = [name for name in left if not name.startswith("__index_level_")]  # the row labels of pandas
     order: dict[str, Sequence[str]] = {}
@@ -89,6 +91,23 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes, known: KnownCol
     return Choice(chosen, _left(names, chosen), order)
 
 
+def side_by_side(path: Path, feed: str, columns: Sequence[Column]) -> Column:
+    """Combine the columns of an input: a single column as it is, others as an array (rows, columns).
+
+    Raises:
+        UsageError: there are several columns, and one of them holds lists or names.
+    """
+    if len(columns) == 1:
+        return columns[0]
+    numbers = [
+        each for each in columns if isinstance(each, np.ndarray) and each.ndim == 1 and each.dtype.kind in "biuf"
+    ]
+    if len(numbers) < len(columns):
+        message = f"'{path}': '{feed}' has several columns, and not all of them hold one number per sample"
+        raise wrong_type(message, f"save a single column of lists, '{feed}'")
+    return np.stack(numbers, 1)
+
+
 def _as_before(path: Path, feed: str, left: list[str], order: Chosen) -> list[str]:
     """Return the columns in `left` that an input takes: its columns in the training data, or all if these are unknown.
 
@@ -96,12 +115,12 @@ def _as_before(path: Path, feed: str, left: list[str], order: Chosen) -> list[st
         UsageError: a column of the training data is missing.
     """
     wanted, there = list(order.get(feed, left)), set(left)
-    absent = next((name for name in wanted if name not in there), None)
-    if absent is not None:
-        raise UsageError(
-            f"'{path}' has no column '{absent}'; in the training data, '{feed}' has the columns {_listed(wanted)}",
-            f"give the columns these names, or name them {feed}_0, {feed}_1, ... in this order",
-        )
+    for name in wanted:
+        if name not in there:
+            raise missing_value(
+                f"'{path}' has no column '{name}'; in the training data, '{feed}' has the columns {shortened(wanted)}",
+                f"give the columns these names, or name them {feed}_0, {feed}_1, ... in this order",
+            )
     return wanted
 
 
@@ -120,30 +139,22 @@ def _check_width(path: Path, feed: str, found: Sequence[str], inputs: InputTypes
     Raises:
         UsageError: the input gets too many or too few columns.
     """
-    wanted = width(inputs, feed)
+    wanted = _width(inputs, feed)
     if wanted not in (None, len(found)) and list(found) != [feed]:
-        raise UsageError(
-            f"'{path}': '{feed}' is {in_words(inputs[feed])} and takes {wanted} columns, but there "
-            f"{'is' if len(found) == 1 else 'are'} {len(found)}: {_listed(found)}",
-            _advice(feed, wanted, others),
-        )
+        advice = f"name them {feed}_0 to {feed}_{wanted - 1}" if wanted else None
+        if advice and others:
+            advice += f"; if one of them is '{others[0]}', pass COLUMN={others[0]} with `columns`"
+        takes = f"'{feed}' is {in_words(inputs[feed])} and takes {wanted} columns"
+        raise wrong_shape(f"'{path}': {takes}, but the data have {len(found)}: {shortened(found)}", advice)
 
 
-def _advice(feed: str, wanted: int | None, others: Sequence[str]) -> str | None:
-    """Return the hint of an error about an input that gets too many or too few columns."""
-    if not wanted:
-        return None
-    named = f"name them {feed}_0 to {feed}_{wanted - 1}"
-    return f"{named}; if one of them is '{others[0]}', pass COLUMN={others[0]} with `columns`" if others else named
-
-
-def width(inputs: InputTypes, feed: str) -> int | None:
+def _width(inputs: InputTypes, feed: str) -> int | None:
     """Return the number of elements in a sample of an input, or None if it is unknown."""
     sizes = _sizes(inputs, feed)
     return None if sizes is None else math.prod(sizes)
 
 
-def shaped(array: np.ndarray | Lists | Ragged, inputs: InputTypes, feed: str) -> np.ndarray | Lists | Ragged:
+def shaped(array: Column, inputs: InputTypes, feed: str) -> Column:
     """Reshape samples (N, ...) to the input's shape if the number of elements fits; otherwise return them unchanged."""
     sizes = _sizes(inputs, feed)
     if not isinstance(array, np.ndarray) or sizes is None or math.prod(sizes) != math.prod(array.shape[1:]):
@@ -157,14 +168,14 @@ def single(array: Column, inputs: InputTypes, feed: str) -> Column:
     Arrays of integers are unchanged, because the integers may be class numbers.
     """
     alone = isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind == "f"
-    one = alone and is_float(inputs[feed]) and _sizes(inputs, feed) == [1]
-    return array.reshape(-1, 1) if one and isinstance(array, np.ndarray) else array
+    return shaped(array, inputs, feed) if alone and is_float(inputs[feed]) and _sizes(inputs, feed) == [1] else array
 
 
 def _sizes(inputs: InputTypes, feed: str) -> list[int] | None:
+    """Return the shape of a sample of an input, or None if it is not known."""
     shape = shape_of(inputs[feed])
     sizes = [size for size in (shape or ())[1:] if isinstance(size, int)]
-    return sizes if shape is not None and len(sizes) == max(len(shape) - 1, 0) else None
+    return None if shape is None or len(sizes) < len(shape) - 1 else sizes
 
 
 def _named(feed: str, names: Sequence[str], inputs: InputTypes) -> list[str]:
@@ -181,7 +192,3 @@ def _named(feed: str, names: Sequence[str], inputs: InputTypes) -> list[str]:
 def _left(names: Sequence[str], chosen: Chosen) -> list[str]:
     taken = {name for columns in chosen.values() for name in columns}
     return [name for name in names if name not in taken]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

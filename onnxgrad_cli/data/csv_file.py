@@ -8,7 +8,8 @@ not the text.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -20,7 +21,7 @@ from onnxgrad_cli.data.columns import Chosen, KnownColumns, choose, shaped
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.loaded_columns import LoadedColumns
 from onnxgrad_cli.data.read_failures import reading
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import UsageError, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.ir.types import is_float
 
 LINES = 4096
@@ -32,11 +33,8 @@ CORRECT = "correct the cell, or name the columns of each input: NAME, or NAME_0,
 MAX_LINE_LENGTH = 2**26
 """The largest number of characters in a line. A file with longer lines is not a table, and is not read any further."""
 
-BROKEN = (csv.Error, ValueError)
-"""The exceptions that csv readers raise if a file is not a text table."""
-
-Rows = list[tuple[int, list[str]]]
-"""The rows of a table, as pairs (number of the row's last line in the file, cells)."""
+Row = tuple[int, list[str]]
+"""A row of a table: the number of its last line in the file, and its cells."""
 
 
 def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
@@ -50,21 +48,32 @@ def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
     Raises:
         UsageError: the file can't be read, a row has too few or too many fields, or a cell is not a number.
     """
-    with (
-        reading(path, "a text table", "save it as UTF-8, with quotes around fields that contain commas", *BROKEN),
-        path.open(newline="", encoding="utf-8-sig") as file,
-    ):
-        reader = csv.reader(_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
-        header = [name.strip() for name in next(reader, [])]
+    with rows_of(path) as (header, rows):
         _check_cut(path, header, inputs)
         choice = choose(path, header, inputs, known)
         parse = _Parser(path, header, choice.chosen, inputs)
-        blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
+        blocks = [parse(block) for block in iter(lambda: list(islice(rows, LINES)), [])] or [parse([])]
     for feed in choice.chosen:
         parse.check_alike(feed, [block[feed] for block in blocks])
     arrays = {feed: shaped(np.concatenate([block[feed] for block in blocks]), inputs, feed) for feed in choice.chosen}
     others = [name or "the unnamed column" for name in choice.others]
     return LoadedColumns(arrays, others, order=choice.order)
+
+
+@contextmanager
+def rows_of(path: Path) -> Iterator[tuple[list[str], Iterator[Row]]]:
+    """Open a text table, and return the names of its columns, and its rows without empty ones.
+
+    Raises:
+        UsageError: the file can't be read.
+    """
+    hint = "save it as UTF-8, with quotes around fields that contain commas"
+    with (
+        reading(path, "a text table", hint, csv.Error, ValueError),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.reader(_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        yield [name.strip() for name in next(reader, [])], ((reader.line_num, row) for row in reader if row)
 
 
 def _check_cut(path: Path, header: Sequence[str], inputs: InputTypes) -> None:
@@ -75,7 +84,7 @@ def _check_cut(path: Path, header: Sequence[str], inputs: InputTypes) -> None:
     """
     if len(header) == 1 and header[0] not in inputs and any(mark in header[0] for mark in ",;|\t"):
         hint = "separate columns by commas in a .csv file, by tabs in a .tsv file; use decimal points in numbers"
-        raise UsageError(f"'{path}' has only one column in its first line: {header[0]}", hint)
+        raise wrong_value(f"'{path}' has only one column in its first line: {header[0]}", hint)
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
@@ -87,12 +96,6 @@ def _lines(file: IO[str]) -> Iterator[str]:
         yield line
 
 
-def _blocks(rows: Iterable[tuple[int, list[str]]]) -> Iterator[Rows]:
-    rows = iter(rows)
-    while block := list(islice(rows, LINES)):
-        yield block
-
-
 class _Parser:
     """Convert rows of text to a map: input -> array (rows, columns)."""
 
@@ -102,16 +105,14 @@ class _Parser:
         self.places = {feed: [places[name] for name in names] for feed, names in chosen.items()}
         self.types = {feed: np.dtype(np.float64 if is_float(inputs[feed]) else np.int64) for feed in chosen}
 
-    def __call__(self, rows: Rows) -> dict[str, np.ndarray]:
+    def __call__(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
         for line, row in rows:
             if len(row) != len(self.header):
-                raise UsageError(
-                    f"'{self.path}', line {line} has {len(row)} fields, but the first line has {len(self.header)}",
-                    "put quotes around fields that contain commas",
-                )
+                message = f"'{self.path}', line {line} has {len(row)} fields, but the first line has {len(self.header)}"
+                raise wrong_shape(message, "put quotes around fields that contain commas")
         return {feed: self._parse(feed, rows) for feed in self.places}
 
-    def _parse(self, feed: str, rows: Rows) -> np.ndarray:
+    def _parse(self, feed: str, rows: Sequence[Row]) -> np.ndarray:
         places, dtype = self.places[feed], self.types[feed]
         cells = np.array([[row[at] for at in places] for _, row in rows], str).reshape(len(rows), len(places))
         try:
@@ -129,13 +130,11 @@ class _Parser:
         """
         if len({block.dtype.kind for block in blocks}) > 1:
             name = next(block[0, 0] for block in blocks if block.dtype.kind == "O")
-            at = self.header[self.places[feed][0]]
-            message = (
-                f"'{self.path}', column '{at}' for '{feed}': some lines have names, such as '{name}', others numbers"
-            )
-            raise UsageError(message, "write class names in every line, or class numbers in every line")
+            place = f"'{self.path}', column '{self.header[self.places[feed][0]]}' for '{feed}'"
+            message = f"{place}: some lines have names, such as '{name}', others numbers"
+            raise wrong_type(message, "write class names in every line, or class numbers in every line")
 
-    def _bad_cell(self, feed: str, rows: Rows) -> UsageError:
+    def _bad_cell(self, feed: str, rows: Sequence[Row]) -> UsageError:
         dtype = self.types[feed]
         cells = ((line, at, row[at]) for line, row in rows for at in self.places[feed])
         line, at, cell = next(found for found in cells if not is_number(found[2], dtype))
@@ -144,4 +143,4 @@ class _Parser:
             what += ", but other lines have whole numbers: write class names in every line, or in none"
         named = len(self.places[feed]) == 1 and are_names(row[at] for _, row in rows)
         hint = FOR_NUMBERS if named else CORRECT
-        return UsageError(f"'{self.path}', line {line}, column '{self.header[at]}' for '{feed}': {what}", hint)
+        return wrong_type(f"'{self.path}', line {line}, column '{self.header[at]}' for '{feed}': {what}", hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from onnxgrad_cli.data import csv_file, json_lines, onnx_test_sets, picture_fold
 from onnxgrad_cli.data.array_files import read_npy_folder, read_npz, read_safetensors
 from onnxgrad_cli.data.arrow import is_arrow_folder, read_arrow_folder, read_parquet
 from onnxgrad_cli.data.augmentation import Augmentations, Transformed
-from onnxgrad_cli.data.class_names import Names, as_numbers, in_words, is_text, numbered
+from onnxgrad_cli.data.class_names import Names, as_numbers, is_text, numbered, shortened
 from onnxgrad_cli.data.columns import Chosen, KnownColumns, single
 from onnxgrad_cli.data.input_types import InputTypes, Range
 from onnxgrad_cli.data.lists import Lists
@@ -28,33 +29,26 @@ from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.pictures import SUFFIXES, Pictures
 from onnxgrad_cli.data.preprocessing import Preprocessing
 from onnxgrad_cli.data.ragged import Padding, Ragged, cut, masks_of, padding_of
-from onnxgrad_cli.data.read_failures import check_regular, reading
+from onnxgrad_cli.data.read_failures import check_regular, check_there, reading
 from onnxgrad_cli.data.sequences import Preparation, Sequences, following, tokens_of, uneven
-from onnxgrad_cli.data.states import (
-    NOT_RECURRENT,
-    Recurrent,
-    arrays_batch_first,
-    batch_axes,
-    with_batch_first,
-    zero_states,
-)
+from onnxgrad_cli.data.states import NOT_RECURRENT, Recurrent, arrays_batch_first, with_batch_first, zero_states
 from onnxgrad_cli.data.text import TEXTS, read_text
 from onnxgrad_cli.data.validate import BLOCK, blocks, check, without_samples
-from onnxgrad_cli.errors import UsageError, missing_file, suggest, unknown_name
+from onnxgrad_cli.errors import conflict, mismatch, missing_value, suggest, unknown_name, wrong_shape, wrong_type
 from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.options.data import SampleOptions, SequenceOptions
 
 T = TypeVar("T")
 
-FORMATS = (".jsonl", ".npz", ".csv", ".tsv", ".parquet", ".safetensors")
-"""The suffixes of data files, except for pictures."""
-
-TABLES = {".jsonl": json_lines.read, ".csv": csv_file.read, ".tsv": csv_file.read}
+TABLES = {".jsonl": json_lines.read, ".csv": csv_file.read, ".tsv": csv_file.read, ".parquet": read_parquet}
 """Suffix of a table -> its reader."""
 
 ARRAYS = {".npz": read_npz, ".safetensors": read_safetensors}
 """Suffix of a file with named arrays -> its reader."""
+
+FORMATS = (*TABLES, *ARRAYS)
+"""The suffixes of data files, except for pictures."""
 
 SIZES = "_sizes"
 """Suffix of a name: if the samples of `x` have different sizes, the array `x_sizes` has the size of each sample."""
@@ -142,13 +136,10 @@ class Data:
         array, rows = self.arrays[name], self.rows(np.arange(len(self)))
         if isinstance(array, Ragged):
             yield from (sample[None] for sample in array.take(rows))
-            return
-        if isinstance(array, Lists) or not array.ndim or name in self.same:
-            return
-        step = max(BLOCK // max(array.nbytes // max(len(array), 1), 1), 1)
-        for start in range(0, len(rows), step):
-            taken = _take(array, rows[start : start + step])
-            yield np.asarray(taken)
+        elif not isinstance(array, Lists) and array.ndim and name not in self.same:
+            step = max(BLOCK // max(array.nbytes // max(len(array), 1), 1), 1)
+            for start in range(0, len(rows), step):
+                yield np.asarray(_take(array, rows[start : start + step]))
 
     @property
     def ragged(self) -> bool:
@@ -179,14 +170,8 @@ class Data:
             check = zlib.crc32(f"{name} {column.dtype.str} {column.shape}".encode(), check)
             if isinstance(column, Pictures):
                 check = column.digest(check)
-                continue
-            parts: tuple[np.ndarray, ...]
-            if isinstance(column, Ragged):
-                parts = column.elements.values, column.shapes
             else:
-                parts = (column.values, column.offsets) if isinstance(column, Lists) else (column,)
-            for array in parts:
-                for _, block in blocks(array):
+                for _, block in chain(*map(blocks, _arrays_of(column))):
                     check = zlib.crc32(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data, check)
         return f"{check:08x}"
 
@@ -258,12 +243,11 @@ def open_data(
         UsageError: the data can't be read or don't fit. The message names file, input and sample.
     """
     path, asked, how, ranges = Path(source), options or SequenceOptions(), samples or SampleOptions(), ranges or {}
-    known, axes = known or Preprocessing(), batch_axes(inputs, recurrent)
-    inputs = with_batch_first(inputs, axes)
-    labels = {term.label for term in terms}
-    resize: Resize = how.resize or known.resize or "crop"
-    opened = _Source(path, prefix, how, terms, labels, resize, unread, known.order, tell)
-    columns, found, sequences = _gathered(opened, inputs, ranges, asked, axes)
+    known, labels = known or Preprocessing(), {term.label for term in terms}
+    inputs, axes = with_batch_first(inputs, recurrent)
+    columns_known = KnownColumns(unread, known.order, how.resize or known.resize or "crop")
+    opened = _Source(path, prefix, how.columns, labels, columns_known, tell)
+    columns, found, sequences = _gathered(opened, inputs, ranges, terms, asked, axes)
     columns |= zero_states(columns, inputs, recurrent, tell)
     names, others = _number(path, columns, inputs, ranges, terms, found.names, known, trains, tell), found.others
     same = without_samples(columns, inputs)
@@ -272,19 +256,18 @@ def open_data(
     held = {name: column for name, column in columns.items() if name in inputs}
     wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
-    checked = check(path, LoadedColumns(named[0], others), *named[1:], finite)
+    size, sizes, batch_size = check(path, LoadedColumns(named[0], others), *named[1:], finite)
     _refuse_labels_alone(path, {} if sequences else held, terms)
     ignored = opened.surplus(others, elsewhere)
     if ignored and asked.tokenizer is None:
-        tell(f"ignoring arrays of '{path}' that are not model inputs: {_listed(ignored)}", 0)
+        tell(f"ignoring arrays of '{path}' that are not model inputs: {shortened(ignored)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
-    if how.normalize or known.normal:  # keep the data's dtype, from which each batch is normalized
-        arrays = columns
-    else:
-        arrays = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
-    alone = 1 if checked.batch_size is None and padding is not None and padding.obstacle else checked.batch_size
+    if not how.normalize and not known.normal:  # otherwise each batch is normalized from the data's dtype
+        columns = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
+    if batch_size is None and padding is not None and padding.obstacle:
+        batch_size = 1
     return Data(
-        path, arrays, dtypes, checked.size, checked.sizes, alone, sequences=sequences, names=names, padding=padding,
+        path, columns, dtypes, size, sizes, batch_size, sequences=sequences, names=names, padding=padding,
         normal=_normal(columns, inputs, known, labels), order={**known.order, **found.order}, resize=known.resize,
         same=same, axes=axes,
     )  # fmt: skip
@@ -313,31 +296,28 @@ class _Source:
 
     path: Path
     prefix: str
-    samples: SampleOptions
-    terms: Sequence[Term]
+    mapped: Mapping[str, str]
     labels: Collection[str]
-    resize: Resize
-    unread: Collection[str]
-    order: Chosen
+    known: KnownColumns
     tell: Tell
 
     def column(self, name: str) -> str:
         """Return the name in the data of an input or a label."""
-        mapped = {feed: column for column, feed in self.samples.columns.items()}
-        return mapped.get(name, self.prefix + name)
+        return next((column for column, feed in self.mapped.items() if feed == name), self.prefix + name)
 
     def surplus(self, others: Iterable[str], elsewhere: Iterable[str]) -> list[str]:
         """Return the arrays to report as ignored, from those that no input is read from. A prefix leaves out others."""
-        unread = {self.column(name) for name in self.unread}
+        unread = {self.column(name) for name in self.known.unread}
         chosen = [name for name in others if name not in unread and name.startswith(self.prefix)]
         return [name for name in chosen if not name.startswith(tuple(elsewhere))]
 
     def read(self, inputs: InputTypes) -> LoadedColumns:
         """Read the columns of `inputs`. In the result they have the names of the inputs, without the prefix."""
         there = {self.column(name): name for name in inputs}
-        order = {self.column(name): columns for name, columns in self.order.items()}
         wanted = {column: inputs[name] for column, name in there.items()}
-        found = _read(self.path, wanted, self, KnownColumns([self.column(name) for name in self.unread], order))
+        order = {self.column(name): columns for name, columns in self.known.order.items()}
+        known = KnownColumns([self.column(name) for name in self.known.unread], order, self.known.resize)
+        found = _read(self.path, wanted, known, self.labels, self.tell)
         return LoadedColumns(
             {there[column]: each for column, each in found.arrays.items()},
             found.others,
@@ -347,16 +327,15 @@ class _Source:
 
     def check_columns(self, inputs: InputTypes) -> None:
         """Check the option that maps columns to inputs: the model must have each input, and the data each column."""
-        columns = self.samples.columns
-        for feed in columns.values():
-            if feed not in inputs and feed not in self.unread:
+        for feed in self.mapped.values():
+            if feed not in inputs and feed not in self.known.unread:
                 hint = suggest(feed, inputs, "inputs and labels")
                 raise unknown_name(f"`columns`: the model has no input or label '{feed}'", hint)
-        held = names_in(self.path) if columns else None
-        for column in columns:
+        held = names_in(self.path) if self.mapped else None
+        for column in self.mapped:
             if held is not None and column not in held:
                 hint = suggest(column, held, "columns") if held else "the data have no named columns"
-                raise UsageError(f"`columns`: '{self.path}' has no column '{column}'", hint)
+                raise unknown_name(f"`columns`: '{self.path}' has no column '{column}'", hint)
 
 
 def _number(
@@ -390,9 +369,9 @@ def _number(
                 numbers, names = numbered(path, label, texts, names)
             columns[label] = numbers
         elif label in told and names not in (None, told[label]):
-            classes, of_model = in_words(told[label]), in_words(names or ())
+            classes, of_model = shortened(told[label]), shortened(names or ())
             message = f"'{path}': the classes of '{label}' are {classes}, but those of the model are {of_model}"
-            raise UsageError(message, "number the classes as in the data that the model was trained on")
+            raise mismatch(message, "number the classes as in the data that the model was trained on")
         elif label in told:
             names = told[label]
         if names is None:
@@ -411,37 +390,33 @@ def _check_guess(path: Path, label: str, names: Names, there: int) -> None:
     missing in the data, other classes would get wrong numbers.
     """
     if len(names) != there:
-        count = f"has {there} classes, and " if there else ""
-        raise UsageError(
-            f"'{path}': '{label}' has the class names {in_words(names)}; the model {count}does not store their names, "
-            "so the numbers of these classes are unknown",
-            "save class numbers instead of names; models that were trained on names store them",
-        )
+        model = f"the model {f'has {there} classes, and ' if there else ''}does not store their names"
+        hint = "save class numbers instead of names; models that were trained on names store them"
+        raise unknown_name(f"'{path}': '{label}' has the class names {shortened(names)}; {model}", hint)
 
 
 def _tell_classes(path: Path, label: str, names: Names, allowed: Range | None, tell: Tell) -> None:
     """Report the class names of a label. Raise an error if there are more names than the model has classes."""
     there = None if allowed is None or allowed.high is None else allowed.high + 1
     if there is not None and len(names) > there:
-        message = f"'{path}': '{label}' has {len(names)} classes ({in_words(names)}), but the model has {there}"
-        raise UsageError(
-            message,
-            f"use `classes={len(names)}`, which replaces the last layer of the model by one with {len(names)} outputs",
-        )
+        message = f"'{path}': '{label}' has {len(names)} classes ({shortened(names)}), but the model has {there}"
+        hint = f"use `classes={len(names)}`, which replaces the last layer of the model by one with as many outputs"
+        raise mismatch(message, hint)
     fewer = f"; the model has {there} classes" if there is not None and len(names) < there else ""
-    tell(f"classes of '{label}': {in_words(names)}{fewer}", 0)
+    tell(f"classes of '{label}': {shortened(names)}{fewer}", 0)
 
 
 def _gathered(
-    source: _Source, inputs: InputTypes, ranges: Mapping[str, Range], options: SequenceOptions, axes: Mapping[str, int]
-) -> tuple[dict[str, Column], LoadedColumns, Sequences | None]:
+    source: _Source, inputs: InputTypes, ranges: Mapping[str, Range], terms: Sequence[Term], options: SequenceOptions,
+    axes: Mapping[str, int],
+) -> tuple[dict[str, Column], LoadedColumns, Sequences | None]:  # fmt: skip
     """Read the samples of all inputs, including text and token sequences.
 
     Returns:
         Input -> its samples, ready for batches; the result of the reader; and the rules that make a batch of token
         sequences, or None for data without sequences.
     """
-    path, prefix, terms, tell = source.path, source.prefix, source.terms, source.tell
+    path, prefix, tell = source.path, source.prefix, source.tell
     source.check_columns(inputs)
     tokens = tokens_of(inputs, ranges, terms)
     columns: dict[str, Column] = {}
@@ -451,7 +426,7 @@ def _gathered(
         columns |= texts
     elif tokens is not None:
         _refuse_text(path, prefix + tokens)
-    mapped = set(source.samples.columns.values())
+    mapped = set(source.mapped.values())
     gone = {prefix + name for name in columns}  # not read: these inputs come from the text, or follow from the tokens
     follow = {*following(inputs, tokens, terms), *masks_of(inputs, terms)}
     gone |= absent(path, {prefix + name for name in follow if name not in mapped})
@@ -471,9 +446,8 @@ def _gathered(
         columns |= lists
     elif tokens is None and options != SequenceOptions():
         hint = "name the input of tokens input_ids, or leave these options out"
-        message = "`max_length`, `pack` and `pad_id` are for tokens, but the model has no input of tokens"
-        raise UsageError(message, hint)
-    return {**columns, **_empty(columns, inputs)}, found, sequences
+        raise conflict("`max_length`, `pack` and `pad_id` are for tokens, but the model has no input of tokens", hint)
+    return columns, found, sequences
 
 
 def names_in(source: str | Path) -> list[str] | None:
@@ -483,7 +457,9 @@ def names_in(source: str | Path) -> list[str] | None:
         UsageError: the data can't be read.
     """
     path = Path(source)
-    return None if path.is_dir() and onnx_test_sets.folders(path) else _read(path, {}).others
+    if path.is_dir() and onnx_test_sets.folders(path):
+        return None
+    return _read(path, {}, KnownColumns(), (), silent).others
 
 
 def holds_samples(path: Path) -> bool:
@@ -499,8 +475,7 @@ def absent(path: Path, names: Collection[str]) -> set[str]:
     held = names_in(path) if names else []
     if held is None:
         return set()
-    parts = {name: (f"{name}_", f"{name}[") for name in names}
-    return {name for name in names if name not in held and not any(each.startswith(parts[name]) for each in held)}
+    return {n for n in names if n not in held and not any(each.startswith((f"{n}_", f"{n}[")) for each in held)}
 
 
 def holds_text(path: Path, prefix: str = "") -> bool:
@@ -513,7 +488,7 @@ def _refuse_text(path: Path, tokens: str) -> None:
     held = names_in(path) or []
     texts = [name for name in held if name in TEXTS]
     if texts and tokens not in held:
-        raise UsageError(f"'{path}' has no '{tokens}'", f"name a `tokenizer` for the text in {_listed(texts)}")
+        raise missing_value(f"'{path}' has no '{tokens}'", f"name a `tokenizer` for the text in {shortened(texts)}")
 
 
 def _is_ragged(columns: Mapping[str, Column], inputs: InputTypes) -> bool:
@@ -526,8 +501,9 @@ def _refuse_ragged(path: Path, columns: Mapping[str, Column]) -> None:
     """Raise an error if samples are arrays of different shapes, which the options for sequences don't fit."""
     name = next((name for name, column in columns.items() if isinstance(column, Ragged)), None)
     if name is not None:
-        message = f"'{path}': '{name}' holds arrays of different shapes, but `tokenizer`, `max_length`, `pack` and"
-        raise UsageError(f"{message} `pad_id` are for tokens", "leave these options out")
+        options = "`tokenizer`, `max_length`, `pack` and `pad_id`"
+        hint = "leave these options out"
+        raise conflict(f"'{path}': '{name}' holds arrays of different shapes, but {options} are for tokens", hint)
 
 
 def _refuse_labels_alone(path: Path, columns: Mapping[str, Column], terms: Sequence[Term]) -> None:
@@ -536,54 +512,33 @@ def _refuse_labels_alone(path: Path, columns: Mapping[str, Column], terms: Seque
     uneven = [name for name, column in columns.items() if isinstance(column, (Lists, Ragged))]
     if uneven and labels.issuperset(uneven):
         hint = "pad the lists to the same length"
-        message = f"'{path}': '{uneven[0]}' holds lists of different lengths, which the model can't take"
-        raise UsageError(message, hint)
+        raise wrong_shape(f"'{path}': '{uneven[0]}' holds lists of different lengths, which the model can't take", hint)
 
 
-def check_there(path: Path) -> None:
-    """Raise an error if a path of data does not exist.
-
-    Raises:
-        OnnxgradError: there is no such file or folder.
-    """
-    with reading(path, "data", "check its name"):
-        there = path.exists()
-    if not there:
-        raise missing_file(f"no such file or folder: '{path}'")
-
-
-def _read(
-    path: Path, inputs: InputTypes, source: _Source | None = None, known: KnownColumns | None = None
-) -> LoadedColumns:
-    """Read the columns of `inputs`. If `source` is None, the caller only needs the names of the columns."""
+def _read(path: Path, inputs: InputTypes, known: KnownColumns, labels: Collection[str], tell: Tell) -> LoadedColumns:
+    """Read the columns of `inputs`, and the names of the others. Pictures are not read if there are no inputs."""
     check_there(path)
-    known = known or KnownColumns()
-    resize: Resize = "crop" if source is None else source.resize
+    suffix = path.suffix.lower()
     if path.is_dir():
         if is_arrow_folder(path):
-            return read_arrow_folder(path, inputs, resize, known)
+            return read_arrow_folder(path, inputs, known)
         with reading(path, "a folder of data", "check its permissions"):
             of_pictures = not any(path.rglob("*.npy")) and picture_folder.is_picture_folder(path)
+        if not of_pictures and onnx_test_sets.folders(path):
+            return onnx_test_sets.read(path, inputs)
         if not of_pictures:
-            if onnx_test_sets.folders(path):
-                return onnx_test_sets.read(path, inputs)
             return _cut(path, read_npy_folder(path, _with_sizes(inputs)), inputs)
-    suffix = path.suffix.lower()
-    if not path.is_dir() and suffix in {*FORMATS, *SUFFIXES}:
+    elif suffix in {*FORMATS, *SUFFIXES}:
         check_regular(path)
     if path.is_dir() or suffix in SUFFIXES:
-        if source is None:
-            return LoadedColumns({}, [])
-        return picture_folder.read(path, inputs, source.labels, resize, source.tell)
-    if suffix == ".parquet":
-        return read_parquet(path, inputs, resize, known)
+        return picture_folder.read(path, inputs, labels, known.resize, tell) if inputs else LoadedColumns({}, [])
     if suffix in TABLES:
         return TABLES[suffix](path, inputs, known)
     if suffix in ARRAYS:
         return _cut(path, ARRAYS[suffix](path, _with_sizes(inputs)), inputs)
     formats = f"use {', '.join(FORMATS)}, or a folder"
-    hint = "put it into a folder, and name it after the input: FOLDER/INPUT.npy" if path.suffix == ".npy" else formats
-    raise UsageError(f"onnxgrad can't read data of the format of '{path}'", hint)
+    hint = "put it into a folder, and name it after the input: FOLDER/INPUT.npy" if suffix == ".npy" else formats
+    raise wrong_type(f"onnxgrad can't read data of the format of '{path}'", hint)
 
 
 def _with_sizes(inputs: InputTypes) -> InputTypes:
@@ -608,22 +563,17 @@ def _cut(path: Path, found: LoadedColumns, inputs: InputTypes) -> LoadedColumns:
                 arrays[feed] = cut(values, np.asarray(sizes))
             except ValueError as error:
                 hint = f"save the concatenated samples as '{feed}', and the size of each as '{name}'"
-                raise UsageError(f"'{path}': '{name}' does not fit '{feed}': {error}", hint) from None
+                raise wrong_shape(f"'{path}': '{name}' does not fit '{feed}': {error}", hint) from None
         else:
             others.append(name)
     return found._replace(arrays=arrays, others=others)
 
 
-def _empty(arrays: Mapping[str, Column], inputs: InputTypes) -> dict[str, np.ndarray]:
-    """Return empty arrays for inputs that the data lack and whose shape contains a 0, such as an empty KV cache."""
-    size = next((len(array) for array in arrays.values() if array.ndim), 0)
-    shapes = {name: (shape_of(value_type) or ())[1:] for name, value_type in inputs.items() if name not in arrays}
-    static = {name: [dim for dim in shape if isinstance(dim, int)] for name, shape in shapes.items() if 0 in shape}
-    return {
-        name: np.zeros([size, *dims], helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name])))
-        for name, dims in static.items()
-        if len(dims) == len(shapes[name])
-    }
+def _arrays_of(column: np.ndarray | Lists | Ragged) -> tuple[np.ndarray, ...]:
+    """Return the arrays that hold the values of a column and their layout."""
+    if isinstance(column, Ragged):
+        return column.elements.values, column.shapes
+    return (column.values, column.offsets) if isinstance(column, Lists) else (column,)
 
 
 def _kept(array: Column, dtype: np.dtype) -> Column:
@@ -650,10 +600,6 @@ def _take(array: Column, indices: np.ndarray) -> np.ndarray | list[np.ndarray]:
     return array.take(indices, axis=0) if plain else array[indices]
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
-
-
 IN_MEMORY = Path("the arrays")
 """The name by which messages refer to data that do not come from a file."""
 
@@ -674,12 +620,11 @@ def data_of(
     Raises:
         UsageError: the arrays don't fit the inputs.
     """
-    axes = batch_axes(inputs, recurrent)
-    inputs = with_batch_first(inputs, axes)
+    inputs, axes = with_batch_first(inputs, recurrent)
     held = {name: single(np.asarray(array), inputs, name) for name, array in arrays.items() if name in inputs}
     held |= arrays_batch_first(IN_MEMORY, held, inputs, axes)
     held |= zero_states(held, inputs, recurrent, silent)
     others = [name for name in arrays if name not in inputs]
-    checked = check(IN_MEMORY, LoadedColumns(held, others), inputs, ranges, finite)
+    sizes = check(IN_MEMORY, LoadedColumns(held, others), inputs, ranges, finite)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
-    return Data(IN_MEMORY, held, dtypes, checked.size, checked.sizes, checked.batch_size, axes=axes)
+    return Data(IN_MEMORY, held, dtypes, *sizes, axes=axes)

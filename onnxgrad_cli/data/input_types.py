@@ -42,8 +42,8 @@ class Range:
     hint: str = field(default="", compare=False)
 
     def __contains__(self, number: int) -> bool:
-        above = self.low is None or number >= self.low
-        return number in self.besides or (above and (self.high is None or number <= self.high))
+        within = (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
+        return within or number in self.besides
 
     def __and__(self, other: Range) -> Range:
         low = max((n for n in (self.low, other.low) if n is not None), default=None)
@@ -113,19 +113,13 @@ def _range_of(term: Term) -> Range | None:
     Python function, which is not available here, the labels are classes if the term has a number of classes.
     """
     try:
-        loss = LOSSES.lookup(term.name)
+        of_classes = LOSSES.lookup(term.name).class_axis({}) is not None
     except UsageError:
-        if term.name.endswith(".onnx") or not term.classes:
-            return None
-    else:
-        if loss.class_axis({}) is None:
-            return None
-    return Range(
-        0,
-        term.classes - 1 if term.classes else None,
-        frozenset() if term.ignore_index is None else frozenset({term.ignore_index}),
-        f"there are {term.classes} classes" if term.classes else "it is the number of a class",
-        f"'{term.output}' has {term.classes} classes: to train with N classes, pass `classes=N`"
-        if term.classes
-        else "",
-    )
+        of_classes = bool(term.classes) and not term.name.endswith(".onnx")
+    if not of_classes:
+        return None
+    ignored = frozenset[int]() if term.ignore_index is None else frozenset({term.ignore_index})
+    if not term.classes:
+        return Range(0, None, ignored, "it is the number of a class")
+    more = f"'{term.output}' has {term.classes} classes: to train with N classes, pass `classes=N`"
+    return Range(0, term.classes - 1, ignored, f"there are {term.classes} classes", more)

@@ -7,25 +7,23 @@ The module `columns` assigns columns to inputs. A value is a number, a class nam
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxgrad_cli.common import strict_json
-from onnxgrad_cli.data.columns import KnownColumns, choose, shaped
+from onnxgrad_cli.data.columns import KnownColumns, choose, shaped, side_by_side
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.lists import Lists
-from onnxgrad_cli.data.loaded_columns import LoadedColumns
+from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
 from onnxgrad_cli.data.ragged import Ragged
 from onnxgrad_cli.data.read_failures import reading
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import missing_value, wrong_type, wrong_value
 
 MAX_LINE_BYTES = 2**26
 """The largest number of bytes in a line. A file with a longer line is refused, and is not read any further."""
-
-BROKEN = (ValueError, RecursionError)
-"""The exceptions that parsing raises if a line is not valid JSON, not UTF-8, or nested too deeply."""
 
 
 def objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -45,13 +43,13 @@ def objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
     hint = "write a JSON object on each line, in UTF-8, as json.dumps does"
     if len(line) == MAX_LINE_BYTES:
-        raise UsageError(f"'{path}', line {number} has more than {MAX_LINE_BYTES:,} bytes", hint)
+        raise wrong_value(f"'{path}', line {number} has more than {MAX_LINE_BYTES:,} bytes", hint)
     try:
         found = strict_json.loads(line.decode("utf-8-sig"))
-    except BROKEN as error:
-        raise UsageError(f"'{path}', line {number} is not JSON: {error}", hint) from None
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
+        raise wrong_value(f"'{path}', line {number} is not JSON: {error}", hint) from None
     if not isinstance(found, dict):
-        raise UsageError(f"'{path}', line {number} is not an object", hint)
+        raise wrong_type(f"'{path}', line {number} is not an object", hint)
     return found
 
 
@@ -79,29 +77,14 @@ def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
         numbers.append(number)
         for name in wanted:
             if row.get(name) is None:
-                raise UsageError(
-                    f"'{path}', line {number} has no value for '{name}'", "fill in a value, or drop the line"
-                )
+                hint = "fill in a value, or drop the line"
+                raise missing_value(f"'{path}', line {number} has no value for '{name}'", hint)
             cells[name].append(row[name])
-    arrays: dict[str, np.ndarray | Lists | Ragged] = {}
+    arrays: dict[str, Column] = {}
     for feed, names in choice.chosen.items():
         columns = [_column(path, name, numbers, cells.pop(name)) for name in names]
-        arrays[feed] = columns[0] if len(columns) == 1 else _side_by_side(path, feed, columns)
-        arrays[feed] = shaped(arrays[feed], inputs, feed)
+        arrays[feed] = shaped(side_by_side(path, feed, columns), inputs, feed)
     return LoadedColumns(arrays, choice.others, order=choice.order)
-
-
-def _side_by_side(path: Path, feed: str, columns: Sequence[np.ndarray | Lists | Ragged]) -> np.ndarray:
-    """Combine columns with one number per line into an array (lines, columns).
-
-    Raises:
-        UsageError: a column holds lists or names.
-    """
-    numbers = [column for column in columns if isinstance(column, np.ndarray) and column.ndim == 1]
-    if len(numbers) < len(columns):
-        message = f"'{path}': '{feed}' has several columns, and not all of them hold one number per line"
-        raise UsageError(message, f"save a single column of lists, '{feed}'")
-    return np.stack(numbers, 1)
 
 
 def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> np.ndarray | Lists | Ragged:
@@ -123,7 +106,7 @@ def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> 
         if any(fits) and not all(fits):
             line, (what, before) = numbers[fits.index(not fits[0])], words[::-1] if fits[0] else words
             message = f"'{path}', line {line}: '{name}' is {what}, but was {before} on the lines before"
-            raise UsageError(message, "save the same kind of value on all lines")
+            raise wrong_type(message, "save the same kind of value on all lines")
     if all(fits):
         return np.array(cells, object)
     found = _of_numbers(cells)
@@ -132,7 +115,7 @@ def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> 
     wrong = next((at for at, cell in enumerate(cells) if _of_numbers([cell]) is None), None)
     where = f"'{path}'" if wrong is None else f"'{path}', line {numbers[wrong]}"
     what = "has lists of different depths" if wrong is None else "is neither a number nor a list of numbers"
-    raise UsageError(f"{where}: '{name}' {what}", "save numbers of 64 bits, or lists of them")
+    raise wrong_type(f"{where}: '{name}' {what}", "save numbers of 64 bits, or lists of them")
 
 
 def _of_numbers(cells: list[Any]) -> np.ndarray | Lists | Ragged | None:
@@ -140,22 +123,16 @@ def _of_numbers(cells: list[Any]) -> np.ndarray | Lists | Ragged | None:
 
     Return None if they can't be converted.
     """
-    uneven = isinstance(cells[0], list) and len(set(map(len, cells))) > 1
-    try:
-        found = np.array([value for cell in cells for value in cell]) if uneven else np.array(cells)
-    except (ValueError, RecursionError):  # inner lists differ in length, or are nested too deeply
-        return _of_arrays(cells)
-    if found.dtype.kind not in "biuf" or (uneven and found.ndim > 1):
-        return _of_arrays(cells)
-    return Lists.cut(found, np.array([len(cell) for cell in cells], np.int64)) if uneven else found
-
-
-def _of_arrays(cells: list[Any]) -> Ragged | None:
-    """Convert nested lists to arrays of different shapes. Return None if that is not possible."""
+    with suppress(ValueError, RecursionError):  # lists differ in length, or are nested too deeply
+        found = np.array(cells)
+        return found if found.dtype.kind in "biuf" else None
     try:
         arrays = [np.array(cell) for cell in cells]
     except (ValueError, RecursionError):
         return None
-    if len(arrays) < 2 or len({array.ndim for array in arrays}) > 1 or arrays[0].ndim < 2:
+    if len({array.ndim for array in arrays}) > 1 or any(array.dtype.kind not in "biuf" for array in arrays):
         return None
-    return None if any(array.dtype.kind not in "biuf" for array in arrays) else Ragged.of_arrays(arrays)
+    if arrays[0].ndim > 1:
+        return Ragged.of_arrays(arrays)
+    values = np.concatenate([array for array in arrays if array.size] or arrays)  # the dtype of an empty list is float
+    return Lists.cut(values, np.array([len(array) for array in arrays], np.int64))

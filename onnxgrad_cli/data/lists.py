@@ -91,9 +91,9 @@ class Lists:
                 yield start, np.stack([np.pad(row, (0, longest - len(row)), "edge") for row in some])
 
 
-def padded(rows: Sequence[np.ndarray], length: int, fill: int) -> np.ndarray:
-    """Stack 1-D arrays as the rows of an array (n, `length`), right-padded with `fill`."""
-    found = np.full((len(rows), length), fill, rows[0].dtype if rows else np.int64)
-    for row, values in zip(found, rows, strict=True):
-        row[: len(values)] = values
+def padded(arrays: Sequence[np.ndarray], shape: Sequence[int], fill: int) -> np.ndarray:
+    """Stack arrays to an array (n, *`shape`). Each axis of an array is padded at its end with `fill`."""
+    found = np.full((len(arrays), *shape), fill, arrays[0].dtype if arrays else np.int64)
+    for row, array in zip(found, arrays, strict=True):
+        row[tuple(map(slice, array.shape))] = array
     return found

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from onnx import TypeProto
 
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data.pictures import layout_of
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import UsageError, ambiguous, suggest, unknown_name, wrong_shape, wrong_value
 from onnxgrad_cli.ir.types import in_words, shape_of
 
 PIXEL = 255.0
@@ -25,18 +24,10 @@ LEAST_BRIGHT = 200
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's channels, for pixels from 0 to 1. Source: torchvision.models."""
 
-FORM = "auto, imagenet, none, or MEAN/STD such as 0.5/0.25 or 0.4,0.5,0.6/0.2,0.2,0.2"
+FORM = "use auto, imagenet, none, or MEAN/STD such as 0.5/0.25 or 0.4,0.5,0.6/0.2,0.2,0.2"
 
-
-class SampleSource(Protocol):
-    """The interface of samples from which a normalization can be computed. `Data` implements it."""
-
-    @property
-    def normal(self) -> Mapping[str, Normalization]:
-        """The normalization of each input."""
-
-    def column(self, name: str) -> Iterable[np.ndarray]:
-        """Yield the samples of an input in blocks, not normalized."""
+Samples = Callable[[str], Iterable[np.ndarray]]
+"""A function that yields the samples of an input in blocks, not normalized, such as `Data.column`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ class Normalization:
             return array.reshape(())
         if self.axis >= x.ndim or len(array) != x.shape[self.axis]:
             message = f"the normalization has {len(array)} numbers for axis {self.axis}, but a batch is {list(x.shape)}"
-            raise UsageError(message, "pass other numbers with `normalize`: they replace those that the model stores")
+            raise wrong_shape(message, "pass other numbers with `normalize`: they replace those that the model stores")
         return array.reshape([-1 if axis == self.axis else 1 for axis in range(x.ndim)])
 
     def __str__(self) -> str:
@@ -90,10 +81,8 @@ class Normalization:
         Raises:
             ValueError, KeyError, TypeError: `said` is not a valid result of `to_json`.
         """
-        if not isinstance(said, Mapping) or not all(isinstance(said.get(name), list) for name in ("mean", "std")):
-            raise ValueError("a normalization is not valid")
         scale, axis = float(said["scale"]), said["axis"]
-        mean, std = (tuple(map(float, said[name])) for name in ("mean", "std"))
+        mean, std = (tuple(map(float, said[name])) for name in ("mean", "std") if isinstance(said[name], list))
         if not all(map(math.isfinite, (scale, *mean, *std))) or min((scale, *std)) <= 0 or axis not in (None, 1, 3):
             raise ValueError("a normalization is not valid")
         if not mean or len(mean) != len(std):
@@ -106,28 +95,30 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def normalizations(
-    asked: Sequence[str], inputs: Mapping[str, TypeProto], samples: SampleSource, before: str, settled: bool, tell: Tell
-) -> dict[str, Normalization]:
+    asked: Sequence[str], inputs: Mapping[str, TypeProto], known: Mapping[str, Normalization], samples: Samples,
+    before: str, settled: bool, tell: Tell,
+) -> dict[str, Normalization]:  # fmt: skip
     """Return a map: input -> its normalization. Inputs without a request in `asked` keep their normalization.
 
     Args:
         asked: the user's requests; see `SampleOptions.normalize`.
         inputs: the inputs of floats, without labels, with their types.
+        known: input -> the normalization that it has.
         samples: the data; 'auto' computes their mean and standard deviation.
-        before: a description of the training that determined the normalization of `samples`, for messages.
-        settled: keep the normalization of `samples` and ignore `asked`.
+        before: a description of the training that determined `known`, for messages.
+        settled: keep `known` and ignore `asked`.
         tell: receives log messages.
 
     Raises:
         UsageError: a normalization or an input is unknown, or the input does not have a suitable shape.
     """
-    found = dict(samples.normal)
+    found = dict(known)
     for text in () if settled else asked:
         owner, _, how = text.rpartition(":")
         if owner and owner not in inputs:
             hint = suggest(owner, inputs, "inputs")
             raise unknown_name(f"`normalize`: there is no float input '{owner}'", hint)
-        for name in [owner] if owner else _meant(how, inputs):
+        for name in _meant(how, {owner: inputs[owner]} if owner else inputs):
             found[name] = _normalization(how, name, inputs[name], samples, tell)
     normal = {name: each for name, each in found.items() if each != Normalization()}
     _warn_of_bytes(asked, {name: kind for name, kind in inputs.items() if name not in normal}, samples, tell)
@@ -138,7 +129,7 @@ def normalizations(
     return normal
 
 
-def _warn_of_bytes(asked: Sequence[str], inputs: Mapping[str, TypeProto], samples: SampleSource, tell: Tell) -> None:
+def _warn_of_bytes(asked: Sequence[str], inputs: Mapping[str, TypeProto], samples: Samples, tell: Tell) -> None:
     """Warn of pictures that are fed as bytes, because most models expect pixels from 0 to 1, or normalized pixels.
 
     Columns of bytes are taken for flattened pictures if they reach `LEAST_BRIGHT`. The range is taken from the first
@@ -153,12 +144,13 @@ def _warn_of_bytes(asked: Sequence[str], inputs: Mapping[str, TypeProto], sample
         pictures, flat = _takes_pictures(kind), len(shape_of(kind) or ()) == 2
         if declined & {name, ""} or not (pictures or flat):
             continue
-        block = next(iter(samples.column(name)), np.zeros(0))
+        block = next(iter(samples(name)), np.zeros(0))
         if block.dtype == np.uint8 and block.size and block.max() >= (2 if pictures else LEAST_BRIGHT):
-            said = f"caution: '{name}' gets unscaled bytes from {block.min()} to {block.max()}: "
-            said += f"`normalize='{name}:0/{1 if pictures else 255}'` divides them by 255, "
-            said += f"`normalize='{name}:none'` keeps them"
-            tell(said, 0)
+            tell(
+                f"caution: '{name}' gets unscaled bytes from {block.min()} to {block.max()}: "
+                f"`normalize='{name}:0/{1 if pictures else 255}'` divides them by 255, `normalize='{name}:none'` keeps "
+                "them", 0,
+            )  # fmt: skip
 
 
 def _takes_pictures(kind: TypeProto) -> bool:
@@ -169,22 +161,19 @@ def _takes_pictures(kind: TypeProto) -> bool:
 
 
 def _meant(how: str, inputs: Mapping[str, TypeProto]) -> list[str]:
-    """Return the inputs to normalize if `normalize` names no input: all inputs that the normalization `how` fits.
+    """Return the inputs that the normalization `how` fits.
 
     Raises:
         UsageError: the normalization fits no input, or it is MEAN/STD and fits several inputs.
     """
     fit = [name for name, kind in inputs.items() if how == "none" or _axis(kind, how == "imagenet") is not False]
     if not fit:
-        held = (
-            "; ".join(f"'{name}' is {in_words(kind)}" for name, kind in inputs.items()) or "there are no float inputs"
-        )
+        kinds = "; ".join(f"'{name}' is {in_words(kind)}" for name, kind in inputs.items())
         what = "pictures of 3 channels" if how == "imagenet" else "pictures, columns or numbers"
-        raise UsageError(f"`normalize`: no input takes {what}: {held}", "leave it out")
+        raise wrong_shape(f"`normalize`: no float input takes {what}{': ' * bool(kinds)}{kinds}", "leave it out")
     if len(fit) > 1 and "/" in how:
-        raise UsageError(
-            f"`normalize`: '{how}' fits several inputs: {', '.join(fit)}", f"name the input: {fit[0]}:{how}"
-        )
+        hint = f"name the input: {fit[0]}:{how}"
+        raise ambiguous(f"`normalize`: '{how}' fits several inputs: {', '.join(fit)}", hint)
     return fit
 
 
@@ -199,24 +188,15 @@ def _axis(kind: TypeProto, of_three: bool = False) -> int | bool | None:
     if shape is None:
         return False
     layout = layout_of(kind)
-    if of_three:
-        return layout.axis if layout is not None and layout.channels == 3 else False
     if layout is not None:
-        return layout.axis
-    return {1: None, 2: 1}.get(len(shape), False)
+        return layout.axis if layout.channels == 3 or not of_three else False
+    return False if of_three else {1: None, 2: 1}.get(len(shape), False)
 
 
-def _normalization(how: str, name: str, kind: TypeProto, samples: SampleSource, tell: Tell) -> Normalization:
+def _normalization(how: str, name: str, kind: TypeProto, samples: Samples, tell: Tell) -> Normalization:
     if how == "none":
         return Normalization()
-    axis = _axis(kind, how == "imagenet")
-    if axis is False:
-        what = "pictures of 3 channels" if how == "imagenet" else "pictures, columns or numbers"
-        raise UsageError(
-            f"`normalize` needs {what}, but '{name}' is {in_words(kind)}", f"leave out the normalization of '{name}'"
-        )
-    pixels = len(shape_of(kind) or ()) > 2
-    scale = PIXEL if pixels else 1.0
+    axis, scale = _axis(kind), PIXEL if len(shape_of(kind) or ()) > 2 else 1.0
     if how == "imagenet":
         _check_pixels(name, samples)
         found = Normalization(scale, *IMAGENET, axis)
@@ -229,46 +209,40 @@ def _normalization(how: str, name: str, kind: TypeProto, samples: SampleSource, 
 
 
 def _given(how: str, name: str, kind: TypeProto, scale: float, axis: int | None) -> Normalization:
-    parts = re.fullmatch(r"([^/]+)/([^/]+)", how)
     try:
-        if parts is None:
-            raise ValueError
-        mean, std = (tuple(float(number) for number in part.split(",")) for part in parts.groups())
+        mean, std = (tuple(map(float, part.split(","))) for part in how.split("/"))
     except ValueError:
-        raise UsageError(f"`normalize`: '{how}' is not a known normalization", f"use {FORM}") from None
+        raise wrong_value(f"`normalize`: '{how}' is not a known normalization", FORM) from None
     if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
-        raise UsageError(f"`normalize`: '{how}': means must be finite, deviations finite and above 0", f"use {FORM}")
+        raise wrong_value(f"`normalize`: '{how}': means must be finite, deviations finite and above 0", FORM)
     size = (shape_of(kind) or ())[axis] if axis is not None else 1
     most = max(len(mean), len(std))
     if any(len(part) not in (1, most) for part in (mean, std)) or (most > 1 and size not in (most, str(size))):
-        raise UsageError(f"`normalize`: '{how}' has {most} numbers, but '{name}' is {in_words(kind)}", f"use {FORM}")
+        raise wrong_shape(f"`normalize`: '{how}' has {most} numbers, but '{name}' is {in_words(kind)}", FORM)
     means, deviations = (part * most if len(part) == 1 else part for part in (mean, std))
     return Normalization(scale, means, deviations, axis)
 
 
-def _check_pixels(name: str, samples: SampleSource) -> None:
+def _check_pixels(name: str, samples: Samples) -> None:
     """Check that float pixels lie between 0 and 1, the range for which ImageNet's mean and deviation are given."""
-    for block in samples.column(name):
+    hint = "save bytes (array.astype(numpy.uint8)), divide by 255, or leave out the normalization if it was done"
+    for block in samples(name):
         if block.dtype != np.uint8 and block.size and not (block.min() >= 0 and block.max() <= 1):
-            raise UsageError(
-                f"`normalize`: '{name}' is {block.min():g} to {block.max():g}, but imagenet needs pixels from 0 to 1",
-                "save bytes (array.astype(numpy.uint8)), divide by 255, or leave out the normalization if it was done",
-            )
+            bounds = f"{block.min():g} to {block.max():g}"
+            raise wrong_value(f"`normalize`: '{name}' is {bounds}, but imagenet needs pixels from 0 to 1", hint)
 
 
-def _measured(name: str, samples: SampleSource, scale: float, axis: int | None, tell: Tell) -> Normalization:
+def _measured(name: str, samples: Samples, scale: float, axis: int | None, tell: Tell) -> Normalization:
     """Compute the mean and standard deviation of the data. Blocks are merged as in Chan, Golub and LeVeque, 1979."""
     count, mean, spread = 0, np.zeros(1), np.zeros(1)
-    for block in samples.column(name):
+    for block in samples(name):
         x = block.astype(np.float64) / (scale if block.dtype == np.uint8 else 1.0)
         rows = x.reshape(-1, 1) if axis is None else np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])
         if not len(rows):
             continue
         if count and rows.shape[1] != len(mean):
-            message = (
-                f"`normalize`: the samples of '{name}' have different sizes along axis {axis}, so there is no mean"
-            )
-            raise UsageError(f"{message} for each index of it", "normalize the data before, or use MEAN/STD")
+            message = f"`normalize`: samples of '{name}' differ in size along axis {axis}, so there is no mean"
+            raise wrong_shape(message, "normalize the data before, or use MEAN/STD")
         own = rows.mean(0)
         shift, share = own - mean, len(rows) / (count + len(rows))
         spread = spread + np.square(rows - own).sum(0) + shift**2 * count * share

@@ -15,8 +15,8 @@ from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.loaded_columns import LoadedColumns
 from onnxgrad_cli.data.read_failures import check_regular, reading
-from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.ir.types import in_words, is_external
+from onnxgrad_cli.errors import mismatch, missing_file, missing_value
+from onnxgrad_cli.ir.types import is_external
 
 PREFIX = "test_data_set_"
 
@@ -39,15 +39,14 @@ def read(path: Path, inputs: InputTypes) -> LoadedColumns:
     arrays: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(name for each in sets for name in each):
         if not all(name in each for each in sets):
-            raise UsageError(f"'{path}': not every set has a tensor for '{name}'", "complete the sets, or remove some")
+            raise missing_value(f"'{path}': not every set has a tensor for '{name}'", "complete the sets")
         parts = [each[name] for each in sets]
         if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
             shapes = ", ".join(f"{part.dtype}{list(part.shape)}" for part in parts[:4])
             hint = "use sets with the same shape and type"
-            raise UsageError(f"'{path}': '{name}' differs between the sets: {shapes}", hint)
+            raise mismatch(f"'{path}': '{name}' differs between the sets: {shapes}", hint)
         if not parts[0].ndim and np.unique(parts).size > 1:
-            hint = "use sets in which it is the same"
-            raise UsageError(f"'{path}': '{name}' is a single number, but differs between the sets", hint)
+            raise mismatch(f"'{path}': the number '{name}' differs between the sets", "use sets with the same number")
         arrays[name] = np.concatenate(parts) if parts[0].ndim else parts[0]
     return LoadedColumns(arrays, [])
 
@@ -55,16 +54,14 @@ def read(path: Path, inputs: InputTypes) -> LoadedColumns:
 def _read_set(folder: Path, inputs: InputTypes) -> dict[str, np.ndarray]:
     files = sorted(folder.glob("input_*.pb"), key=lambda file: _number(file.stem, "input_"))
     if not files:
-        raise OnnxgradError(
-            f"'{folder}' holds no file input_0.pb", "save one file for each input: input_0.pb, input_1.pb, ..."
-        )
+        hint = "save one file for each input: input_0.pb, input_1.pb, ..."
+        raise missing_file(f"'{folder}' holds no file input_0.pb", hint)
     tensors = [_tensor(file) for file in files]
     names = [name for name, _ in tensors]
     if len(set(names)) < len(names) or not set(names) <= set(inputs):
         if len(files) > len(inputs):
-            wanted = ", ".join(f"{name} {in_words(value_type)}" for name, value_type in inputs.items())
-            hint = "remove the additional files"
-            raise UsageError(f"'{folder}' has {len(files)} inputs, but the model takes {len(inputs)}: {wanted}", hint)
+            message = f"'{folder}' has {len(files)} inputs, but the model takes {len(inputs)}: {', '.join(inputs)}"
+            raise mismatch(message, "remove the additional files")
         names = list(inputs)[: len(files)]
     return {name: array for name, (_, array) in zip(names, tensors, strict=True)}
 

@@ -18,13 +18,11 @@ from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.loaded_columns import LoadedColumns
 from onnxgrad_cli.data.pictures import SUFFIXES, PictureLayout, Pictures, check_size, layout_of
 from onnxgrad_cli.data.read_failures import check_regular, reading
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import ambiguous, mismatch, missing_value, no_data, wrong_type, wrong_value
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of
 
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 """Names of subfolders that are splits of the data, not classes."""
-
-AS_CLASSES = "put the pictures into folders with the names of their classes: FOLDER/cat/1.png"
 
 
 def is_picture_folder(path: Path) -> bool:
@@ -67,7 +65,7 @@ def _input(path: Path, inputs: InputTypes, labels: Collection[str]) -> tuple[str
     names = [name for name in inputs if name not in labels]
     if len(names) != 1:
         hint = "save an array for each input"
-        raise UsageError(f"'{path}' holds pictures for one input, but the model takes {', '.join(names)}", hint)
+        raise mismatch(f"'{path}' holds pictures for one input, but the model takes {', '.join(names)}", hint)
     return names[0], check_size(names[0], layout_of(inputs[names[0]]), in_words(inputs[names[0]]))
 
 
@@ -79,10 +77,10 @@ def _label(path: Path, labels: list[str], inputs: InputTypes) -> str:
     """
     if len(labels) > 1:
         message = f"'{path}' gives one label for each picture, but the model takes {', '.join(labels)}"
-        raise UsageError(message, "save an array for each input and label")
+        raise mismatch(message, "save an array for each input and label")
     if is_float(inputs[labels[0]]) or len(shape_of(inputs[labels[0]]) or ()) != 1:
         message = f"the folders in '{path}' are classes, but the label '{labels[0]}' is {in_words(inputs[labels[0]])}"
-        raise UsageError(message, "use a classification loss: `losses='cross-entropy'`")
+        raise wrong_type(message, "use a classification loss: `losses='cross-entropy'`")
     return labels[0]
 
 
@@ -93,28 +91,27 @@ def _classes(path: Path, files: list[Path]) -> np.ndarray:
         UsageError: a picture is not in the subfolder of a class, a class has no pictures, two subfolders have the same
             number, or the subfolders are splits of the data.
     """
-    loose = next((file for file in files if file.parent == path), None)
-    if loose is not None:
-        raise UsageError(f"'{loose}' is not in the folder of a class", AS_CLASSES)
-    found = [file.relative_to(path).parts[0] for file in files]
-    names = set(found)
-    deep = {file.relative_to(path).parts[0] for file in files if len(file.relative_to(path).parts) > 2}
+    places = [file.relative_to(path).parts for file in files]
+    for file, place in zip(files, places, strict=True):
+        if len(place) == 1:
+            hint = "put the pictures into folders with the names of their classes: FOLDER/cat/1.png"
+            raise missing_value(f"'{file}' is not in the folder of a class", hint)
+    found = [place[0] for place in places]
+    names, deep = set(found), {place[0] for place in places if len(place) > 2}
     if names == deep and {name.lower() for name in names} <= SPLITS:
-        first = min(names)
-        hint = f"choose one of them, such as '{path / first}', and another with `val`"
-        raise UsageError(f"the folders in '{path}' are not classes but splits: {', '.join(sorted(names))}", hint)
-    empty = [each.name for each in sorted(path.iterdir()) if each.is_dir() and each.name not in names]
-    empty = [name for name in empty if not name.startswith(".")]
-    if empty:
-        raise UsageError(f"'{path / empty[0]}' has no pictures", "add pictures, or remove the folder")
+        hint = f"choose one of them, such as '{path / min(names)}', and another with `val`"
+        raise ambiguous(f"the folders in '{path}' are not classes but splits: {', '.join(sorted(names))}", hint)
+    for each in sorted(path.iterdir()):
+        if each.is_dir() and each.name not in names and not each.name.startswith("."):
+            raise no_data(f"'{each}' has no pictures", "add pictures, or remove the folder")
     numbers = {name: number for name in sorted(names) if (number := number_in(name)) is not None}
     if len(numbers) < len(names):
         return np.array(found, object)
-    called = {number: name for name, number in numbers.items()}
-    twice = next((name for name, number in numbers.items() if called[number] != name), None)
-    if twice is not None:
-        message = f"'{path / twice}' and '{path / called[numbers[twice]]}' are the same class, {numbers[twice]}"
-        raise UsageError(message, "move their pictures into one folder, or give both a name that is not a number")
+    folders = {number: name for name, number in numbers.items()}
+    for name, number in numbers.items():
+        if folders[number] != name:
+            message = f"'{path / name}' and '{path / folders[number]}' are the same class, {number}"
+            raise ambiguous(message, "move their pictures into one folder, or give both a name that is not a number")
     return np.array([numbers[name] for name in found], np.int64)
 
 
@@ -125,27 +122,20 @@ def _files(path: Path, tell: Tell) -> list[Path]:
         UsageError: a link leads to a folder or out of the folder.
     """
     root, found, others = path.resolve(), list[Path](), 0
-    for folder, inner, files in _walk(path):
-        for name in [*inner, *files]:
-            file = folder / name
-            if file.is_symlink():
-                _check_link(file, root, name in inner)
-        for name in files:
-            if _is_picture(name):
-                check_regular(folder / name)
-                found.append(folder / name)
+    for folder, inner, names in _walk(path):
+        for link in (folder / name for name in inner if (folder / name).is_symlink()):
+            raise wrong_type(f"'{link}' is a link to a folder, which is not followed", "copy the folder there")
+        for file in map(folder.joinpath, names):
+            if file.is_symlink() and not file.resolve().is_relative_to(root):
+                raise wrong_value(f"'{file}' is a link to a file outside of '{root}'", "copy the file there")
+            if _is_picture(file.name):
+                check_regular(file)
+                found.append(file)
             else:
-                others += not name.startswith(".")
+                others += not file.name.startswith(".")
     if others:
         tell(f"ignoring {others:,} files in '{path}' that are not PNG or JPEG", 0)
     return sorted(found, key=lambda file: file.relative_to(path).parts)
-
-
-def _check_link(file: Path, root: Path, is_folder: bool) -> None:
-    if is_folder:
-        raise UsageError(f"'{file}' is a link to a folder, which is not followed", "copy the folder there")
-    if not file.resolve().is_relative_to(root):
-        raise UsageError(f"'{file}' is a link to a file outside of '{root}'", "copy the file there")
 
 
 def _walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -25,7 +25,7 @@ from onnx import TypeProto
 from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.data.read_failures import reading
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import ambiguous, missing_value, wrong_shape
 from onnxgrad_cli.ir.types import in_words, shape_of
 
 CHANNELS = (1, 3, 4)
@@ -69,7 +69,7 @@ def layout_of(value_type: TypeProto) -> PictureLayout | None:
     first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
     if first and last:
         hint = "save arrays of this shape instead of pictures"
-        raise UsageError(f"the input is {in_words(value_type)}: its second or its last axis may be the channels", hint)
+        raise ambiguous(f"the input is {in_words(value_type)}: its second or its last axis may be the channels", hint)
     if not first and not last:
         return None
     axis = 1 if first else 3
@@ -223,8 +223,8 @@ def check_size(name: str, layout: PictureLayout | None, words: str) -> PictureLa
     """
     if layout is None:
         hint = "inputs of pictures are [N, C, H, W], [N, H, W, C] or [N, H, W], with 1, 3 or 4 channels"
-        raise UsageError(f"'{name}' is {words}, which can't take pictures", hint)
+        raise wrong_shape(f"'{name}' is {words}, which can't take pictures", hint)
     if not layout.height or not layout.width:
         hint = f"fix it with `shapes={name}:DIM,DIM,...`, such as {name}:batch,3,224,224"
-        raise UsageError(f"'{name}' is {words}, which does not fix the size of pictures", hint)
+        raise missing_value(f"'{name}' is {words}, which does not fix the size of pictures", hint)
     return layout

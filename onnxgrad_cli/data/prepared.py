@@ -14,7 +14,7 @@ from onnxgrad_cli.data.dataset import Data
 from onnxgrad_cli.data.normalization import Normalization, normalizations
 from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.preprocessing import Preprocessing
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.options.data import SampleOptions
@@ -49,7 +49,9 @@ def prepared(
     """
     labels = {name for name in inputs if roles.inputs.get(name) in ("label", "sample weight")}
     floats = {name: kind for name, kind in _read_floats(inputs, samples).items() if name not in labels}
-    normal = normalizations(options.normalize, floats, samples, "the previous training", known.settled, tell)
+    normal = normalizations(
+        options.normalize, floats, samples.normal, samples.column, "the previous training", known.settled, tell
+    )
     samples = prepared_alike(replace(samples, normal={}), normal, inputs, roles, options, seed)
     if validation is not None:
         validation = replace(validation, normal=normal, transform=samples.transform)
@@ -101,13 +103,12 @@ def as_trained(samples: Data, inputs: Mapping[str, TypeProto], options: SampleOp
         UsageError: an option doesn't fit the inputs, or applies only to training.
     """
     if options.augment or options.balance:
-        raise UsageError("`augment` and `balance` are only for training", "leave them out")
+        raise conflict("`augment` and `balance` are only for training", "leave them out")
     if any(text.rpartition(":")[2] == "auto" for text in options.normalize):
-        raise UsageError(
-            "`normalize='auto'` is only for training data", "pass the numbers of the training data: MEAN/STD"
-        )
+        hint = "pass the numbers of the training data: MEAN/STD"
+        raise conflict("`normalize='auto'` is only for training data", hint)
     floats = _read_floats(inputs, samples)
-    normal = normalizations(options.normalize, floats, samples, "training", False, tell)
+    normal = normalizations(options.normalize, floats, samples.normal, samples.column, "training", False, tell)
     function = None if options.transform is None else Transformed(options.transform, 0)
     return replace(samples, normal=normal, transform=function)
 

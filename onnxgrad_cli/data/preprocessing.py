@@ -18,7 +18,7 @@ from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.data.class_names import CLASSES, Names, class_names
 from onnxgrad_cli.data.columns import Chosen
 from onnxgrad_cli.data.normalization import Normalization
-from onnxgrad_cli.errors import OnnxgradError, unreadable
+from onnxgrad_cli.errors import unreadable
 from onnxgrad_cli.files import save_bytes
 from onnxgrad_cli.metadata import Term
 
@@ -69,14 +69,12 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, str]:
         """Return the metadata entries: key -> JSON text. The dict is empty if there is no preprocessing."""
-        said: dict[str, Any] = {name: each.to_json() for name, each in sorted(self.normal.items())}
-        whole: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
-        if self.order:
-            whole |= {"columns": {name: list(columns) for name, columns in sorted(self.order.items())}}
-        said |= {"": whole} if whole else {}
+        order = {name: list(columns) for name, columns in sorted(self.order.items())}
+        whole = {key: value for key, value in {"resize": self.resize, "columns": order}.items() if value}
+        normal: dict[str, Any] = {name: each.to_json() for name, each in sorted(self.normal.items())}
+        said = {**normal, "": whole} if whole else normal
         names = {output: list(names) for output, names in sorted(self.classes.items())}
-        found = {CLASSES: names, INPUTS: said}
-        return {key: strict_json.dumps(value) for key, value in found.items() if value}
+        return {key: strict_json.dumps(value) for key, value in {CLASSES: names, INPUTS: said}.items() if value}
 
     @classmethod
     def of_json(cls, entries: Mapping[str, str], where: str) -> Preprocessing:
@@ -133,18 +131,14 @@ class Preprocessing:
             OnnxgradError: the file can't be read.
         """
         file = folder / FILE
-        try:
-            text = file.read_text("utf-8") if file.is_file() else None
-            entries = {} if text is None else strict_json.loads(text)
-        except (OSError, ValueError, RecursionError) as error:
-            hint = "restore the file, or start a new run"
-            raise unreadable(f"'{file}' can't be read: {error}", hint) from None
-        if text is None:
+        if not file.is_file():
             return None
-        if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-            raise OnnxgradError(
-                f"'{file}' does not have the format that onnxgrad writes", "restore the file, or start a new run"
-            )
+        try:
+            entries = strict_json.loads(file.read_text("utf-8"))
+            if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+                raise ValueError("it does not have the format that onnxgrad writes")
+        except (OSError, ValueError, RecursionError) as error:
+            raise unreadable(f"'{file}' can't be read: {error}", "restore the file, or start a new run") from None
         return replace(cls.of_json(entries, f"'{file}'"), settled=True)
 
     def write_to_run(self, folder: Path) -> None:

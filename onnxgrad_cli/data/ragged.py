@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TypeProto
 
 from onnxgrad_cli.data.input_types import InputTypes
-from onnxgrad_cli.data.lists import Lists
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.data.lists import Lists, padded
+from onnxgrad_cli.errors import wrong_shape
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.metadata import Term
 
@@ -140,12 +139,8 @@ class Padding:
         if len({sample.shape for sample in samples}) == 1:
             return np.stack(samples)
         if self.obstacle:
-            raise UsageError(f"samples of different sizes can't be in one batch: {self.obstacle}", ONE_BY_ONE)
-        largest = np.max([sample.shape for sample in samples], 0)
-        found = np.full((len(samples), *largest), self.fill.get(name, 0), samples[0].dtype)
-        for row, sample in zip(found, samples, strict=True):
-            row[tuple(map(slice, sample.shape))] = sample
-        return found
+            raise wrong_shape(f"samples of different sizes can't be in one batch: {self.obstacle}", ONE_BY_ONE)
+        return padded(samples, np.max([sample.shape for sample in samples], 0).tolist(), self.fill.get(name, 0))
 
 
 def padding_of(
@@ -173,10 +168,9 @@ def padding_of(
     # columns with another number of axes are refused by `validate.check`
     fits = [name for name, column in ragged.items() if len(shape_of(inputs[name]) or ()) == column.ndim]
     obstacles = [text for name in fits for text in _obstacles(name, ragged[name], inputs, terms, masks)]
+    if ragged:
+        obstacles += [f"the loss {term.name} takes no mask" for term in terms if not term.label and not term.mask]
     fill = {term.label: term.ignore_index for term in terms if term.label in fits and term.ignore_index is not None}
-    blind = [term.name for term in terms if not term.label and not term.mask]
-    if ragged and blind:
-        obstacles.append(f"the loss {blind[0]} takes no mask")
     names = ", ".join(f"'{name}'" for name in made)
     note = f"computing masks, which are 1 for real entries and 0 for padding: {names}" if made else ""
     return Padding(made, fill, next(iter(obstacles), ""), note)
@@ -205,16 +199,12 @@ def masks_of(inputs: InputTypes, terms: Sequence[Term]) -> list[str]:
     """
     labels = {name for term in terms for name in (term.label, *term.more)}
     of_losses = {term.mask for term in terms}
-    return [
-        name
-        for name, kind in inputs.items()
-        if name in of_losses
-        or (name not in labels and f"_{name}".endswith("_mask") and "pad" not in name and _is_matrix(kind))
-    ]
 
+    def is_mask(name: str) -> bool:
+        named = f"_{name}".endswith("_mask") and "pad" not in name and name not in labels
+        return name in of_losses or (named and len(shape_of(inputs[name]) or ()) == 2)
 
-def _is_matrix(kind: TypeProto) -> bool:
-    return len(shape_of(kind) or ()) == 2
+    return list(filter(is_mask, inputs))
 
 
 def _along(dim: int | str, inputs: InputTypes, columns: Collection[str]) -> tuple[str, int] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from onnxgrad_cli.errors import OnnxgradError, unreadable
+from onnxgrad_cli.errors import OnnxgradError, missing_file, unreadable
 
 OBJECTS = (
     "save an array of numbers, with the same shape for each sample: array.astype(float), "
@@ -36,7 +36,7 @@ def reading(path: Path, form: str, hint: str, *kinds: type[Exception]) -> Iterat
         raise
     except MemoryError:
         hint = "save a folder of .npy files, one for each input: it is read from the disk in parts"
-        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint) from None
+        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint, code="no_memory") from None
     except caught as error:
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow's OSErrors for broken files have no errno
             hint = "check the file"
@@ -44,6 +44,18 @@ def reading(path: Path, form: str, hint: str, *kinds: type[Exception]) -> Iterat
         reason = str(error).strip() or type(error).__name__
         hint = OBJECTS if "Object arrays" in reason or "Python objects" in reason else hint
         raise unreadable(f"'{path}' can't be read as {form}: {reason}", hint) from None
+
+
+def check_there(path: Path) -> None:
+    """Raise an error if a path of data does not exist.
+
+    Raises:
+        OnnxgradError: there is no such file or folder.
+    """
+    with reading(path, "data", "check its name"):
+        there = path.exists()
+    if not there:
+        raise missing_file(f"no such file or folder: '{path}'")
 
 
 def check_regular(path: Path) -> None:
@@ -55,4 +67,4 @@ def check_regular(path: Path) -> None:
     with reading(path, "a file", "check its name"):
         odd = path.exists() and not path.is_file()
     if odd:
-        raise OnnxgradError(f"'{path}' is not a file: it is a device, a pipe or a folder", "copy its data to a file")
+        raise unreadable(f"'{path}' is not a file: it is a device, a pipe or a folder", "copy its data to a file")

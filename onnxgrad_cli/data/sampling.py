@@ -25,7 +25,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.data.dataset import Data
 from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.ragged import ONE_BY_ONE
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import mismatch, no_data, unreadable, wrong_shape, wrong_type, wrong_value
 
 
 class Batches:
@@ -66,14 +66,14 @@ class Batches:
                 does not take batches of this size.
         """
         if not 1 <= world <= size or not 0 <= rank < world:
-            raise UsageError(f"a batch of {size} samples can't be split among {world} processes", "use a larger batch")
+            raise wrong_value(f"a batch of {size} samples can't be split among {world} processes", "use a larger batch")
         _check_size(data, size, world)
         self.samples, self.size, self.seed, self.shuffle = len(data), size, seed, shuffle
         self.rank, self.world, self._weights = rank, world, weights
         rest = self.samples % size
         self.drop_last = drop_last or data.batch_size is not None
         if self.drop_last and self.samples < size:
-            raise UsageError(f"'{data.source}' has {self.samples} samples, fewer than a batch of {size}", "add samples")
+            raise no_data(f"'{data.source}' has {self.samples} samples, fewer than a batch of {size}", "add samples")
         if rest and self.drop_last and not drop_last:
             whose = "each epoch" if shuffle else f"'{data.source}'"
             tell(f"the model takes batches of {data.batch_size}: the last {rest} samples of {whose} are left out", 0)
@@ -102,8 +102,8 @@ class Batches:
         if epoch != self._ordered[0]:
             self._ordered = epoch, self._order(epoch)
         batch = self._ordered[1][position * self.size : (position + 1) * self.size]
-        first, part = self._part(batch)
-        return BatchShard(part, len(batch), epoch, position * self.size + first, batch)
+        first, end = (len(batch) * rank // self.world for rank in (self.rank, self.rank + 1))
+        return BatchShard(batch[first:end], len(batch), epoch, position * self.size + first, batch)
 
     def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
@@ -112,10 +112,6 @@ class Batches:
         if self._weights is None:
             return draw.permutation(self.samples)
         return draw.choice(self.samples, self.samples, p=self._weights)
-
-    def _part(self, batch: np.ndarray) -> tuple[int, np.ndarray]:
-        first, end = (len(batch) * rank // self.world for rank in (self.rank, self.rank + 1))
-        return first, batch[first:end]
 
     def state(self) -> dict[str, int | bool]:
         """Return the position after the yielded batches, and the settings that determine the order, for JSON."""
@@ -132,14 +128,11 @@ class Batches:
         for name, value in self._made_of().items():
             if state.get(name) != value:
                 message = f"the run was started with {name}={state.get(name)}, not with {name}={value}"
-                raise UsageError(message, "continue with the same data and options")
+                raise mismatch(message, "continue with the same data and options")
         epoch, position = int(state.get("epoch", -1)), int(state.get("position", -1))
         if epoch < 0 or not 0 <= position < len(self):
-            raise OnnxgradError(
-                f"the checkpoint is damaged: it continues at epoch {epoch}, batch {position}, which does not exist "
-                f"(an epoch has {len(self)} batches; both are counted from 0)",
-                "use another copy of the checkpoint",
-            )
+            place = f"epoch {epoch}, batch {position}, counted from 0, but an epoch has {len(self)} batches"
+            raise unreadable(f"the checkpoint is damaged: it continues at {place}", "use another copy of it")
         self.epoch, self.position = epoch, position
 
     def _made_of(self) -> dict[str, int | bool]:
@@ -148,14 +141,12 @@ class Batches:
 
 def _check_size(data: Data, size: int, world: int) -> None:
     if size > world and data.padding is not None and data.padding.obstacle:
-        raise UsageError(
-            f"'{data.source}' has samples of different sizes, which can't be in one batch: {data.padding.obstacle}",
-            ONE_BY_ONE,
-        )
+        problem = f"samples of different sizes, which can't be in one batch: {data.padding.obstacle}"
+        raise wrong_shape(f"'{data.source}' has {problem}", ONE_BY_ONE)
     if data.batch_size is not None and size != data.batch_size * world:
         each = f" in each of {world} processes" if world > 1 else ""
         hint = f"use batches of {data.batch_size * world}, or build the model with `dims` or `shapes` for another size"
-        raise UsageError(f"the model takes batches of {data.batch_size} samples{each}, not of {size / world:g}", hint)
+        raise wrong_shape(f"the model takes batches of {data.batch_size} samples{each}, not of {size / world:g}", hint)
 
 
 def balance(data: Data, label: str, ignore_index: int | None, tell: Tell) -> np.ndarray:
@@ -173,7 +164,7 @@ def balance(data: Data, label: str, ignore_index: int | None, tell: Tell) -> np.
     labels = _classes(data, label)
     if labels is None:
         hint = "leave `balance` out"
-        raise UsageError(f"`balance`: the label '{label or 'of the loss'}' does not hold one class per sample", hint)
+        raise wrong_type(f"`balance`: the label '{label or 'of the loss'}' does not hold one class per sample", hint)
     counted = np.ones(len(labels), bool) if ignore_index is None else labels != ignore_index
     classes, places, counts = np.unique(labels[counted], return_inverse=True, return_counts=True)
     if len(classes) > 1:
@@ -181,10 +172,7 @@ def balance(data: Data, label: str, ignore_index: int | None, tell: Tell) -> np.
     else:
         tell("caution: all samples have the same class: there is nothing to balance", 0)
     if ignored := int((~counted).sum()):
-        tell(
-            f"{ignored:,} samples have the label {ignore_index}, which does not count in the loss: they are not drawn",
-            0,
-        )
+        tell(f"{ignored:,} samples are not drawn: their label {ignore_index} does not count in the loss", 0)
     probabilities = np.zeros(len(labels))
     probabilities[counted] = (1.0 / counts / len(classes))[places]
     return probabilities
@@ -221,19 +209,15 @@ def held_out(data: Data, fraction: float, seed: int = 0) -> tuple[Data, Data]:
     unit = data.batch_size or 1
     count = round(fraction * len(data) / unit) * unit
     if not unit <= count <= len(data) - unit:
+        message = f"'{data.source}' has {len(data)} samples: a fraction of {fraction:g} for validation would be {count}"
         least = "one sample" if unit == 1 else f"a batch of {unit}"
-        raise UsageError(
-            f"'{data.source}' has {len(data)} samples: a fraction of {fraction:g} for validation would be {count}",
-            f"choose another fraction, or add samples: both parts need at least {least}",
-        )
+        raise wrong_value(message, f"choose another fraction, or add samples: both parts need at least {least}")
     stream = np.random.SeedSequence(seed).spawn(1)[0]
     order = np.random.Generator(np.random.PCG64(stream)).permutation(len(data))
-    training, validation = (_part(data, numbers) for numbers in (order[count:], order[:count]))
+    training, validation = (
+        replace(data, size=len(part), samples=np.sort(data.rows(part))) for part in (order[count:], order[:count])
+    )
     return training, validation
-
-
-def _part(data: Data, numbers: np.ndarray) -> Data:
-    return replace(data, size=len(numbers), samples=np.sort(data.rows(numbers)))
 
 
 def fraction_of(text: str | Path | float) -> float | None:
@@ -250,7 +234,7 @@ def fraction_of(text: str | Path | float) -> float | None:
         return None
     if not 0 < found < 1:
         hint = "use a fraction between 0 and 1, such as 0.2"
-        raise UsageError(f"{text} of the data can't be held out for validation", hint)
+        raise wrong_value(f"{text} of the data can't be held out for validation", hint)
     return found
 
 

@@ -24,7 +24,7 @@ from onnx import TensorProto, helper
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data.input_types import InputTypes, Range
 from onnxgrad_cli.data.lists import Lists, padded
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict, no_data, wrong_shape
 from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.options.data import SequenceOptions
@@ -91,7 +91,7 @@ class Sequences:
             for name, (dtype, rank) in self.pairs.items()
         }
         return masks | {
-            name: padded(column, longest, self.fill.get(name, 0)) if isinstance(column, list) else column
+            name: padded(column, [longest], self.fill.get(name, 0)) if isinstance(column, list) else column
             for name, column in every.items()
         }
 
@@ -276,16 +276,14 @@ class Preparation:
         if not len(tokens) or (lengths == 0).any():
             row = int((lengths == 0).argmax()) if len(tokens) else 0
             hint = "drop the sample"
-            raise UsageError(f"'{self.source}': '{self.tokens}' has no tokens in sample {row} (the first is 0)", hint)
+            raise no_data(f"'{self.source}': '{self.tokens}' has no tokens in sample {row} (the first is 0)", hint)
         for name in names:
             other = columns[name].lengths  # type: ignore[union-attr]
             if len(other) == len(lengths) and (other != lengths).any():
                 row = int((other != lengths).argmax())
-                raise UsageError(
-                    f"'{self.source}': sample {row} (the first is 0) has {lengths[row]} elements in '{self.tokens}' "
-                    f"and {other[row]} in '{name}'",
-                    "arrays with a value for each token must be as long as the tokens",
-                )
+                counts = f"{lengths[row]} elements in '{self.tokens}' and {other[row]} in '{name}'"
+                hint = "arrays with a value for each token must be as long as the tokens"
+                raise wrong_shape(f"'{self.source}': sample {row} (the first is 0) has {counts}", hint)
 
     def _packed(self, columns: Columns) -> Columns:
         """Return the samples concatenated into rows of at most `max_length` tokens.
@@ -298,11 +296,8 @@ class Preparation:
         labels = {term.label: term.ignore_index for term in self.terms if term.name == CAUSAL}
         others = [name for name in columns if name != self.tokens and name not in labels and name not in KNOWN]
         if others or not labels:
-            raise UsageError(
-                f"`pack` requires the loss {CAUSAL} and data of tokens"
-                + f", and can't be combined with '{others[0]}'" * bool(others),
-                "leave it out",
-            )
+            also = f", and can't be combined with '{others[0]}'" if others else ""
+            raise conflict(f"`pack` requires the loss {CAUSAL} and data of tokens{also}", "leave it out")
         longest = self.options.max_length
         assert longest is not None  # the options check it
         lists = {name: column.cut_off(longest) for name, column in self._lists(columns).items()}
@@ -345,12 +340,9 @@ class Preparation:
         if keep is None or keep.all():
             return columns
         if not keep.any():
-            raise UsageError(
-                f"'{self.source}': no sample has a token that counts in the loss", "check labels and `max_length`"
-            )
-        self.tell(
-            f"{(~keep).sum():,} of {len(keep):,} samples have no token that counts in the loss: they are left out", 0
-        )
+            hint = "check labels and `max_length`"
+            raise no_data(f"'{self.source}': no sample has a token that counts in the loss", hint)
+        self.tell(f"{(~keep).sum():,} of {len(keep):,} samples are left out: no token of them counts in the loss", 0)
         rows = np.flatnonzero(keep)
         return {
             name: column.only(rows) if isinstance(column, Lists) else column[rows] if column.ndim else column
@@ -367,11 +359,9 @@ class Preparation:
         if not isinstance(places, int) or not isinstance(tokens, Lists):
             return None
         if tokens.shape[1] > places:
-            raise UsageError(
-                f"'{self.source}': '{self.tokens}' has {tokens.shape[1]} tokens in a sample, but the model "
-                f"takes {places}",
-                f"cut them with `max_length={places}`, or export the model with a symbolic length",
-            )
+            message = f"'{self.tokens}' has {tokens.shape[1]} tokens in a sample, but the model takes {places}"
+            hint = f"cut them with `max_length={places}`, or export the model with a symbolic length"
+            raise wrong_shape(f"'{self.source}': {message}", hint)
         return places
 
 

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TypeProto, helper
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data.input_types import InputTypes
 from onnxgrad_cli.data.loaded_columns import Column
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_shape
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, is_float, shape_of, tensor_type
 
 STATES = {"RNN": 6, "GRU": 6, "LSTM": 7}
@@ -96,10 +96,11 @@ def _first(shape: list[int | str], axis: int) -> list[int | str]:
     return [shape[axis], *shape[:axis], *shape[axis + 1 :]]
 
 
-def with_batch_first(inputs: InputTypes, axes: Mapping[str, int]) -> dict[str, TypeProto]:
-    """Return the types of inputs, with the batch axis moved to the front."""
+def with_batch_first(inputs: InputTypes, recurrent: Recurrent) -> tuple[dict[str, TypeProto], dict[str, int]]:
+    """Return the types of inputs, with the batch axis moved to the front, and the moved axes; see `batch_axes`."""
+    axes = batch_axes(inputs, recurrent)
     shapes = {name: _first(list(shape_of(inputs[name]) or ()), axis) for name, axis in axes.items()}
-    return {**inputs, **{name: tensor_type(dtype_of(inputs[name]), shape) for name, shape in shapes.items()}}
+    return {**inputs, **{name: tensor_type(dtype_of(inputs[name]), shape) for name, shape in shapes.items()}}, axes
 
 
 def arrays_batch_first(
@@ -128,12 +129,11 @@ def _batch_first(source: Path, name: str, array: Column, value_type: TypeProto, 
         return array
     rest, shape = (shape_of(value_type) or ())[1:], list(array.shape)
     wanted = [*rest[:axis], "batch", *rest[axis:]]
-    if len(shape) != len(wanted) or any(
-        isinstance(dim, int) and dim != n for dim, n in zip(wanted, shape, strict=True)
-    ):
+    fixed = [size if isinstance(dim, str) else dim for dim, size in zip(wanted, shape, strict=False)]
+    if len(shape) != len(wanted) or shape != fixed:
         message = f"'{source}': '{name}' has shape {shape}, but the model takes [{', '.join(map(str, wanted))}]"
         hint = f"save it with the samples along axis {axis}, for example with numpy.moveaxis(array, 0, {axis})"
-        raise UsageError(message, hint)
+        raise wrong_shape(message, hint)
     return np.moveaxis(array, axis, 0)
 
 
@@ -188,7 +188,7 @@ def outputs_batch_first(model: ModelProto, axes: Mapping[str, int]) -> dict[str,
 def zero_states(
     columns: Mapping[str, Column], inputs: InputTypes, recurrent: Recurrent, tell: Tell
 ) -> dict[str, np.ndarray]:
-    """Return a map: initial state that the data lack -> zeros, with one row per sample.
+    """Return a map: initial state or empty KV cache that the data lack -> zeros, with one row per sample.
 
     Args:
         columns: the columns of the data.
@@ -198,11 +198,13 @@ def zero_states(
     """
     size = next((len(column) for column in columns.values() if column.ndim), 0)
     found = {}
-    for name in sorted((inputs.keys() - columns.keys()) & recurrent.states):
-        dims = (shape_of(inputs[name]) or ())[1:]
-        if dims and is_float(inputs[name]) and all(isinstance(dim, int) for dim in dims):
+    for name in sorted(inputs.keys() - columns.keys()):
+        shape = shape_of(inputs[name]) or ()
+        dims = [dim for dim in shape[1:] if isinstance(dim, int)]
+        is_state = name in recurrent.states and is_float(inputs[name])
+        if dims and len(dims) == len(shape) - 1 and (is_state or 0 in dims):
             dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
-            found[name] = np.broadcast_to(np.zeros((), dtype), (size, *map(int, dims)))
-    if found:
-        tell(f"the data have no initial state: using zeros for {', '.join(found)}", 0)
+            found[name] = np.broadcast_to(np.zeros((), dtype), (size, *dims))
+    if states := [name for name in found if name in recurrent.states]:
+        tell(f"the data have no initial state: using zeros for {', '.join(states)}", 0)
     return found

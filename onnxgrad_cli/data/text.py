@@ -13,7 +13,6 @@ chat template.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,10 +26,11 @@ from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.data.chat import ChatTemplate, Span, chat_template, check_messages
+from onnxgrad_cli.data.csv_file import rows_of
 from onnxgrad_cli.data.json_lines import objects
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.read_failures import check_regular, reading
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import mismatch, missing_value, no_data, wrong_type
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.options.data import SequenceOptions
 
@@ -78,9 +78,8 @@ class Tokenizer:
         """
         self.path = path / "tokenizer.json" if path.is_dir() else path
         tokenizers = load_package("tokenizers", f"reading '{self.path}'")
-        hint = "use a tokenizer.json as published with models"
         content = _content(self.path)
-        with reading(self.path, "a tokenizer", hint):
+        with reading(self.path, "a tokenizer", "use a tokenizer.json as published with models"):
             try:
                 self._tokenizer = tokenizers.Tokenizer.from_str(content)
                 self._tokenizer.no_padding()
@@ -160,9 +159,8 @@ def _check_growth(tokenizer: Any) -> None:
     growth = math.prod(_growths(strict_json.loads(tokenizer.normalizer.__getstate__()))) if tokenizer.normalizer else 1
     added = tokenizer.num_special_tokens_to_add(False)
     if max(growth, added) > MOST_GROWTH:
-        raise ValueError(
-            f"it makes texts {growth:.3g} times as long and adds {added:,} tokens, but the limit is {MOST_GROWTH:,}"
-        )
+        grows = f"it makes texts {growth:.3g} times as long and adds {added:,} tokens"
+        raise ValueError(f"{grows}, but the limit is {MOST_GROWTH:,}")
 
 
 def _growths(normalizer: Mapping[str, Any]) -> Iterator[int]:
@@ -186,9 +184,8 @@ def _settings(path: Path) -> dict[str, str]:
     """Read the settings in a tokenizer_config.json that are text: the special tokens and the chat template."""
     if not path.exists():
         return {}
-    content = _content(path)
     with reading(path, "JSON", "use a tokenizer_config.json as published with models", ValueError, RecursionError):
-        found = strict_json.loads(content)
+        found = strict_json.loads(_content(path))
         if not isinstance(found, dict):
             raise ValueError("it is not an object")
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in found.items()}
@@ -225,7 +222,7 @@ def read_text(
     assert options.tokenizer is not None
     tokenizer = Tokenizer(options.tokenizer)
     if tokens is None:
-        raise UsageError("`tokenizer`: the model has no input of tokens", "name the input of tokens input_ids")
+        raise mismatch("`tokenizer`: the model has no input of tokens", "name the input of tokens input_ids")
     samples = _samples(path, tokenizer, tell, prefix)
     ids, judged = [], []
     while some := list(islice(samples, BATCH)):
@@ -234,7 +231,7 @@ def read_text(
                 ids.append(found)
                 judged.append(counts)
     if not ids:
-        raise UsageError(f"'{path}' has no samples", "add samples")
+        raise no_data(f"'{path}' has no samples", "add samples")
     lists = Lists.cut(np.concatenate(ids), np.array([len(each) for each in ids], np.int64))
     columns: dict[str, np.ndarray | Lists] = {tokens: lists}
     for term in terms:
@@ -256,7 +253,7 @@ def _samples(path: Path, tokenizer: Tokenizer, tell: Tell, prefix: str) -> Itera
         kinds.add(messages is None)
         if len(kinds) > 1:
             hint = "save messages on all lines, or text on all lines"
-            raise UsageError(f"{where}: some lines have messages, others plain text", hint)
+            raise wrong_type(f"{where}: some lines have messages, others plain text", hint)
         if messages is None:
             yield _plain(where, given)
             continue
@@ -281,14 +278,13 @@ def _plain(where: str, given: Mapping[str, Any]) -> Text:
     prompt, completion = (given.get(name) for name in (PROMPT, COMPLETION))
     if PROMPT in given or COMPLETION in given:
         if not isinstance(prompt, str) or not isinstance(completion, str):
-            raise UsageError(
-                f"{where}: '{PROMPT}' and '{COMPLETION}' are not both text", "save both as text on each line"
-            )
+            hint = "save both as text on each line"
+            raise wrong_type(f"{where}: '{PROMPT}' and '{COMPLETION}' are not both text", hint)
         text = prompt + completion
         return Text(text, [(len(prompt), len(text))])
     if not isinstance(given.get(TEXT), str):
         hint = f"save a column '{TEXT}' or '{CHAT}', or columns '{PROMPT}' and '{COMPLETION}'"
-        raise UsageError(f"{where}: there is no text", hint)
+        raise missing_value(f"{where}: there is no text", hint)
     return Text(given[TEXT], [(0, len(given[TEXT]))])
 
 
@@ -301,9 +297,9 @@ def _records(path: Path, names: Sequence[str]) -> Iterator[tuple[str, Mapping[st
     elif kind == ".parquet":
         place, rows = "row {} (the first is 0)", enumerate(_of_parquet(path, names))
     elif kind in (".csv", ".tsv"):
-        place, rows = "line {}", _of_table(path, "\t" if kind == ".tsv" else ",")
+        place, rows = "line {}", _of_table(path)
     else:
-        raise UsageError(f"`tokenizer`: '{path}' is not a text file", f"save the text as {', '.join(FORMATS)}")
+        raise wrong_type(f"`tokenizer`: '{path}' is not a text file", f"save the text as {', '.join(FORMATS)}")
     for number, row in rows:
         yield f"'{path}', {place.format(number)}", {name: row[name] for name in names if row.get(name) is not None}
 
@@ -317,12 +313,7 @@ def _of_parquet(path: Path, names: Sequence[str]) -> Iterator[Mapping[str, Any]]
             yield from some.to_pylist()
 
 
-def _of_table(path: Path, mark: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    hint = "save it as UTF-8, with quotes around fields that contain commas"
-    with (
-        reading(path, "a text table", hint, csv.Error, ValueError),
-        path.open(newline="", encoding="utf-8-sig") as file,
-    ):
-        reader = csv.DictReader(file, delimiter=mark, strict=True)
-        for row in reader:
-            yield reader.line_num, row
+def _of_table(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    with rows_of(path) as (header, rows):
+        for line, row in rows:
+            yield line, dict(zip(header, row, strict=False))

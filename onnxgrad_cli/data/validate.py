@@ -6,7 +6,6 @@ The values are read once, in blocks, so that memory-mapped arrays may be larger 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
 from onnxgrad_cli.data.pictures import Pictures
 from onnxgrad_cli.data.ragged import Ragged
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import mismatch, missing_value, no_data, suggest, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.ir.types import FLOATS, UNNAMED, Shape, dtype_of, in_words, is_float, shape_of
 
 WHOLE = frozenset({
@@ -37,19 +36,8 @@ FOR_CLASSES = "if they are class numbers, choose the loss that takes them: `loss
 Arrays = Mapping[str, Column]
 
 
-@dataclass(frozen=True)
-class Checked:
-    """The sizes of data that fit a model.
-
-    Attributes:
-        size: the number of samples.
-        sizes: symbolic dimension -> its size, except for the batch.
-        batch_size: the fixed batch size of the model; None if the model takes any.
-    """
-
-    size: int
-    sizes: dict[str, int]
-    batch_size: int | None
+Sizes = tuple[int, dict[str, int], int | None]
+"""The number of samples; symbolic dimension -> its size, except for the batch; and the batch size if it is fixed."""
 
 
 def check_inputs(inputs: InputTypes) -> int | None:
@@ -66,23 +54,20 @@ def check_inputs(inputs: InputTypes) -> int | None:
     for name, value_type in inputs.items():
         if dtype_of(value_type) not in FLOATS | WHOLE:
             kind = in_words(value_type) or "of an unknown type"
-            raise UsageError(
-                f"input '{name}' is {kind}, and data can't have this type", "make it a constant of the model"
-            )
-        shape = shape_of(value_type)
-        if shape:
-            leading.setdefault(shape[0], name)
+            hint = "make it a constant of the model"
+            raise wrong_type(f"input '{name}' is {kind}, and data can't have this type", hint)
+        for size in (shape_of(value_type) or ())[:1]:
+            leading.setdefault(size, name)
     fixed = {size: name for size, name in leading.items() if isinstance(size, int)}
     if len(fixed) > 1:
         said = " and ".join(f"{size} in '{name}'" for size, name in list(fixed.items())[:2])
         hint = "set the same size with `shapes`; save an input that is the same for all samples with its declared shape"
-        raise UsageError(f"the first axis of each input must be the same batch size, but it is {said}", hint)
+        raise mismatch(f"the first axis of each input must be the same batch size, but it is {said}", hint)
     for name, value_type in inputs.items():
-        shape = shape_of(value_type) or ()
-        for axis, dim in enumerate(shape):
-            if axis and dim in leading and isinstance(dim, str) and dim != "?":
+        for dim in (shape_of(value_type) or ())[1:]:
+            if dim in leading and isinstance(dim, str) and dim != "?":
                 message = f"input '{name}' is {in_words(value_type)}: its batch '{dim}' is not its first axis"
-                raise UsageError(message, "export the model with the batch as the first axis of this input")
+                raise wrong_shape(message, "export the model with the batch as the first axis of this input")
     return next(iter(fixed), None)
 
 
@@ -109,7 +94,7 @@ def _fits(sizes: Sequence[int], shape: Shape) -> bool:
     return fixed and all(isinstance(dim, str) or size == dim for size, dim in zip(sizes, shape, strict=True))
 
 
-def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mapping[str, Range], finite: bool) -> Checked:
+def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mapping[str, Range], finite: bool) -> Sizes:
     """Check that data fit the model.
 
     Args:
@@ -118,6 +103,9 @@ def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mappin
         inputs: the inputs and labels, with their types.
         ranges: input or label -> the integers that it accepts.
         finite: raise an error if the data contain NaN or infinity.
+
+    Returns:
+        See `Sizes`. The fixed batch size is None if the model takes any.
 
     Raises:
         UsageError: the data don't fit. The message names the file, the input and the first wrong sample.
@@ -144,19 +132,20 @@ def check(source: Path, found: LoadedColumns, inputs: InputTypes, ranges: Mappin
         _check_numbers(source, name, found.arrays[name], dtype, ranges.get(name), finite)
         if name in ranges:
             _check_some_count(source, name, found.arrays[name], ranges[name])
-    return Checked(size, {symbol: size for symbol, (size, _) in sizes.items()}, batch_size)
+    return size, {symbol: size for symbol, (size, _) in sizes.items()}, batch_size
 
 
 def _check_names(source: Path, found: LoadedColumns, inputs: InputTypes) -> None:
     missing = [name for name in inputs if name not in found.arrays]
     if missing:
         wanted = ", ".join(f"'{name}' ({in_words(inputs[name])})" for name in missing)
-        hint = _other_names(missing, found.others) if found.others else "the data have no other arrays"
-        fed = f"the model takes {', '.join(inputs)}"
-        if not found.arrays and not found.others:
-            forms = ": save .npy files with these names, or pictures in folders with the names of their classes"
-            hint, fed = "there are no data", fed + (forms if source.is_dir() else "")
-        raise UsageError(f"'{source}' has no {wanted}", f"{hint} {fed}" if hint.endswith("?") else f"{hint}; {fed}")
+        hint = f"the model takes {', '.join(inputs)}"
+        if found.others:
+            meant = _other_names(missing, found.others)
+            hint = f"{meant}{'' if meant.endswith('?') else ';'} {hint}"
+        elif not found.arrays and source.is_dir():
+            hint += ": save .npy files with these names, or pictures in folders with the names of their classes"
+        raise (missing_value if found.arrays or found.others else no_data)(f"'{source}' has no {wanted}", hint)
 
 
 def _other_names(missing: Sequence[str], others: Sequence[str]) -> str:
@@ -176,11 +165,11 @@ def _check_type(source: Path, name: str, array: np.ndarray | Pictures, inputs: I
     Raises:
         UsageError: the dtype does not fit. The hint explains how to save the data with a dtype that fits.
     """
-    whole, wanted = array.dtype.kind in "biu", inputs[name]
-    if whole or (is_float(wanted) and _is_float(array.dtype)):
+    wanted, floats = inputs[name], array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    if array.dtype.kind in "biu" or (is_float(wanted) and floats):
         return
     held, hint = str(array.dtype), "save numbers"
-    if _is_float(array.dtype):
+    if floats:
         hint = "save whole numbers: array.astype(numpy.int64)"
         if dtype_of(wanted) == TensorProto.UINT8 and len(shape_of(wanted) or ()) == 4:
             hint = "save pixels as whole numbers 0 to 255: array.astype(numpy.uint8), times 255 if the largest is 1"
@@ -195,11 +184,7 @@ def _check_type(source: Path, name: str, array: np.ndarray | Pictures, inputs: I
         held, hint = "bytes", "save numbers, or lists of numbers"
     elif array.dtype.kind in "OUST":
         held, hint = "text", FOR_NUMBERS if is_float(wanted) and array[:1].size == 1 else hint
-    raise UsageError(f"'{source}': '{name}' holds {held}, but the model takes {in_words(wanted)}", hint)
-
-
-def _is_float(dtype: np.dtype) -> bool:
-    return dtype.kind == "f" or dtype.name == "bfloat16"
+    raise wrong_type(f"'{source}': '{name}' holds {held}, but the model takes {in_words(wanted)}", hint)
 
 
 def _check_shape(
@@ -222,18 +207,15 @@ def _check_shape(
     """
     if shape is None:
         return
-    found, wanted = list(array.shape), ", ".join("?" if UNNAMED.fullmatch(str(dim)) else str(dim) for dim in shape)
-    if len(found) != len(shape):
-        hint = _reshape(array, shape, of_classes)
-        raise UsageError(f"'{source}': '{name}' has shape {found}, but the model takes [{wanted}]", hint)
-    for axis, (dim, size) in enumerate(zip(shape, found, strict=True)):
-        if axis == 0 or dim == "?":
-            continue
-        bound, by = sizes.setdefault(dim, (size, name)) if isinstance(dim, str) else (dim, "")
-        if bound != size:
+    wanted = ", ".join("?" if UNNAMED.fullmatch(str(dim)) else str(dim) for dim in shape)
+    message = f"'{source}': '{name}' has shape {list(array.shape)}, but the model takes [{wanted}]"
+    if array.ndim != len(shape):
+        raise wrong_shape(message, _reshape(array, shape, of_classes))
+    for dim, size in zip(shape[1:], array.shape[1:], strict=True):
+        bound, by = sizes.setdefault(dim, (size, name)) if isinstance(dim, str) and dim != "?" else (dim, "")
+        if bound not in (size, "?"):
             other = f"; '{dim}' is {bound} in '{by}'" if by else ""
-            hint = "the first axis is the sample; the other axes must be as in the model"
-            raise UsageError(f"'{source}': '{name}' has shape {found}, but the model takes [{wanted}]{other}", hint)
+            raise wrong_shape(message + other, "the first axis is the sample; the other axes must be as in the model")
 
 
 def _check_places(source: Path, name: str, lists: Lists, value_type: TypeProto) -> None:
@@ -243,11 +225,9 @@ def _check_places(source: Path, name: str, lists: Lists, value_type: TypeProto) 
         UsageError: the input does not accept them.
     """
     if is_float(value_type) or len(shape_of(value_type) or ()) != 2:
-        raise UsageError(
-            f"'{source}': '{name}' holds lists of {lists.lengths.min()} to {lists.lengths.max()} elements, but the "
-            f"model takes {in_words(value_type)}",
-            "pad the lists to the same length: only tokens, and whole numbers that belong to tokens, are padded here",
-        )
+        held = f"lists of {lists.lengths.min()} to {lists.lengths.max()} elements"
+        hint = "pad the lists to the same length: only tokens, and whole numbers that belong to tokens, are padded here"
+        raise wrong_shape(f"'{source}': '{name}' holds {held}, but the model takes {in_words(value_type)}", hint)
 
 
 def _check_ragged(source: Path, arrays: Arrays, inputs: InputTypes, sizes: Mapping[str, tuple[int, str]]) -> None:
@@ -271,21 +251,21 @@ def _check_ragged(source: Path, arrays: Arrays, inputs: InputTypes, sizes: Mappi
         if column.ndim != len(shape):
             held = f"arrays with {column.ndim - 1} axes" if column.ndim > 2 else "lists"
             message = f"'{source}': '{name}' holds {held} of different sizes, but the model takes {wanted}"
-            raise UsageError(message, f"save an array with {len(shape) - 1} axes for each sample")
+            raise wrong_shape(message, f"save an array with {len(shape) - 1} axes for each sample")
         for axis, dim in enumerate(shape[1:]):
             there, by = column.shapes[:, axis], ""
             bound: np.ndarray | int = dim if isinstance(dim, int) else there
             if isinstance(dim, str) and dim != "?":
                 bound, by = sizes[dim] if dim in sizes else own.setdefault(dim, (there, name))
-            for wrong in (there != bound, there == 0):
-                if wrong.any():
-                    row = int(wrong.argmax())
-                    size = int(np.broadcast_to(bound, there.shape)[row])
-                    other = f", but '{by}' has {size}" if by and by != name else ""
-                    other = other or (f", but the model takes {wanted}" if there[row] else "")
-                    message = f"'{source}': '{name}' has size {there[row]} along axis {axis} in sample {row}"
-                    hint = "samples may differ only along axes that have a symbol in the model, and must not be empty"
-                    raise UsageError(f"{message} (the first is 0){other}", hint)
+            wrong = (there != bound) if (there != bound).any() else there == 0
+            if wrong.any():
+                row = int(wrong.argmax())
+                other = f", but the model takes {wanted}" if there[row] else ""
+                if by not in ("", name):
+                    other = f", but '{by}' has {np.broadcast_to(bound, there.shape)[row]}"
+                message = f"'{source}': '{name}' has size {there[row]} along axis {axis} in sample {row}"
+                hint = "samples may differ only along axes that have a symbol in the model, and must not be empty"
+                raise wrong_shape(f"{message} (the first is 0){other}", hint)
 
 
 def _reshape(array: np.ndarray | Pictures, shape: tuple[int | str, ...], of_classes: str) -> str:
@@ -308,15 +288,15 @@ def _count(source: Path, arrays: Arrays, inputs: InputTypes) -> int:
     """
     counts = {name: len(array) for name, array in arrays.items() if array.ndim}
     if not counts:
-        raise UsageError(f"'{source}' has no samples", "at least one input must have an axis of samples")
+        raise no_data(f"'{source}' has no samples", "at least one input must have an axis of samples")
     first, size = next(iter(counts.items()))
     for name, other in counts.items():
         if other != size:
             hint = "the first axis is the sample, and each sample needs all inputs"
-            raise UsageError(f"'{source}': '{first}' has {size} samples, but '{name}' has {other}", hint)
-    empty = next((name for name, array in arrays.items() if _is_empty(array, shape_of(inputs[name]))), None)
-    if empty:
-        raise UsageError(f"'{source}' is empty: '{empty}' has shape {list(arrays[empty].shape)}", "add samples")
+            raise wrong_shape(f"'{source}': '{first}' has {size} samples, but '{name}' has {other}", hint)
+    for name, array in arrays.items():
+        if _is_empty(array, shape_of(inputs[name])):
+            raise no_data(f"'{source}' is empty: '{name}' has shape {list(array.shape)}", "add samples")
     return size
 
 
@@ -333,18 +313,13 @@ def _is_empty(array: Column, shape: Shape | None) -> bool:
 def _check_numbers(
     source: Path, name: str, array: Column, dtype: np.dtype, allowed: Range | None, finite: bool
 ) -> None:
-    if dtype.kind in "biu":
-        bounds = _bounds(dtype)
-        check_whole(source, name, array, bounds & allowed if allowed else bounds)
+    if dtype.kind == "b":
+        check_whole(source, name, array, Range(0, 1, why="it is true or false") & (allowed or Range(None, None)))
+    elif dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        check_whole(source, name, array, Range(int(info.min), int(info.max)) & (allowed or Range(None, None)))
     elif finite and not isinstance(array, Lists):
         _check_finite(source, name, array, dtype)
-
-
-def _bounds(dtype: np.dtype) -> Range:
-    if dtype.kind == "b":
-        return Range(0, 1, why="it is true or false")
-    info = np.iinfo(dtype)
-    return Range(int(info.min), int(info.max))
 
 
 def check_whole(source: Path, name: str, array: Column, allowed: Range) -> None:
@@ -361,11 +336,12 @@ def check_whole(source: Path, name: str, array: Column, allowed: Range) -> None:
             bad |= block < allowed.low
         if allowed.high is not None:
             bad |= block > allowed.high
-        if bad.any() and allowed.besides:
+        if bad.any():
             bad &= ~np.isin(block, list(allowed.besides))
         if bad.any():
             hint = _hint(name, array, int(block[bad][0]), allowed)
-            raise _at_fault(source, name, start, block, bad, f"must be {_words(allowed)}", allowed.why, hint)
+            must = f"must be {_words(allowed)}{': ' * bool(allowed.why)}{allowed.why}"
+            raise wrong_value(_describe_first(source, name, start, block, bad, must), hint)
 
 
 def _parts(array: Column) -> Iterator[tuple[int, np.ndarray]]:
@@ -405,8 +381,8 @@ def _check_some_count(source: Path, name: str, array: Column, allowed: Range) ->
     """
     if allowed.besides and all(np.isin(block, list(allowed.besides)).all() for _, block in _parts(array)):
         said = ", ".join(map(str, sorted(allowed.besides)))
-        hint = "give labels to some samples"
-        raise UsageError(f"'{source}': '{name}' is {said} in all samples, so none of them counts in the loss", hint)
+        message = f"'{source}': '{name}' is {said} in all samples, so none of them counts in the loss"
+        raise no_data(message, "give labels to some samples")
 
 
 def _words(allowed: Range) -> str:
@@ -420,19 +396,16 @@ def _check_finite(source: Path, name: str, array: np.ndarray | Ragged | Pictures
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~np.isfinite(block if block.dtype == dtype else block.astype(dtype))
         if bad.any():
-            raise _at_fault(source, name, start, block, bad, f"must be a finite {dtype}")
+            raise wrong_value(_describe_first(source, name, start, block, bad, f"must be a finite {dtype}"), CORRECT)
 
 
-def _at_fault(
-    source: Path, name: str, start: int, block: np.ndarray, bad: np.ndarray, must: str, why: str = "",
-    hint: str = CORRECT,
-) -> UsageError:  # fmt: skip
+def _describe_first(source: Path, name: str, start: int, block: np.ndarray, bad: np.ndarray, must: str) -> str:
+    """Return an error message about the first bad value of a block whose first sample has the index `start`."""
     place = [int(at) for at in np.unravel_index(int(bad.argmax()), bad.shape)]
     value = block[tuple(place)]
     sample = f"sample {start + place[0]} (the first is 0)" if place else "the number for all samples"
     inside = f" at index {place[1:]}" if place[1:] else ""
-    message = f"'{source}': '{name}' is {value} in {sample}{inside}, but {must}{f': {why}' if why else ''}"
-    return UsageError(message, hint)
+    return f"'{source}': '{name}' is {value} in {sample}{inside}, but {must}"
 
 
 def blocks(array: np.ndarray | Pictures) -> Iterator[tuple[int, np.ndarray]]:

@@ -24,7 +24,7 @@ from onnx import ModelProto
 from onnxgrad_cli.common.choices import AttackLoss, Norm
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_shape
 from onnxgrad_cli.explanations.open_samples import Scored
 from onnxgrad_cli.explanations.scorer import Case
 from onnxgrad_cli.ir.domains import is_standard
@@ -76,14 +76,11 @@ def check_classes(what: Scored, classes: int | None, loss: AttackLoss, targeted:
     if classes is None:
         return
     if classes < 2:
-        raise UsageError(f"'{what.output}' has only one class", "choose another output with `output`")
+        raise wrong_shape(f"'{what.output}' has only one class", "choose another output with `output`")
     needed = {"dlr": 4 if targeted else 3}.get(loss, 2)
     if classes < needed:
-        kind = "targeted " if targeted else ""
-        raise UsageError(
-            f"'{what.output}' has {classes} classes, but the {kind}DLR loss requires at least {needed}",
-            "use `loss='margin'`",
-        )
+        takes = f"the {'targeted ' * targeted}DLR loss requires at least {needed}"
+        raise wrong_shape(f"'{what.output}' has {classes} classes, but {takes}", "use `loss='margin'`")
 
 
 def logits_of(model: ModelProto, graph: Graph, what: Scored) -> str:
@@ -102,11 +99,8 @@ def logits_of(model: ModelProto, graph: Graph, what: Scored) -> str:
     """
     kind = graph.types[what.output]
     if len(shape_of(kind) or ()) != 2:
-        raise UsageError(
-            f"'{what.output}' is {in_words(kind)}, but an attack requires the shape [batch, classes] with at "
-            "least two classes",
-            "choose another output with `output`",
-        )
+        hint = "choose another output with `output`"
+        raise wrong_shape(f"'{what.output}' is {in_words(kind)}, but an attack requires [batch, classes]", hint)
     makers = {output: node for node in model.graph.node for output in node.output}
     name = logits = what.output
     while (node := makers.get(name)) is not None and node.op_type in SAME_CLASS and is_standard(node.domain):
@@ -230,8 +224,7 @@ class Ball:
         if self.norm == "inf":
             change = np.clip(change, -self.epsilon, self.epsilon)
         else:
-            length = _length(change)
-            change = change * np.minimum(1.0, self.epsilon / np.maximum(length, np.finfo(np.float64).tiny))
+            change = change * np.minimum(1.0, self.epsilon / np.maximum(_length(change), np.finfo(np.float64).tiny))
         return np.clip(x + change, self.low, self.high)
 
     def direction(self, gradient: np.ndarray) -> np.ndarray:
@@ -253,7 +246,7 @@ class Ball:
 
 
 def attack(
-    case: Case, ball: Ball, steps: int, step_size: float, targeted: bool, sources: Sequence[np.random.Generator] = ()
+    case: Case, ball: Ball, steps: int, step_size: float, targeted: bool, sources: Sequence[np.random.Generator]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run projected gradient descent: x ← project(x + step_size · direction(g)), `steps` times.
 
@@ -277,7 +270,7 @@ def attack(
     moved = ball.drawn(x, sources) if sources else x
     vanishing = np.zeros(len(x), bool)
     for step in range(steps):
-        gradient = case.gradients(moved.astype(case.x.dtype))[1]
+        gradient = case.gradients(moved.astype(case.x.dtype))
         gradient[~np.isfinite(gradient)] = 0  # a step by NaN would make the input NaN, and any class a success
         if step == 0:
             smallest = np.finfo(np.promote_types(case.x.dtype, np.float32)).tiny
@@ -287,41 +280,33 @@ def attack(
     return moved.astype(case.x.dtype), vanishing
 
 
-def attack_again(
-    case: Case,
-    ball: Ball,
-    steps: int,
-    step_size: float,
-    targeted: bool,
-    sources: Sequence[np.random.Generator],
-    runs: int,
+def best_of(
+    runs: int, run: Callable[[], tuple[np.ndarray, np.ndarray]], case: Case, targeted: bool,
     succeeded: Callable[[np.ndarray], np.ndarray],
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Run an attack several times. For each sample, keep the first successful input or, if there is none, the best one.
 
     Args:
-        case, ball, steps, step_size, targeted, sources: see `attack`.
         runs: the largest number of runs. Fewer are run if the attack has succeeded for all samples.
+        run: calls `attack` with the case.
+        case, targeted: see `attack`.
         succeeded: takes inputs and returns a bool array, True where the attack succeeded.
 
     Returns:
         The inputs, and a bool for each: True if its first gradient vanished in every run.
     """
-    best, vanishing = attack(case, ball, steps, step_size, targeted, sources)
-    if runs == 1:
-        return best, vanishing
-    done, scores = succeeded(best), case.scores(best)
+    best, vanishing = run()
+    done = np.ones(len(best), bool) if runs == 1 else succeeded(best)
     for _ in range(runs - 1):
         if done.all():
             break
-        moved, vanished = attack(case, ball, steps, step_size, targeted, sources)
-        now, found = succeeded(moved), case.scores(moved)
-        better = ~done & (now | ((found > scores) if targeted else (found < scores)))
-        best[better], scores[better] = moved[better], found[better]
+        moved, vanished = run()
+        now, gain = succeeded(moved), case.scores(moved) - case.scores(best)
+        better = ~done & (now | (gain > 0 if targeted else gain < 0))
+        best[better] = moved[better]
         done, vanishing = done | now, vanishing & vanished
     return best, vanishing
 
 
 def _length(x: np.ndarray) -> np.ndarray:
-    axes = tuple(range(1, x.ndim))
-    return np.sqrt((x**2).sum(axes, keepdims=True))
+    return np.sqrt((x**2).sum(tuple(range(1, x.ndim)), keepdims=True))

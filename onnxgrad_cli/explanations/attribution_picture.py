@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common.packages import load_package
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_value
 
 TILE, MAX_SAMPLES, GAP = 128, 64, 4
 """Smallest size of a sample in pixels; largest number of samples in a picture; pixels between samples."""
@@ -35,10 +35,8 @@ def draw(pictures: np.ndarray, heat: np.ndarray, smooth: bool, said: str) -> byt
     from PIL import Image, PngImagePlugin
 
     if len(pictures) > MAX_SAMPLES:
-        raise UsageError(
-            f"a picture can show at most {MAX_SAMPLES} samples, not {len(pictures)}",
-            "choose fewer samples with `sample`, or write .npz",
-        )
+        message = f"a picture can show at most {MAX_SAMPLES} samples, not {len(pictures)}"
+        raise wrong_value(message, "choose fewer samples with `sample`, or write .npz")
     tiles = [_tile(Image, *each, smooth) for each in zip(pictures, heat, strict=True)]
     height, width = tiles[0].shape[:2]
     columns = max(ceil(sqrt(len(tiles) / 2)), 1)

@@ -19,7 +19,7 @@ import numpy as np
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.data import Data
 from onnxgrad_cli.data.array_files import arrays_of, mapped
-from onnxgrad_cli.errors import UsageError, missing_file, suggest, unknown_name
+from onnxgrad_cli.errors import missing_file, suggest, unknown_name, wrong_shape, wrong_value
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.open_samples import TOGETHER, batches
 from onnxgrad_cli.explanations.scorer import Case, Scorer
@@ -27,7 +27,7 @@ from onnxgrad_cli.explanations.scorer import Case, Scorer
 
 def saliency(case: Case) -> np.ndarray:
     """Return |∂S/∂x|, float64 in the shape of x."""
-    return np.abs(case.gradients(case.x)[1])
+    return np.abs(case.gradients(case.x))
 
 
 def smoothgrad(case: Case, rows: Sequence[int], repeats: int, noise: float, seed: int) -> np.ndarray:
@@ -46,7 +46,7 @@ def smoothgrad(case: Case, rows: Sequence[int], repeats: int, noise: float, seed
     total = np.zeros(case.x.shape)
     for _ in range(repeats):
         drawn = np.stack([source.standard_normal(case.x.shape[1:]) for source in sources])
-        total += case.gradients((case.x + sigma * drawn).astype(case.x.dtype))[1]
+        total += case.gradients((case.x + sigma * drawn).astype(case.x.dtype))
     return total / repeats
 
 
@@ -67,7 +67,7 @@ def integrated_gradients(case: Case, baseline: np.ndarray, steps: int) -> tuple[
     total = np.zeros(x.shape)
     for step in range(steps):
         share = (step + 0.5) / steps
-        total += case.gradients((start + share * (x - start)).astype(case.x.dtype))[1]
+        total += case.gradients((start + share * (x - start)).astype(case.x.dtype))
     difference = case.scores(case.x) - case.scores(start.astype(case.x.dtype))
     values = (x - start) * total / steps
     off = np.abs(values.reshape(len(values), -1).sum(1) - difference)
@@ -80,7 +80,7 @@ def grad_cam(case: Case) -> np.ndarray:
     Args:
         case: the samples. Their subject A is the result of a layer, [n, channels, *positions].
     """
-    gradients = case.gradients(case.x)[1]
+    gradients = case.gradients(case.x)
     weights = gradients.mean(tuple(range(2, gradients.ndim)), keepdims=True)
     return np.maximum((weights * case.x).sum(1), 0.0)
 
@@ -109,17 +109,15 @@ def occlusion(
     whole = case.scores(case.x)
     shape = [size if axis == 0 or axis in axes else 1 for axis, size in enumerate(case.x.shape)]
     total, count = np.zeros(shape), np.zeros(shape)
-    ways = [
-        starts(case.x.shape[axis], *each) for axis, each in zip(axes, zip(window, stride, strict=True), strict=True)
-    ]
-    for corner in product(*ways):
+    for corner in product(
+        *(starts(case.x.shape[each[0]], *each[1:]) for each in zip(axes, window, stride, strict=True))
+    ):
         place: list[slice] = [slice(None)] * case.x.ndim
         for axis, first, size in zip(axes, corner, window, strict=True):
             place[axis] = slice(first, first + size)
         hidden = case.x.copy()
         hidden[tuple(place)] = start[tuple(place)]
-        fall = whole - case.scores(hidden)
-        total[tuple(place)] += fall.reshape(-1, *[1] * (case.x.ndim - 1))
+        total[tuple(place)] += (whole - case.scores(hidden)).reshape(-1, *[1] * (case.x.ndim - 1))
         count[tuple(place)] += 1
     return total / count
 
@@ -138,30 +136,22 @@ def baseline_of(method: Method, scorer: Scorer, data: Data) -> np.ndarray:
         for part in batches(np.arange(len(data)), scorer, TOGETHER):
             value = scorer.values(data.batch(part))[1]
             if value.shape[1:] != first.shape[1:]:
-                raise UsageError(
-                    "`baseline='mean'`: the samples have different lengths, so they have no mean",
-                    "use the baseline zero, or a file",
-                )
+                raise wrong_shape("`baseline='mean'`: the samples have different lengths", "use the baseline zero")
             total += value.astype(np.float64).sum(0, keepdims=True)
         return (total / len(data)).astype(first.dtype)
     path = checks.path("baseline", method.baseline)
     if not path.is_file():
         raise missing_file(f"`baseline`: no such file: '{path}'", "use zero, mean, or an .npy or .npz file")
     if data.ragged:
-        raise UsageError(
-            f"`baseline={path.name}`: the samples have different lengths, so one array can't be the baseline of all",
-            "use the baseline zero",
-        )
+        raise wrong_shape(f"`baseline={path.name}`: the samples have different lengths", "use the baseline zero")
     array = _read(path, scorer.subject.name)
     if array.shape == first.shape[1:]:
         array = array[None]
     if array.shape != (1, *first.shape[1:]) or array.dtype.kind not in "biuf":
-        raise UsageError(
-            f"`baseline`: '{path}' contains an array {array.dtype} {list(array.shape)}, but a sample has the "
-            f"shape {list(first.shape[1:])}"
-        )
+        held = f"{array.dtype} {list(array.shape)}"
+        raise wrong_shape(f"`baseline`: '{path}' contains {held}, but a sample has the shape {list(first.shape[1:])}")
     if not np.isfinite(array).all():
-        raise UsageError(f"`baseline`: '{path}' contains values that are not finite")
+        raise wrong_value(f"`baseline`: '{path}' contains values that are not finite")
     return array.astype(first.dtype)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Explanation
-from onnxgrad_cli.errors import suggest, unknown_name
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,7 @@ class Method(checks.KnownKeywords):
     stride: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(Explanation):
-            hint = suggest(str(self.name), get_args(Explanation), "methods")
-            raise unknown_name(f"there is no method '{self.name}'", hint)
+        checks.one_of("name", self.name, Explanation)
         checks.at_least("repeats", self.repeats, 1, whole=True)
         checks.at_least("noise", self.noise, 0)
         checks.at_least("seed", self.seed, 0, whole=True)

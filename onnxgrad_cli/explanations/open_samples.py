@@ -26,7 +26,7 @@ from onnxgrad_cli.data.class_names import class_names as names_in, names_for
 from onnxgrad_cli.data.empty_kv_cache import with_sizes_of_pasts
 from onnxgrad_cli.data.states import outputs_batch_first, recurrent_values
 from onnxgrad_cli.derivatives.scores import ClassChoice
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import suggest, unknown_name, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.explanations.scorer import Scorer
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
@@ -63,14 +63,12 @@ def scored(graph: Graph, output: str | None, class_axis: int = 1) -> Scored:
     if output is not None and output not in known:
         raise unknown_name(f"`output`: the model has no float output '{output}'", suggest(output, known, "outputs"))
     if not known:
-        raise UsageError("the model has no float output", "export the model with a float output of scores")
+        raise wrong_type("the model has no float output", "export the model with a float output of scores")
     name = output or known[0]
-    shape = shape_of(graph.types[name])
-    if shape is None or len(shape) < 2 or not -len(shape) <= class_axis < len(shape) or class_axis % len(shape) == 0:
-        raise UsageError(
-            f"'{name}' is {in_words(graph.types[name])}, so it has no classes along axis {class_axis}",
-            "choose an output [batch, classes] with `output`, or set the axis with `class_axis`",
-        )
+    shape = shape_of(graph.types[name]) or ()
+    if not -len(shape) < class_axis < len(shape) or class_axis == 0:
+        message = f"'{name}' is {in_words(graph.types[name])}, so it has no classes along axis {class_axis}"
+        raise wrong_shape(message, "choose an output [batch, classes] with `output`, or set the axis with `class_axis`")
     axis = class_axis % len(shape)
     size = shape[axis]
     return Scored(name, axis, size if isinstance(size, int) else None, shape[:axis] + shape[axis + 1 :])
@@ -105,10 +103,8 @@ def open_samples(
     unread = [] if read or label in inputs else [label]
     if read:
         if label in inputs:
-            raise UsageError(
-                f"`label`: '{label}' is an input of the model, not an array of labels",
-                "give the name of the array of labels",
-            )
+            hint = "give the name of the array of labels"
+            raise wrong_value(f"`label`: '{label}' is an input of the model, not an array of labels", hint)
         inputs[label] = tensor_type(TensorProto.INT64, what.places)
         last = None if what.classes is None else what.classes - 1
         ranges[label] = Range(0, last, why=f"there are {what.classes} classes" if what.classes else "it is a class")
@@ -131,10 +127,8 @@ def check_batch_first(data: Data, model: ModelProto, subject: str, output: str) 
         UsageError: the batch is another axis.
     """
     for name in ({**data.axes, **outputs_batch_first(model, data.axes)}.keys()) & {subject, output}:
-        raise UsageError(
-            f"the batch of '{name}' is not on its first axis",
-            "export the model with the batch first, such as batch_first=True in PyTorch",
-        )
+        hint = "export the model with the batch first, such as batch_first=True in PyTorch"
+        raise wrong_shape(f"the batch of '{name}' is not on its first axis", hint)
 
 
 def class_names(data: Data, model: ModelProto, what: Scored, label: str | None) -> Sequence[str]:
@@ -158,19 +152,15 @@ def labels_of(class_: int | str, what: Scored, output: np.ndarray, given: np.nda
     """
     pick = ClassChoice.of(class_, what.axis)
     assert pick is not None
-    if pick.which == "argmax":
-        return output.argmax(what.axis).astype(np.int64)
+    best, classes = output.argmax(what.axis), output.shape[what.axis]
     if pick.which == "label":
         assert given is not None
         found = given
     else:
-        found = np.full(output.shape[: what.axis] + output.shape[what.axis + 1 :], int(pick.which))
-    classes = output.shape[what.axis]
+        found = best if pick.which == "argmax" else np.full_like(best, int(pick.which))
     if found.size and not (found.min() >= 0 and found.max() < classes):
-        raise UsageError(
-            f"'{what.output}' has the classes 0 to {classes - 1}, but class {found.max()} was chosen",
-            "choose another class",
-        )
+        message = f"'{what.output}' has the classes 0 to {classes - 1}, but class {found.max()} was chosen"
+        raise wrong_value(message, "choose another class")
     return found.astype(np.int64)
 
 
@@ -183,7 +173,7 @@ def chosen(data: Data, sample: Sequence[int]) -> np.ndarray:
     for each in sample:
         checks.at_least("sample", each, 0, whole=True)
         if each >= len(data):
-            raise UsageError(f"`sample={each}` is out of range: there are {len(data)} samples, and the first is 0")
+            raise wrong_value(f"`sample={each}` is out of range: there are {len(data)} samples, and the first is 0")
     return np.array(sample, np.int64) if sample else np.arange(len(data))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data import Data
 from onnxgrad_cli.data.pictures import layout_of
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, wrong_shape, wrong_value
 from onnxgrad_cli.explanations.attributions import grad_cam, integrated_gradients, occlusion, saliency, smoothgrad
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.open_samples import TOGETHER, Scored, batches, labels_of
@@ -66,29 +66,27 @@ class Run:
             OnnxgradError: the attributions are not finite.
         """
         # Samples of different lengths run one by one, because not every model has a mask for padding.
-        ragged = self.data.ragged
         parts: list[Attributions] = []
-        for part in batches(rows, self.scorer, 1 if ragged else TOGETHER):
+        for part in batches(rows, self.scorer, 1 if self.data.ragged else TOGETHER):
             tell(f"explained {sum(len(each.values) for each in parts)} of {len(rows)} samples", 1)
             parts.append(self._explained(part))
-        if ragged:
+        if self.data.ragged:
             parts = _padded(parts)
         if len({part.values.shape[1:] for part in parts}) > 1:
-            raise UsageError(
-                "samples of different lengths can't be explained together", "choose samples of one length with `sample`"
-            )
+            raise wrong_shape("the samples have different shapes", "choose samples of one length with `sample`")
         values, classes, scores = (np.concatenate(each) for each in list(zip(*parts, strict=True))[:3])
         if not np.isfinite(values).all():
-            raise OnnxgradError(
-                "some attributions are not finite", "look for infinite or very large values in data and weights"
-            )
+            hint = "look for infinite or very large values in data and weights"
+            raise OnnxgradError("some attributions are not finite", hint, code="not_finite")
         if not values.any():
             tell("caution: all attributions are zero: the score does not depend on the explained value", 0)
-        gaps = [part.gaps for part in parts if part.gaps is not None]
-        found = Attributions(values, classes, scores, np.concatenate(gaps) if gaps else None)
-        if found.gaps is not None:
-            _warn_of_gaps(found.gaps, tell)
-        return found
+        gaps = np.concatenate([np.zeros(0), *(part.gaps for part in parts if part.gaps is not None)])
+        if off := int((gaps > INCOMPLETE).sum()):
+            tell(
+                f"caution: in {off} of {len(gaps)} samples, the attributions do not add up to the difference of the "
+                f"scores. The largest gap is {gaps.max():.3g} of the difference: set more `steps`", 0,
+            )  # fmt: skip
+        return Attributions(values, classes, scores, gaps if gaps.size else None)
 
     def _explained(self, rows: np.ndarray) -> Attributions:
         case, method, gaps = self.case(rows), self.method, None
@@ -114,7 +112,7 @@ class Run:
         window = self._each("window", self.method.window, [max(shape[axis] // 8, 1) for axis in axes])
         for axis, size in zip(axes, window, strict=True):
             if size > shape[axis]:
-                raise UsageError(f"`window={size}`: axis {axis} has only {shape[axis]} positions")
+                raise wrong_value(f"`window={size}`: axis {axis} has only {shape[axis]} positions")
         share = 2 if len(axes) < 3 else 1  # a volume would have thousands of windows that overlap by half
         return axes, window, self._each("stride", self.method.stride, [max(size // share, 1) for size in window])
 
@@ -160,18 +158,8 @@ class Run:
 
     def _each(self, name: str, asked: Sequence[int], default: list[int]) -> list[int]:
         if len(asked) not in (0, 1, len(default)):
-            raise UsageError(f"`{name}` has {len(asked)} sizes, but the window has {len(default)} axes")
+            raise wrong_value(f"`{name}` has {len(asked)} sizes, but the window has {len(default)} axes")
         return list(asked) * (len(default) if len(asked) == 1 else 1) if asked else default
-
-
-def _warn_of_gaps(gaps: np.ndarray, tell: Tell) -> None:
-    off = int((gaps > INCOMPLETE).sum())
-    if off:
-        text = (
-            f"caution: in {off} of {len(gaps)} samples, the attributions do not add up to the difference of the "
-            "scores. "
-        )
-        tell(f"{text}The largest gap is {gaps.max():.3g} of the difference: set more `steps`", 0)
 
 
 def _padded(parts: Sequence[Attributions]) -> list[Attributions]:

@@ -121,25 +121,21 @@ def find_saturation(
     """
     makers = {output: node for node in model.graph.node for output in node.output}
     tail = _tail(makers, scores)
-    nodes = [*tail, *_inside(model, graph.ancestors([scores]), tail)]
-    nodes = [node for node in nodes if is_standard(node.domain)]
+    needed = graph.ancestors([scores])
+    inside = [node for node in reversed(model.graph.node) if node.op_type in SLOPES and node.output[0] in needed]
+    nodes = [node for node in [*tail, *(each for each in inside if each not in tail)] if is_standard(node.domain)]
     read = [scores, *(name for node in nodes for name in (node.input[0], node.output[0]))]
     values = run_values(model, path, graph, feeds, read)
     shares = [(node, _share(node, values, flat)) for node in nodes if node.op_type in SLOPES]
     whole = [node for node, share in shares if share == 1]
     ends = [node for node in whole if node in tail]
-    logits = tail[-1].input[0] if ends and _are_scores(graph, what, tail[-1].input[0]) else ""
+    first = tail[-1].input[0] if ends else ""
+    logits = first if shape_of(graph.types.get(first)) == shape_of(graph.types[what.output]) else ""
     base = logits or scores
     far = base if exponential and base in values and _are_far(values[base][flat]) else ""
     if ends or far:
         return Saturation(list(map(_label, ends)), logits, far)
     return Saturation(list(map(_label, whole or [node for node, share in shares if share >= MOSTLY])))
-
-
-def _inside(model: ModelProto, needed: Collection[str], tail: Collection[NodeProto]) -> list[NodeProto]:
-    """Return the operators in `SLOPES` that the scores depend on and that are not in `tail`, the last one first."""
-    found = (node for node in reversed(model.graph.node) if node.op_type in SLOPES)
-    return [node for node in found if node.output[0] in needed and node not in tail]
 
 
 def _tail(makers: Mapping[str, NodeProto], name: str) -> list[NodeProto]:
@@ -169,11 +165,6 @@ def _share(node: NodeProto, values: Arrays, flat: np.ndarray) -> float:
     with np.errstate(over="ignore"):
         slopes = SLOPES[node.op_type](x[flat].astype(np.float64), y[flat].astype(np.float64))
     return float(np.mean(slopes < MIN_SLOPE))
-
-
-def _are_scores(graph: Graph, what: Scored, name: str) -> bool:
-    """Return True if a value has the same shape as the output with the scores, so that an attack can use it instead."""
-    return name in graph.types and shape_of(graph.types[name]) == shape_of(graph.types[what.output])
 
 
 def _are_far(scores: np.ndarray) -> bool:

@@ -62,6 +62,7 @@ class Scorer:
 
     Attributes:
         size: the largest number of samples that can be fed at once; 0 means any number.
+        score, gradient: the names of the outputs with the score of the class, and with its gradient.
     """
 
     def __init__(self, subject: Subject, output: str, found: Differentiated, fixed: int | None) -> None:
@@ -82,28 +83,25 @@ class Scorer:
                 f"the model takes exactly {fixed} samples at once, and may mix them",
                 hint="export the model with a symbolic batch size, or a batch of 1",
             )
-        self.subject, self.output, self._said = subject, output, found.said
+        self.subject, self.output = subject, output
         self.size = fixed or (0 if found.independent else 1)
-        self._fixed = fixed
-        self._score = found.model.graph.output[-1].name
+        self.score, self.gradient = found.model.graph.output[-1].name, found.said.outputs[0]
+        self._fixed, self._label = fixed, found.said.label
         self._plain = open_session(subject.plain, subject.path)
         self._derived = open_session(found.model, subject.path)
 
     def values(self, feeds: Feeds) -> tuple[np.ndarray, np.ndarray]:
         """Return the output of the model for these feeds, and the value that is explained or attacked."""
-        if not self.subject.inner:
-            return self._run(self._plain, [self.output], feeds)[0], feeds[self.subject.name]
-        output, value = self._run(self._plain, [self.output, self.subject.name], feeds)
-        return output, value
+        output, *inner = self._run(self._plain, [self.output, *[self.subject.name] * self.subject.inner], feeds)
+        return output, inner[0] if inner else feeds[self.subject.name]
 
-    def scores(self, feeds: Feeds, moved: np.ndarray, labels: np.ndarray, gradients: bool) -> list[np.ndarray]:
-        """Return the scores of samples, float64 (n,), and if requested their gradients, in the shape of the subject.
+    def derived(self, output: str, feeds: Feeds, moved: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return an output of the model of derivatives, `score` or `gradient`, for some samples, float64 (n, ...).
 
         `moved` replaces the subject if that is an input. If the subject is an inner value, `moved` is added to it.
         """
-        fed = {**feeds, self._said.label: labels, self.subject.fed: moved}
-        scores, *found = self._run(self._derived, [self._score, *[self._said.outputs[0]] * gradients], fed)
-        return [_summed(scores), *(each.astype(np.float64) for each in found)]
+        fed = {**feeds, self._label: labels, self.subject.fed: moved}
+        return self._run(self._derived, [output], fed)[0].astype(np.float64)
 
     def _run(self, session: Any, names: list[str], feeds: Feeds) -> list[np.ndarray]:
         """Run a session on some samples, and return the outputs `names`.
@@ -124,11 +122,6 @@ class Scorer:
             return [array[:count] for array in session.run(names, fed)]
 
 
-def _summed(scores: np.ndarray) -> np.ndarray:
-    """Return the score of each sample, float64 (n,). The scores of a sample at several positions are added."""
-    return scores.astype(np.float64).reshape(len(scores), -1).sum(1)
-
-
 @dataclass(frozen=True)
 class Case:
     """A batch of samples to explain.
@@ -146,14 +139,16 @@ class Case:
     labels: np.ndarray
 
     def scores(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores, float64 (n,), if the subject has the values `x`."""
-        return self.scorer.scores(self.feeds, self._moved(x), self.labels, gradients=False)[0]
+        """Return the scores, float64 (n,), if the subject has the values `x`.
 
-    def gradients(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores, float64 (n,), and their gradients, float64 (n, ...), if the subject has the values `x`."""
-        scores, gradients = self.scorer.scores(self.feeds, self._moved(x), self.labels, gradients=True)
-        return scores, gradients
+        The scores of a sample at several positions are added.
+        """
+        return self._derived(self.scorer.score, x).reshape(len(x), -1).sum(1)
 
-    def _moved(self, x: np.ndarray) -> np.ndarray:
+    def gradients(self, x: np.ndarray) -> np.ndarray:
+        """Return the gradients of the scores, float64 (n, ...), if the subject has the values `x`."""
+        return self._derived(self.scorer.gradient, x)
+
+    def _derived(self, output: str, x: np.ndarray) -> np.ndarray:
         moved = np.asarray(x, np.float64) - self.x if self.scorer.subject.inner else x
-        return np.asarray(moved, self.x.dtype)
+        return self.scorer.derived(output, self.feeds, np.asarray(moved, self.x.dtype), self.labels)

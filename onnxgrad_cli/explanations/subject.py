@@ -7,7 +7,6 @@ To change the inner value, the difference between the new and the original value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data.states import recurrent_values
 from onnxgrad_cli.derivatives.derivative_model import float_inputs, open_model
 from onnxgrad_cli.derivatives.named_values import choose, take_name
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import ambiguous, missing_value, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.types import Shape, dtype_of, in_words, is_float, shape_of, tensor_type
@@ -27,9 +26,6 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.checks.freed_batch import free_asked
-
-KINDS = "float inputs"
-"""The name in error messages for subjects that are not inner values."""
 
 WITHOUT_GRADIENT = "integers such as token ids have no gradient"
 
@@ -107,21 +103,19 @@ def the_input(model: ModelProto, path: Path | None, graph: Graph, wrt: str | Non
     """
     inputs = float_inputs(graph)
     if wrt in required_inputs(graph) and wrt not in inputs:
-        raise UsageError(
-            f"`wrt`: '{wrt}' is {in_words(graph.types.get(wrt))}, and {WITHOUT_GRADIENT}",
-            f"choose a float input with `wrt`: {', '.join(inputs)}" if inputs else _instead(model, graph),
-        )
-    if wrt is None:
+        hint = f"choose a float input with `wrt`: {', '.join(inputs)}" if inputs else _instead(model, graph)
+        raise wrong_type(f"`wrt`: '{wrt}' is {in_words(graph.types.get(wrt))}, and {WITHOUT_GRADIENT}", hint)
+    if wrt is not None:
+        name = _chosen("wrt", wrt, inputs, "float inputs", model)
+    else:
         states = recurrent_values(model.graph.node).states
-        inputs = [name for name in inputs if 0 not in (shape_of(graph.types[name]) or ()) and name not in states]
-        if not inputs:
-            return _moved(model, path, graph, _embedding(model, graph))
-        if len(inputs) > 1:
-            raise UsageError(
-                f"the model has several inputs: {', '.join(inputs)}", "choose the input to explain with `wrt`"
-            )
-        return Subject(inputs[0], inputs[0], model, model, path)
-    name = _one(choose(wrt, inputs, Graph(model), "`wrt`", KINDS)[wrt], wrt, "wrt")
+        known = [name for name in inputs if 0 not in (shape_of(graph.types[name]) or ()) and name not in states]
+        if len(known) > 1:
+            raise ambiguous(f"the model has several inputs: {', '.join(known)}", "choose one with `wrt`")
+        found = known or embeddings(model, graph)
+        if len(found) != 1:
+            raise wrong_type(no_float_inputs(graph), _instead(model, graph))
+        name = found[0]
     return Subject(name, name, model, model, path) if name in inputs else _moved(model, path, graph, name)
 
 
@@ -135,46 +129,30 @@ def the_layer(model: ModelProto, path: Path | None, graph: Graph, layer: str | N
     Raises:
         UsageError: there is no such layer.
     """
-    if layer is None:
-        name = _last_layer(model, graph)
-    else:
-        name = _one(choose(layer, [], Graph(model), "`layer`", "values inside the model")[layer], layer, "layer")
-    rank = len(shape_of(graph.types.get(name)) or ())
-    if rank < 3:
-        raise UsageError(
-            f"`layer`: '{name}' must have channels and positions", "choose a value [batch, channels, *positions]"
-        )
+    hint = "choose a value [batch, channels, *positions] with `layer`, or use another method"
+    if layer is not None:
+        name = _chosen("layer", layer, [], "values inside the model", model)
+        if len(shape_of(graph.types.get(name)) or ()) < 3:
+            raise wrong_shape(f"`layer`: '{name}' must have channels and positions", hint)
+    elif not (name := _last_with_places(model, graph)):
+        raise missing_value("`layer`: the model has no convolutions, so there is no default layer", hint)
+    elif _goes_on(model, graph, name):
+        problem = f"the default layer '{name}' is followed by layers of tokens, so it is far from the scores"
+        raise missing_value(f"`layer`: {problem}", hint)
     return _moved(model, path, graph, name)
 
 
-def _one(names: Sequence[str], pattern: str, option: str) -> str:
-    if len(names) > 1:
-        raise UsageError(
-            f"`{option}`: '{pattern}' matches {len(names)} values, but must match one",
-            f"choose one of them, such as {names[0]}",
-        )
-    return names[0]
-
-
-def _last_layer(model: ModelProto, graph: Graph) -> str:
-    """Return the name of the last value that has channels and several positions.
+def _chosen(option: str, pattern: str, inputs: list[str], kind: str, model: ModelProto) -> str:
+    """Return the input or inner value that the user has chosen with an option.
 
     Raises:
-        UsageError: there is no such value, or it is far from the scores.
+        UsageError: there is no such value, or the pattern matches several.
     """
-    found = _last_with_places(model, graph)
-    if not found:
-        raise UsageError(
-            "the model has no convolutions, so it has no default layer for Grad-CAM",
-            "choose a value [batch, channels, *positions] with `layer`, or use another method",
-        )
-    if _goes_on(model, graph, found):
-        raise UsageError(
-            f"the last layer with channels and positions, '{found}', is followed by layers of tokens, so it is "
-            "far from the scores",
-            "choose a value [batch, channels, *positions] with `layer`, or use another method",
-        )
-    return found
+    names = choose(pattern, inputs, Graph(model), f"`{option}`", kind)[pattern]
+    if len(names) > 1:
+        message = f"`{option}`: '{pattern}' matches {len(names)} values, but must match one"
+        raise ambiguous(message, f"choose one of them, such as {names[0]}")
+    return names[0]
 
 
 def _last_with_places(model: ModelProto, graph: Graph) -> str:
@@ -182,19 +160,17 @@ def _last_with_places(model: ModelProto, graph: Graph) -> str:
 
     It is the last such value before a flattening or a global pooling. "" if there is none.
     """
-    rows: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     found = ""
     for node in model.graph.node:
-        known = [rows[name] for name in node.input if name in rows]
+        known = [ranks[name] for name in node.input if name in ranks]
         if node.op_type in REARRANGE or not (known or node.op_type in POOLING):
             continue
         for name in node.output:
             shape = shape_of(graph.types.get(name)) or ()
-            if len(shape) < 3 or (known and len(shape) != max(known)):
-                continue
-            rows[name] = len(shape)
-            if any(dim != 1 for dim in shape[2:]):
-                found = name
+            if len(shape) == max(known) if known else len(shape) > 2:
+                ranks[name] = len(shape)
+                found = name if any(dim != 1 for dim in shape[2:]) else found
     return found
 
 
@@ -231,18 +207,6 @@ def embeddings(model: ModelProto, graph: Graph) -> list[str]:
     return [name for name in found if is_float(graph.types.get(name))]
 
 
-def _embedding(model: ModelProto, graph: Graph) -> str:
-    """Return the name of the embeddings.
-
-    Raises:
-        UsageError: there are no embeddings, or several.
-    """
-    found = embeddings(model, graph)
-    if len(found) != 1:
-        raise UsageError(no_float_inputs(graph), _instead(model, graph))
-    return found[0]
-
-
 def _instead(model: ModelProto, graph: Graph) -> str:
     """Return a hint for a model whose inputs are integers. It names a float value that can be explained instead."""
     found = embeddings(model, graph)
@@ -269,13 +233,11 @@ def _moved(model: ModelProto, path: Path | None, graph: Graph, name: str) -> Sub
     value_type = graph.types.get(name)
     shape = shape_of(value_type)
     if not is_float(value_type) or shape is None:
-        raise UsageError(
-            f"'{name}' must be a float tensor whose rank is known",
-            "choose another value, or set shapes with `shapes`",
-        )
+        hint = "choose another value, or set shapes with `shapes`"
+        raise wrong_type(f"'{name}' must be a float tensor whose rank is known", hint)
     moved, plain = Graph(copied(model), path), copied(model)
     if name not in moved.producers():
-        raise UsageError(f"'{name}' is not computed by a node of the main graph", "choose another value")
+        raise wrong_value(f"'{name}' is not computed by a node of the main graph", "choose another value")
     fed, made = moved.fresh(f"{name}_moved"), moved.fresh(f"{name}_made")
     add = make_node("Add", [made, fed], [name], name=moved.fresh(f"{name}/move"))
     moved.nodes.insert(take_name(moved, name, made), add)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -58,20 +58,17 @@ def page(said: str, samples: Sequence[tuple[str, Sequence[Token]]]) -> str:
         said: a sentence that describes the method.
         samples: for each sample, its heading and its tokens.
     """
-    return "\n".join(_lines(said, samples)) + "\n"
-
-
-def _lines(said: str, samples: Sequence[tuple[str, Sequence[Token]]]) -> Iterator[str]:
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{escape(escaped(said))}</title>\n<style>{STYLE}</style>\n</head>\n<body>"
-    yield (
-        f"<h1>Contribution of each token</h1>\n<p>{escape(escaped(said))}. Red increases the score, blue decreases "
-        "it.</p>"
-    )
+    text = escape(escaped(said))
+    lines = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{text}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>Contribution of each token</h1>",
+        f"<p>{text}. Red increases the score, blue decreases it.</p>",
+    ]
     for heading, tokens in samples:
-        yield f"<h2>{escape(escaped(heading))}</h2>\n<p>{between(tokens).join(map(_span, tokens, shares(tokens)))}</p>"
-    yield "</body>\n</html>"
+        spans = between(tokens).join(map(_span, tokens, shares(tokens)))
+        lines.append(f"<h2>{escape(escaped(heading))}</h2>\n<p>{spans}</p>")
+    return "\n".join([*lines, "</body>\n</html>\n"])
 
 
 def _span(token: Token, share: float) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,8 @@ from onnxgrad_cli.explanations.attacks import (
     AttackedModel,
     Ball,
     are_probabilities,
-    attack_again,
+    attack,
+    best_of,
     check_classes,
     logits_of,
     with_losses,
@@ -363,10 +365,10 @@ def _fooled(
 
     case = Case(scorer, {**feeds, **attacked.one_hot(labels, scores.shape[what.axis])}, x, aim)
     sources = [np.random.default_rng([fooling.seed, row]) for row in part.tolist()] if fooling.random else []
-    moved, vanishing = attack_again(
-        case, ball, *fooling.way, targeted is not None, sources, fooling.restarts,
-        lambda moved: succeeded(classes_of(moved)),
-    )  # fmt: skip
+    run = partial(attack, case, ball, *fooling.way, targeted is not None, sources)
+    moved, vanishing = best_of(
+        fooling.restarts, run, case, targeted is not None, lambda moved: succeeded(classes_of(moved))
+    )
     after = classes_of(moved)
     vanishing &= ~succeeded(before) & ~succeeded(after)
     change = np.abs(moved.astype(np.float64) - x).reshape(len(x), -1)

@@ -271,7 +271,7 @@ CASES = [
         {"--output": "--output y"},
     ),
     Case(
-        "choose the input to explain with `wrt`",
+        "choose one with `wrt`",
         "explain sides.onnx --data sides.npz --class 0 -o a.npz",
         "--wrt",
         {"--wrt": "--wrt x"},
@@ -397,7 +397,7 @@ CASES = [
         {"RANK": "1"},
     ),
     Case(
-        "use `classes={}`, which replaces the last layer of the model by one with {} outputs",
+        "use `classes={}`, which replaces the last layer of the model by one with as many outputs",
         "train mlp.onnx --data names.csv --loss cross-entropy --epochs 1 -o t.onnx",
         "--classes 3",
     ),
@@ -1005,7 +1005,8 @@ def test_a_provider_of_another_build(name: str, package: str, shell: Shell, monk
 
 PLACES = {"OnnxgradError": 1, "UsageError": 1, "CheckFailed": 1, "InternalError": 1, "UnsupportedError": 2,
           "Refusal": 3, "no": 1, "refuse": 2, "missing_file": 1, "unknown_name": 1, "unreadable": 1, "unwritable": 1,
-          "wrong_value": 1, "conflicts": 2, "of_type": 4}  # fmt: skip
+          "wrong_value": 1, "wrong_type": 1, "wrong_shape": 1, "missing_value": 1, "no_data": 1, "ambiguous": 1,
+          "conflict": 1, "mismatch": 1, "conflicts": 2, "of_type": 4}  # fmt: skip
 """Calls that take a hint -> its place among the arguments."""
 
 COMMAND = re.compile(r"--[a-z]|(^|\W)-o |pip install|onnxgrad [a-z]|\bcp |python -m")

@@ -17,16 +17,19 @@ from onnxgrad_cli.autodiff.kernel_variants import load_tuned
 from onnxgrad_cli.data import array_files, open_data
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.types import tensor_type
+from tests.data.leading_facts import raises_first
 from tests.data.test_dataset import PORTS as TABLE, X as ROWS, Y as CLASSES, to_folder, to_npz
+from tests.facts import raises
 
 PORTS = {"x": tensor_type(TensorProto.FLOAT, ["n", 3])}
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
-def refused(path: Path, words: str) -> None:
-    with pytest.raises(OnnxgradError, match=words) as told:
+def refused(path: Path, code: str, *expected: str) -> str:
+    """Return the message of the error for a file, after checking its code, the name of the file and further facts."""
+    with raises_first(OnnxgradError, code, path.name, *expected) as told:
         open_data(path, PORTS)
-    assert str(path) in told.value.message or path.name in told.value.message
+    return told.value.message
 
 
 def npy(shape: str = "(4, 3)", descr: str = "'<f4'") -> bytes:
@@ -49,14 +52,12 @@ HEADERS = [HUGE, "(4,", "None", "(4, -3)", "(2**99,)", "'x'", "(1000000, 1000000
 @pytest.mark.parametrize("shape", HEADERS)
 @pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_headers_that_lie_in_an_archive(tmp_path: Path, shape: str, how: int) -> None:
-    refused(archive(tmp_path / "d.npz", npy(shape), how), "can't be read as an .npz file with an array 'x'")
+    refused(archive(tmp_path / "d.npz", npy(shape), how), "unreadable_file", "x")
 
 
 def test_what_an_array_declares_is_held_against_its_bytes(tmp_path: Path) -> None:
-    refused(
-        archive(tmp_path / "d.npz", npy(HUGE)),
-        r"declares an array of shape \[10000000000, 3\], which takes 120,000,000,000 bytes, but has only 48",
-    )
+    path = archive(tmp_path / "d.npz", npy(HUGE))
+    refused(path, "unreadable_file", "x", "120,000,000,000", "10000000000", "3", "48")
     np.testing.assert_array_equal(open_data(archive(tmp_path / "d.npz", npy()), PORTS).arrays["x"], X)
 
 
@@ -66,7 +67,7 @@ def test_what_an_archive_declares_is_held_against_its_bytes(tmp_path: Path) -> N
     at = data.index(b"PK\x01\x02") + 24  # the size in the directory
     data[at : at + 4] = (2**32 - 2).to_bytes(4, "little")
     path.write_bytes(data)
-    refused(path, "compressed bytes can't hold the declared 4,294,967,294 bytes")
+    refused(path, "unreadable_file", "x", "4,294,967,294")
 
 
 def test_what_compresses_as_well_as_it_can_is_read(tmp_path: Path) -> None:
@@ -75,24 +76,24 @@ def test_what_compresses_as_well_as_it_can_is_read(tmp_path: Path) -> None:
 
 
 def test_archives_that_are_none_of_arrays(tmp_path: Path) -> None:
-    refused(archive(tmp_path / "d.npz", b"no array"), "can't be read as an .npz file")
+    refused(archive(tmp_path / "d.npz", b"no array"), "unreadable_file", "x")
     with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(tmp_path / "d.npz", "w") as file:
         for _ in range(2):
             file.writestr("x.npy", npy())
-    refused(tmp_path / "d.npz", "two of its arrays have the same name")
+    assert "same name" in refused(tmp_path / "d.npz", "unreadable_file")
 
 
 @pytest.mark.parametrize("shape", HEADERS)
 def test_headers_that_lie_in_a_folder(tmp_path: Path, shape: str) -> None:
     (tmp_path / "x.npy").write_bytes(npy(shape))
-    with pytest.raises(OnnxgradError, match=r"x.npy' can't be read as an .npy file"):
+    with raises_first(OnnxgradError, "unreadable_file", "x.npy"):
         open_data(tmp_path, PORTS)
 
 
 def test_an_archive_in_place_of_an_array(tmp_path: Path) -> None:
     with (tmp_path / "x.npy").open("wb") as file:
         np.savez(file, x=X)
-    with pytest.raises(OnnxgradError, match="magic string is not correct"):
+    with raises_first(OnnxgradError, "unreadable_file", "x.npy"):
         open_data(tmp_path, PORTS)
 
 
@@ -116,30 +117,30 @@ def test_every_byte_of_a_header(tmp_path: Path, descr: str) -> None:
 @pytest.mark.parametrize("suffix", [".npz", ".csv", ".tsv", ".parquet", ".safetensors"])
 def test_a_device_is_told_at_once(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
-    refused(tmp_path / f"zero{suffix}", "is not a file: it is a device")
+    assert "a device" in refused(tmp_path / f"zero{suffix}", "unreadable_file")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no such device")
 @pytest.mark.parametrize("read", [array_files.arrays_of, load_tuned])
 def test_a_device_in_place_of_what_else_is_read(read: Callable[[Path], object]) -> None:
-    with pytest.raises(OnnxgradError, match="is not a file: it is a device"):
+    with pytest.raises(OnnxgradError, match=r"'/dev/zero'.* a device"):
         read(Path("/dev/zero"))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no such device")
 def test_a_device_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "x.npy").symlink_to("/dev/zero")
-    with pytest.raises(OnnxgradError, match="is a device"):
+    with pytest.raises(OnnxgradError, match=r"x.npy'.* a device"):
         open_data(tmp_path, PORTS)
     (tmp_path / "test_data_set_0").mkdir()
     (tmp_path / "test_data_set_0" / "input_0.pb").symlink_to("/dev/zero")
-    with pytest.raises(OnnxgradError, match="is a device"):
+    with pytest.raises(OnnxgradError, match=r"input_0.pb'.* a device"):
         open_data(tmp_path / "test_data_set_0", PORTS)
 
 
-@pytest.mark.parametrize("name", ["a" * 5000 + ".npz", "a\0.npz"])
-def test_names_that_no_file_has(name: str) -> None:
-    with pytest.raises(OnnxgradError, match=r"can't be read|no such file"):
+@pytest.mark.parametrize(("name", "code"), [("a" * 5000 + ".npz", "unreadable_file"), ("a\0.npz", "missing_file")])
+def test_names_that_no_file_has(name: str, code: str) -> None:
+    with raises(OnnxgradError, code, name):
         open_data(name, PORTS)
 
 
@@ -156,17 +157,17 @@ def test_columns_of_parquet_that_hold_no_numbers(tmp_path: Path) -> None:
     }
     for kind, column in columns.items():
         write(arrow.table({"x": column}), tmp_path / "d.parquet")
-        refused(tmp_path / "d.parquet", rf"column 'x' holds {kind}.*not numbers")
+        assert kind in refused(tmp_path / "d.parquet", "wrong_type", "x")
     for kind, column in {"text": arrow.array(["a"] * 4), "datetime64": arrow.array([datetime(2026, 1, 1)] * 4)}.items():
         write(arrow.table({"x": column}), tmp_path / "d.parquet")
-        refused(tmp_path / "d.parquet", f"'x' holds {kind}")
+        refused(tmp_path / "d.parquet", "wrong_type", "x", *([] if kind == "text" else [kind]), "3")
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(40) + b"PAR1", b"PAR1" + b"\xff" * 60 + b"PAR1"])
 def test_a_parquet_file_that_is_none(tmp_path: Path, content: bytes) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     (tmp_path / "d.parquet").write_bytes(content)
-    refused(tmp_path / "d.parquet", "can't be read as a Parquet file")
+    refused(tmp_path / "d.parquet", "unreadable_file")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_a_safetensors_file_that_lies(tmp_path: Path, entry: object) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     head = json.dumps({"x": entry}).encode()
     (tmp_path / "d.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + X.tobytes())
-    refused(tmp_path / "d.safetensors", "'x'|can't be read as a safetensors file")
+    refused(tmp_path / "d.safetensors", "wrong_type" if entry and "F8_E4M3" in str(entry) else "unreadable_file")
 
 
 random = np.random.default_rng(0)
@@ -199,7 +200,7 @@ def test_safetensors_of_half_floats(tmp_path: Path) -> None:
     batch = open_data(tmp_path / "a.safetensors", TABLE).batch(np.arange(N))
     np.testing.assert_array_equal(batch["x"], ROWS.astype(np.float16).astype(np.float32))
     (tmp_path / "b.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
-    with pytest.raises(OnnxgradError, match="can't be read as a safetensors file"):
+    with raises(OnnxgradError, "unreadable_file", "b.safetensors"):
         open_data(tmp_path / "b.safetensors", TABLE)
 
 
@@ -207,18 +208,18 @@ def test_broken_and_pickled_arrays(tmp_path: Path) -> None:
     path = to_npz(tmp_path, {"x": ROWS, "y": CLASSES})
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + bytes(len(whole[100:140])) + whole[140:])
-    with pytest.raises(OnnxgradError, match=r"can't be read as an .npz file"):
+    with raises_first(OnnxgradError, "unreadable_file", "data.npz", "x"):
         open_data(path, TABLE)
     np.savez(path, x=ROWS, y=np.array([{}] * N, object))
-    with pytest.raises(OnnxgradError, match="with an array 'y': Object arrays cannot be loaded") as told:
+    with raises_first(OnnxgradError, "unreadable_file", "data.npz", "y") as told:
         open_data(path, TABLE)
     assert "array.astype(float)" in (told.value.hint or "")
-    with pytest.raises(OnnxgradError, match=r"y.npy' can't be read.*Python objects") as told:
+    with raises(OnnxgradError, "unreadable_file", "y.npy") as told:
         open_data(to_folder(tmp_path, {"x": ROWS, "y": CLASSES.astype(object)}), TABLE)
     assert "array.astype(float)" in (told.value.hint or "")
     with path.open("wb") as file:
         np.save(file, ROWS)
-    with pytest.raises(OnnxgradError, match="a single array without a name"):
+    with raises(OnnxgradError, "unreadable_file", "data.npz"):
         open_data(path, TABLE)
 
 
@@ -229,12 +230,12 @@ def test_archives_compressed_as_numpy_compresses_none(tmp_path: Path, compressio
     with zipfile.ZipFile(path) as whole, zipfile.ZipFile(tmp_path / "other.npz", "w", compression) as other:
         for name in whole.namelist():
             other.writestr(name, whole.read(name))
-    with pytest.raises(OnnxgradError, match="compressed in a way that numpy does not write"):
+    with raises(OnnxgradError, "unreadable_file", "other.npz", "x"):
         open_data(tmp_path / "other.npz", TABLE)
 
 
 def test_an_array_that_is_larger_than_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = to_npz(tmp_path, {"x": ROWS, "y": CLASSES})
     monkeypatch.setattr(array_files, "free_memory", lambda: 100)
-    with pytest.raises(OnnxgradError, match="not enough memory to read"):
+    with raises(OnnxgradError, "no_memory", "data.npz"):
         open_data(path, TABLE)

@@ -13,6 +13,7 @@ from onnxgrad_cli.data import Data, Preprocessing, open_data
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from tests.cli_harness import MLP, Shell, save
+from tests.facts import raises
 
 PORTS = {"x": tensor_type(TensorProto.FLOAT, ["n", 3]), "y": tensor_type(TensorProto.INT64, ["n"])}
 ROWS = {"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [5.0, 6.0], "y": [0, 1]}
@@ -44,7 +45,7 @@ def test_the_order_is_that_of_the_data_it_was_trained_on(suffix: str, tmp_path: 
     known = Preprocessing.of_model(model)
     again = opened(write(tmp_path / f"again{suffix}", "cyba"), known)
     np.testing.assert_array_equal(again.batch(np.arange(2))["x"], [[1, 3, 5], [2, 4, 6]])
-    with pytest.raises(UsageError, match="no column 'b'; in the training data, 'x' has the columns"):
+    with raises(UsageError, "missing_value", f"less{suffix}", "b", "x"):
         opened(write(tmp_path / f"less{suffix}", "acy"), known)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 
@@ -34,33 +33,33 @@ def test_text_as_spreadsheets_write_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "lines, said",
     [
-        (["1,2,3,4", "1,2,oops,4"], r"line 3, column 'x_2' for 'x': 'oops' is not a number"),
-        (["1,2,3,4", "1,,2,4"], r"line 3, column 'x_1' for 'x': the cell is empty"),
-        (["1,2,3,4.5"], r"line 2, column 'y' for 'y': '4.5' is not a whole number"),
-        (["1,2,3,4", '"1', '",2,3,4', "1,2,3,4,5"], r"line 5 has 5 fields, but the first line has 4"),
-        (["1,2,3,4", "1,2,3"], r"line 3 has 3 fields"),
-        (["1,2,3,4.0", "1,2,yes,4.5"], r"line 3, column 'x_2' for 'x': 'yes' is not a number"),
-        (["1,2,3,4.0", "1,2,3,1e3.0"], r"line 3, column 'y' for 'y': '1e3.0' is not a whole number"),
-        (["2024_01,2,3,4"], r"line 2, column 'x_0' for 'x': '2024_01' is not a number"),
-        (["1,2,3,99999999999999999999"], r"'99999999999999999999' is not a whole number"),
-        (["1,2,3,4", "1,inf,3,4"], r"'x' is inf in sample 1 \(the first is 0\) at index \[1\]"),
-        (["1,2,3,4", "1,2,3\0,4"], r"can't be read as a text table: it contains a NUL"),
-        (["1,2,3,4\0"], r"can't be read as a text table: it contains a NUL"),
-        (['1,2,3,"4'], r"can't be read as a text table"),
-        ([], r"is empty"),
+        (["1,2,3,4", "1,2,oops,4"], ("wrong_type", "3", "x_2", "x", "oops")),
+        (["1,2,3,4", "1,,2,4"], ("wrong_type", "3", "x_1", "x")),
+        (["1,2,3,4.5"], ("wrong_type", "2", "y", "y", "4.5")),
+        (["1,2,3,4", '"1', '",2,3,4', "1,2,3,4,5"], ("wrong_shape", "5", "5", "4")),
+        (["1,2,3,4", "1,2,3"], ("wrong_shape", "3", "3", "4")),
+        (["1,2,3,4.0", "1,2,yes,4.5"], ("wrong_type", "3", "x_2", "x", "yes")),
+        (["1,2,3,4.0", "1,2,3,1e3.0"], ("wrong_type", "3", "y", "y", "1e3.0")),
+        (["2024_01,2,3,4"], ("wrong_type", "2", "x_0", "x", "2024_01")),
+        (["1,2,3,99999999999999999999"], ("wrong_type", "2", "y", "y", "99999999999999999999")),
+        (["1,2,3,4", "1,inf,3,4"], ("wrong_value", "x", "1", "0", "1", "float32")),
+        (["1,2,3,4", "1,2,3\0,4"], ("unreadable_file",)),
+        (["1,2,3,4\0"], ("unreadable_file",)),
+        (['1,2,3,"4'], ("unreadable_file",)),
+        ([], ("no_data", "x", "0", "3")),
     ],
 )
-def test_bad_cells_and_rows(tmp_path: Path, lines: list[str], said: str) -> None:
+def test_bad_cells_and_rows(tmp_path: Path, lines: list[str], said: tuple[str, ...]) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("\n".join(["x_0,x_1,x_2,y", *lines]) + "\n")
-    with pytest.raises(OnnxgradError, match=f"bad.csv'.*{said}"):
+    with raises(OnnxgradError, said[0], "bad.csv", *said[1:]):
         open_data(file, PORTS)
 
 
 def test_a_bad_cell_far_down(tmp_path: Path) -> None:
     file = tmp_path / "long.csv"
     file.write_text("x_0,x_1,x_2,y\n" + "1,2,3,4\n" * 10_000 + "1,2,3,-\n" + "1,2,3,4\n" * 10_000)
-    with raises(UsageError, "usage", "long.csv", "10002", "y", "y", "-"):
+    with raises(UsageError, "wrong_type", "long.csv", "10002", "y", "y", "-"):
         open_data(file, PORTS)
     file.write_text("x_0,x_1,x_2,y\n" + "".join(f"{i},2,3,{i % 7}\n" for i in range(20_000)))
     batch = open_data(file, PORTS).batch(np.arange(20_000))
@@ -70,10 +69,10 @@ def test_a_bad_cell_far_down(tmp_path: Path) -> None:
 
 def test_headers_that_can_not_be_right(tmp_path: Path) -> None:
     (tmp_path / "twice.csv").write_text("y,a,a,b\n1,2,3,4\n")
-    with raises(UsageError, "usage", "twice.csv", "a"):
+    with raises(UsageError, "ambiguous", "twice.csv", "a"):
         open_data(tmp_path / "twice.csv", PORTS)
     (tmp_path / "none.csv").write_text("")
-    with raises(UsageError, "usage", "none.csv", "x", "3", "y", "int64"):
+    with raises(UsageError, "no_data", "none.csv", "x", "3", "y", "int64"):
         open_data(tmp_path / "none.csv", PORTS)
     (tmp_path / "latin.csv").write_bytes("x_0,x_1,x_2,y,größe\n".encode("latin-1"))
     with pytest.raises(OnnxgradError, match=r"utf-8.*can.t decode"):
@@ -89,21 +88,21 @@ def test_text_as_pandas_writes_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch["x"], [[1, 1], [2.5, 0]])
     np.testing.assert_array_equal(batch["mask"], [True, False])
     np.testing.assert_array_equal(batch["y"], [2**53 + 1, -3])
-    assert "not model inputs: the unnamed column" in told[0]
+    assert told[0].endswith("unnamed column")
 
 
 @pytest.mark.parametrize("name, header", [("a.csv", "x;y"), ("a.csv", "x\ty"), ("a.csv", "x|y"), ("a.tsv", "x,y")])
 def test_columns_that_are_cut_by_other_marks(tmp_path: Path, name: str, header: str) -> None:
     (tmp_path / name).write_text(f"{header}\n")
-    with pytest.raises(UsageError, match=f"has only one column in its first line: {re.escape(header)}") as told:
+    with raises(UsageError, "wrong_value", name) as told:
         open_data(tmp_path / name, PORTS)
-    assert "separate columns by commas" in (told.value.hint or "")
+    assert header in told.value.message
 
 
 def test_a_table_that_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxgrad_cli.data.csv_file.MAX_LINE_LENGTH", 1000)
     (tmp_path / "d.csv").write_bytes(bytes(5000))
-    refused(tmp_path / "d.csv", "a line has more than 1,000 characters")
+    refused(tmp_path / "d.csv", "unreadable_file", "1,000")
 
 
 @pytest.mark.parametrize("content", [b"\0\0\n", b'x_0,x_1,x_2\n"1,2,3', b"\xff\xfe\n", b"x_0,x_1,x_2\n1,2,\0\n"])

@@ -20,7 +20,8 @@ from onnxgrad_cli.data.dataset import data_of
 from onnxgrad_cli.data.states import NOT_RECURRENT
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
-from tests.facts import raises, raises_as
+from tests.data.leading_facts import raises_first
+from tests.facts import raises
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 random = np.random.default_rng(0)
@@ -138,10 +139,12 @@ def test_what_is_left_is_the_input_that_has_no_columns(tmp_path: Path, write: Wr
     columns = {"a": X[:, 0], "b": X[:, 1], "y": Y, "c": X[:, 2]}
     batch = open_data(write(tmp_path, columns), PORTS).batch(np.arange(N))
     np.testing.assert_array_equal(batch["x"], X.astype(np.float32))
-    with pytest.raises(UsageError, match="takes 3 columns, but there are 4: a, b, c, d"):
-        open_data(write(tmp_path, {**columns, "d": Y}), PORTS)
-    with pytest.raises(UsageError, match="takes 3 columns, but there are 2: x_0"):
-        open_data(write(tmp_path, {"x_0": Y, "x_1": Y, "x_3": Y, "y": Y}), PORTS)
+    path = write(tmp_path, {**columns, "d": Y})
+    with raises(UsageError, "wrong_shape", path.name, "x", "3", "3", "4"):
+        open_data(path, PORTS)
+    path = write(tmp_path, {"x_0": Y, "x_1": Y, "x_3": Y, "y": Y})
+    with raises(UsageError, "wrong_shape", path.name, "x", "3", "3", "2", "x_0", "x_1"):
+        open_data(path, PORTS)
 
 
 @pytest.mark.parametrize("write", TABLES)
@@ -152,7 +155,7 @@ def test_columns_in_brackets_and_of_unknown_number(tmp_path: Path, write: Writer
     data = open_data(write(tmp_path, columns), inputs, tell=lambda text, level: told.append(text))
     np.testing.assert_array_equal(data.batch(np.arange(N))["x"], X[:, :2].astype(np.float32))
     assert data.sizes == {"features": 2}
-    assert "not model inputs: id" in told[0]
+    assert told[0].endswith(": id")
 
 
 def test_a_column_called_as_an_input_is_no_part_of_another(tmp_path: Path) -> None:
@@ -170,9 +173,9 @@ def test_one_float_a_sample_is_a_column_of_an_output_of_one(tmp_path: Path, writ
     held = data_of({"x": X, "y": X[:, 0]}, inputs, {}, True, NOT_RECURRENT)
     np.testing.assert_array_equal(held.batch(np.array([3, 1]))["y"], X[[3, 1], :1].astype(np.float32))
     if write in (to_npz, to_folder, to_safetensors):
-        with pytest.raises(UsageError, match=r"'y' has shape \[20\], but the model takes \[batch, 2\]"):
+        with raises(UsageError, "wrong_shape", data.source.name, "y", "20", "2"):
             open_data(write(tmp_path, {"x": X, "y": X[:, 0]}), {**inputs, "y": tensor_type(FLOAT, ["batch", 2])})
-        with pytest.raises(UsageError, match=r"'y' has shape \[20\], but the model takes \[batch, 1\]"):
+        with raises(UsageError, "wrong_shape", data.source.name, "y", "20", "1"):
             open_data(write(tmp_path, {"x": X, "y": Y}), {**inputs, "y": tensor_type(INT64, ["batch", 1])})
 
 
@@ -180,11 +183,11 @@ def test_bytes_are_no_text_and_float8_has_no_type(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     rows = arrow.array([row.tobytes() for row in X])
     pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"x": rows, "y": Y}), tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match="'x' holds bytes, but the model takes"):
+    with raises(UsageError, "wrong_type", "a.parquet", "x", "3"):
         open_data(tmp_path / "a.parquet", PORTS)
     head = json.dumps({"x": {"dtype": "F8_E4M3", "shape": [4, 3], "data_offsets": [0, 12]}}).encode()
     (tmp_path / "a.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(12))
-    with raises(UsageError, "usage", "a.safetensors", "x", "F8_E4M3"):
+    with raises(UsageError, "wrong_type", "a.safetensors", "x", "F8_E4M3"):
         open_data(tmp_path / "a.safetensors", {"x": PORTS["x"]})
 
 
@@ -203,21 +206,21 @@ def test_layouts_that_are_not_plain(tmp_path: Path) -> None:
     "name, content, said",
     [
         ("none.npz", None, ("missing_file", "none.npz")),
-        ("a.npz", b"", "can't be read as an .npz file"),
-        ("a.npz", b"PK\x03\x04 cut short", "can't be read as an .npz file"),
-        ("a.npz", b"\x08\x0a no archive", "does not start like a zip archive"),
-        ("a.xlsx", b"", "can't read data of the format of"),
-        ("a.npy", b"", "can't read data of the format of"),
-        ("data/x.npy", b"\x93NUMPY", "x.npy' can't be read as an .npy file"),
-        ("empty/readme", b"", ("usage", "empty", "x", "3", "y", "int64")),
+        ("a.npz", b"", ("unreadable_file", "a.npz")),
+        ("a.npz", b"PK\x03\x04 cut short", ("unreadable_file", "a.npz")),
+        ("a.npz", b"\x08\x0a no archive", ("unreadable_file", "a.npz")),
+        ("a.xlsx", b"", ("wrong_type", "a.xlsx")),
+        ("a.npy", b"", ("wrong_type", "a.npy")),
+        ("data/x.npy", b"\x93NUMPY", ("unreadable_file", "x.npy")),
+        ("empty/readme", b"", ("no_data", "empty", "x", "3", "y", "int64")),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, name: str, content: bytes | None, said: str | tuple[str, ...]) -> None:
+def test_files_that_are_none(tmp_path: Path, name: str, content: bytes | None, said: tuple[str, ...]) -> None:
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     if content is not None:
         file.write_bytes(content)
-    with raises_as(OnnxgradError, said):
+    with raises_first(OnnxgradError, *said):
         open_data(file.parent if "/" in name else file, PORTS)
 
 

@@ -21,6 +21,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import Shell
+from tests.facts import raises
 from tests.genai_form import KEYS, SIZE, decoder
 
 WORDS = 40
@@ -135,6 +136,6 @@ def test_a_base_of_bfloat16_without_kernels_is_told(shell: Shell) -> None:
 def test_text_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     inputs = {"input_ids": tensor_type(TensorProto.INT64, ["n", "t"])}
-    with pytest.raises(UsageError, match="has no 'input_ids'") as told:
+    with raises(UsageError, "missing_value", "a.jsonl", "input_ids") as told:
         open_data(tmp_path / "a.jsonl", inputs)
     assert told.value.hint == "name a `tokenizer` for the text in messages"

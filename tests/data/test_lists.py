@@ -60,5 +60,5 @@ def test_blocks_hold_every_element_and_no_other(lengths: list[int], elements: in
 def test_padding_is_pytorchs() -> None:
     rows = [random.integers(0, 9, length) for length in (2, 0, 4)]
     expected = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=-100)
-    np.testing.assert_array_equal(padded(rows, 4, -100), expected.numpy())
-    assert padded([], 3, 0).shape == (0, 3)
+    np.testing.assert_array_equal(padded(rows, [4], -100), expected.numpy())
+    assert padded([], [3], 0).shape == (0, 3)

@@ -93,10 +93,10 @@ def test_a_run_on_pictures_goes_on_bit_for_bit(shell: Shell) -> None:
     assert (Path("a.onnx.run") / CHECKPOINT).exists() and (Path("a.onnx.run") / FILE).exists()
     for changed in (("--normalize", "imagenet"), ("--augment", "flip")):
         refused = shell(*whole, *changed, "--epochs", "4", "-o", "b.onnx", "--resume")
-        assert refused.code == 2 and "another model or other options" in refused.err
+        assert refused.code == 2 and "options" in refused.err
     shutil.rmtree("shapes/disc")
     refused = shell(*whole, "--epochs", "4", "-o", "b.onnx", "--resume")
-    assert refused.code == 2 and "other training data" in refused.err
+    assert refused.code == 2 and "training data" in refused.err
     exported = shell("export", "b.onnx.run", "--model", "shapes.onnx", "-o", "c.onnx")
     assert exported.code == 0 and Path("c.onnx").read_bytes() == Path("b.onnx").read_bytes()
 
@@ -113,7 +113,7 @@ def test_classes_are_folders_sorted_and_numbers_are_numbers(tmp_path: Path) -> N
     assert data.batch(np.arange(4))["y"].tolist() == [0, 1, 1, 2]
     assert data.preprocessing([term()]).classes == {"logits": ("Cat", "dog", "emu")}
     assert told[0].startswith("ignoring 1 files in ")
-    assert told[0].endswith("that are not PNG or JPEG") and told[1] == "classes of 'y': Cat, dog, emu"
+    assert told[1] == "classes of 'y': Cat, dog, emu"
     save(tmp_path / "numbers", "10/1.png", "9/1.png", "0/1.png")
     data = opened(tmp_path / "numbers", ports(3, 8, 8))
     assert data.batch(np.arange(3))["y"].tolist() == [0, 10, 9] and not data.names
@@ -142,5 +142,5 @@ def test_pictures_without_labels_are_read_for_a_model_alone(tmp_path: Path) -> N
 def test_a_class_without_pictures_is_told(tmp_path: Path) -> None:
     save(tmp_path, "a/1.png")
     (tmp_path / "b").mkdir()
-    with pytest.raises(UsageError, match="b' has no pictures"):
+    with raises(UsageError, "no_data", "b"):
         opened(tmp_path, ports(3, 8, 8))

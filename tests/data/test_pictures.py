@@ -146,18 +146,18 @@ def test_links_lead_nowhere_else(tmp_path: Path) -> None:
     assert len(opened(tmp_path / "data", ports(3, 8, 8))) == 2
     link.unlink()
     link.symlink_to(tmp_path / "secret" / "1.png")
-    with raises(UsageError, "usage", "2.png", "data"):
+    with raises(UsageError, "wrong_value", "2.png", "data"):
         opened(tmp_path / "data", ports(3, 8, 8))
     link.unlink()
     (tmp_path / "data" / "b").symlink_to(tmp_path / "secret", target_is_directory=True)
-    with pytest.raises(UsageError, match="is a link to a folder, which is not followed"):
+    with raises(UsageError, "wrong_type", "b"):
         opened(tmp_path / "data", ports(3, 8, 8))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     save(tmp_path, "a/1.png")
     os.mkfifo(tmp_path / "a" / "2.png")
-    with pytest.raises(OnnxgradError, match="is not a file: it is a device, a pipe or a folder"):
+    with pytest.raises(OnnxgradError, match=r"2\.png'.* a device"):
         opened(tmp_path, ports(3, 8, 8))
 
 
@@ -168,7 +168,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         (["train/a/1.png", "val/a/1.png"], ports(3, 8, 8), "are not classes but splits: train, val"),
         (["0/1.png", "00/1.png", "1/1.png"], ports(3, 8, 8), "0' and '.*00' are the same class, 0"),
         (["a/1.png"], ports(3, "h", "w"), "does not fix the size of pictures"),
-        (["a/1.png"], ports(3, 8, 3), ("usage", "3", "8", "3")),
+        (["a/1.png"], ports(3, 8, 3), ("ambiguous", "3", "8", "3")),
         (["a/1.png"], ports(7), "can't take pictures"),
         (["a/1.png"], ports(2, 8, 8), "can't take pictures"),
         (["a/1.png"], {**ports(3, 8, 8), "z": ports(7)["x"]}, "the model takes x, z"),

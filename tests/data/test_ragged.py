@@ -260,7 +260,7 @@ def test_labels_of_different_sizes_without_a_mask_have_no_parts(shell: Shell) ->
     to_train = ("train", "points.onnx", "--loss", "mse:y:force", "--data", "molecules.jsonl", "--batch-size", 1)
     assert shell(*to_train, "--epochs", 1, "-o", "t.onnx").code == 0
     done = shell(*to_train, "--optimizer", "lbfgs", "-o", "u.onnx")
-    assert done.code == 2 and "the label 'force' has different sizes" in done.err and not Path("u.onnx").exists()
+    assert done.code == 2 and "force" in done.facts and not Path("u.onnx").exists()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lbfgs"])
@@ -297,11 +297,10 @@ def test_several_named_sets_have_samples_of_one_size(shell: Shell) -> None:
         losses = ("--loss", "a=losses.py:plain", "--loss", "b=losses.py:plain")
         done = shell("train", "masked.onnx", *both, *losses, "-o", "t.onnx")
         assert done.code == 2 and done.facts == ("conflict", "molecules.jsonl"), done.err
-        assert "train on one data set" in done.err
     both = ("--data", "a=even.jsonl", "--data", "b=even.jsonl")
     losses = ("--loss", "a=losses.py:plain", "--loss", "b=losses.py:masked")
     done = shell("train", "masked.onnx", *both, *losses, "-o", "t.onnx")
-    assert done.code == 2 and done.facts == ("conflict", "losses", "real") and "one data set" in done.err, done.err
+    assert done.code == 2 and done.facts == ("conflict", "losses", "real"), done.err
     assert not Path("t.onnx").exists()
     done = shell("train", "masked.onnx", *both, *losses[:3], "b=losses.py:plain", "--epochs", 1, "-o", "t.onnx")
     assert done.code == 0, done.err
@@ -327,7 +326,7 @@ def test_predictions_of_different_sizes(shell: Shell, molecules: list[dict[str, 
             np.testing.assert_allclose(batch["y"][0], each, rtol=1e-6)
             np.testing.assert_allclose(batch["s"], each.sum(), rtol=1e-4, atol=1e-5)
     done = shell("predict", "forces.onnx", "--data", "molecules.jsonl", "-o", "p.csv")
-    assert done.code == 2 and "output 'y' have different shapes" in done.err and not Path("p.csv").exists()
+    assert done.code == 2 and "y" in done.facts and not Path("p.csv").exists()
 
 
 def test_all_formats_hold_the_same_samples(tmp_path: Path, molecules: list[dict[str, Any]]) -> None:
@@ -384,7 +383,7 @@ def test_a_mask_that_marks_padding_is_not_made(tmp_path: Path) -> None:
     """PyTorch's key_padding_mask is true for padding."""
     inputs = {"x": ATOMS, "key_padding_mask": tensor_type(TensorProto.BOOL, ["molecules", "atoms"])}
     write_lines([{"x": np.ones((size, 3))} for size in (1, 2)], tmp_path / "a.jsonl")
-    with pytest.raises(UsageError, match="has no 'key_padding_mask'"):
+    with raises(UsageError, "missing_value", "a.jsonl", "key_padding_mask"):
         open_data(tmp_path / "a.jsonl", inputs)
 
 
@@ -394,34 +393,37 @@ GOOD = [{"positions": np.ones((n, 3)), "force": np.ones((n, 3)), "label": [1.0]}
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"positions": np.ones((3, 2))}, r"'positions' has size 2 along axis 1 in sample 1 .* the model takes float"),
-        ({"force": np.ones((2, 3))}, r"'force' has size 2 along axis 0 in sample 1 .*, but 'positions' has 3"),
-        ({"positions": np.full((3, 3), np.nan)}, r"'positions' is nan in sample 1 .* at index \[0, 0\]"),
-        ({"positions": np.ones(3)}, r"'positions' has lists of different depths"),
-        ({"positions": np.ones((0, 3)), "force": np.ones((0, 3))}, "'positions' has lists of different depths"),
-        ({"label": [1.0, 2.0]}, r"'label' has size 2 along axis 0 in sample 1"),
+        ({"positions": np.ones((3, 2))}, ("wrong_shape", "a.jsonl", "positions", "2", "1", "1", "0", "3")),
+        ({"force": np.ones((2, 3))}, ("wrong_shape", "a.jsonl", "force", "2", "0", "1", "0", "positions", "3")),
+        (
+            {"positions": np.full((3, 3), np.nan)},
+            ("wrong_value", "a.parquet", "positions", "1", "0", "0", "0", "float32"),
+        ),
+        ({"positions": np.ones(3)}, ("wrong_type", "a.jsonl", "positions")),
+        ({"positions": np.ones((0, 3)), "force": np.ones((0, 3))}, ("wrong_type", "a.jsonl", "positions")),
+        ({"label": [1.0, 2.0]}, ("wrong_shape", "a.jsonl", "label", "2", "0", "1", "0", "1")),
     ],
 )
-def test_samples_that_are_wrong(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+def test_samples_that_are_wrong(tmp_path: Path, changed: dict[str, Any], said: tuple[str, ...]) -> None:
     samples = [GOOD[0], {**GOOD[1], **changed}, GOOD[2]]
     lines = [json.dumps({name: np.asarray(value).tolist() for name, value in each.items()}) for each in samples]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines).replace("NaN", "1e999").replace("1e999", "NaN"))
-    if "nan" in said:
+    if said[0] == "wrong_value":
         path = tmp_path / "a.parquet"
         columns = {name: [np.asarray(each[name]).tolist() for each in samples] for name in INPUTS}
         pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    with pytest.raises(UsageError, match=said):
+    with raises(UsageError, *said):
         open_data(path, INPUTS)
 
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ([2, 3], ("usage", "a.npz", "positions_sizes", "positions", "15", "27")),
-        ([2, 3, -4], ("usage", "a.npz", "positions_sizes", "positions")),
-        ([2.0, 3.0, 4.0], ("usage", "a.npz", "positions_sizes", "positions")),
-        ([5, 0, 4], ("usage", "a.npz", "positions", "0", "0", "1", "0")),
+        ([2, 3], ("wrong_shape", "a.npz", "positions_sizes", "positions", "15", "27")),
+        ([2, 3, -4], ("wrong_shape", "a.npz", "positions_sizes", "positions")),
+        ([2.0, 3.0, 4.0], ("wrong_shape", "a.npz", "positions_sizes", "positions")),
+        ([5, 0, 4], ("wrong_shape", "a.npz", "positions", "0", "0", "1", "0")),
     ],
 )
 def test_sizes_that_are_wrong(tmp_path: Path, sizes: list[float], said: tuple[str, ...]) -> None:
@@ -432,15 +434,15 @@ def test_sizes_that_are_wrong(tmp_path: Path, sizes: list[float], said: tuple[st
 
 def test_uneven_arrays_inside_a_sample(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"x": [[[1.0], [2.0]], [[1.0, 2.0], [3.0]]]}), tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match="column 'x' has nested lists of different lengths in row 1"):
+    with raises(UsageError, "wrong_shape", "a.parquet", "x", "1", "0"):
         open_data(tmp_path / "a.parquet", {"x": tensor_type(FLOAT, ["n", "a", "b"])})
 
 
 def test_options_that_need_one_shape_are_refused(shell: Shell) -> None:
     done = train(shell, "net.onnx", "alone", "--max-length", 3, "-o", "t.onnx")
-    assert done.code == 2 and "'positions' holds arrays of different shapes" in done.err
+    assert done.facts == ("conflict", "molecules.jsonl", "positions", "tokenizer", "max_length", "pack", "pad_id")
     done = train(shell, "net.onnx", "alone", "--batch-size", 1, "--balance", "-o", "t.onnx")
-    assert done.code == 2 and "--balance: the label 'label' does not hold one class per sample" in done.err
+    assert done.facts == ("wrong_type", "balance", "label")
 
 
 def test_signals_of_different_lengths_have_no_mean_per_position(shell: Shell) -> None:
@@ -450,6 +452,6 @@ def test_signals_of_different_lengths_have_no_mean_per_position(shell: Shell) ->
     write_lines([{"x": np.arange(size) + 0.5, "label": [1.0]} for size in (2, 3, 2, 4)], Path("signals.jsonl"))
     on_signals = ("train", "signals.onnx", "--data", "signals.jsonl", "--batch-size", 1, "--epochs", 1, "-o", "t.onnx")
     done = shell(*on_signals, "--normalize", "auto")
-    assert done.code == 2 and "the samples of 'x' have different sizes along axis 1" in done.err
+    assert done.facts == ("wrong_shape", "normalize", "x", "1")
     done = shell(*on_signals)
     assert done.code == 0, done.err

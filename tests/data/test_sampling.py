@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxgrad_cli.data import (
 )
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
+from tests.data.leading_facts import raises_first
 from tests.data.test_dataset import X, Y, samples, to_npz
 from tests.data.test_preprocessing import PORTS, opened
 from tests.facts import raises
@@ -100,9 +102,10 @@ def test_whole_batches_for_a_model_that_takes_no_others(
 
 @pytest.mark.parametrize("count, batch, fraction", [(1, "n", 0.5), (10, "n", 0.01), (10, "n", 0.99), (15, 8, 0.5)])
 def test_a_part_without_samples_is_refused(tmp_path: Path, count: int, batch: int | str, fraction: float) -> None:
-    with pytest.raises(UsageError, match=f"has {count} samples: a fraction of {fraction} for validation") as told:
-        held_out(folder(tmp_path, count, batch), fraction)
-    assert told.value.hint and ("a batch of 8" if batch == 8 else "one sample") in told.value.hint
+    data = folder(tmp_path, count, batch)
+    with raises_first(UsageError, "wrong_value", data.source.name, str(count), str(fraction)) as told:
+        held_out(data, fraction)
+    assert told.value.hint and ("batch of 8" if batch == 8 else "one sample") in told.value.hint
 
 
 @pytest.mark.parametrize(
@@ -118,9 +121,9 @@ def test_a_share_is_told_from_a_file(
 
 @pytest.mark.parametrize("text", ["0", "1", "20", "-0.5", "inf"])
 def test_a_number_that_is_no_share(text: str) -> None:
-    with pytest.raises(UsageError, match=f"{text} of the data") as told:
+    with pytest.raises(UsageError) as told:
         fraction_of(text)
-    assert "between 0 and 1" in (told.value.hint or "")
+    assert told.value.code == "wrong_value" and text in told.value.message and "0.2" in (told.value.hint or "")
 
 
 random = np.random.default_rng(0)
@@ -171,13 +174,13 @@ def test_goes_on_from_any_place(taken: int) -> None:
 def test_another_order_is_refused() -> None:
     state = Batches(samples(50), 8, seed=3).state()
     for count, size, seed, said in (
-        (51, 8, 3, "samples=50, not with samples=51"),
-        (50, 9, 3, "size=8, not with size=9"),
-        (50, 8, 4, "seed=3, not with seed=4"),
+        (51, 8, 3, ("50", "51")),
+        (50, 9, 3, ("8", "9")),
+        (50, 8, 4, ("3", "4")),
     ):
-        with pytest.raises(UsageError, match=said):
+        with raises(UsageError, "mismatch", *said):
             Batches(samples(count), size, seed).restore(state)
-    with raises(OnnxgradError, "failed", "0", "7", "7", "0"):
+    with raises(OnnxgradError, "unreadable_file", "0", "7", "0", "7"):
         Batches(samples(50), 8, 3).restore({**state, "position": 7})
     with pytest.raises(UsageError):
         Batches(samples(50), 8, 3).restore({})
@@ -213,7 +216,7 @@ def test_a_model_with_a_fixed_batch(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="batches of 8 samples, not of 16"):
         Batches(data, 16)
     assert len(Batches(data, 16, rank=1, world=2)) == 1
-    with raises(UsageError, "usage", "data.npz", "20", "32"):
+    with raises(UsageError, "no_data", "data.npz", "20", "32"):
         Batches(samples(20, 32), 32)
 
 
@@ -237,7 +240,7 @@ def test_classes_are_drawn_alike_often_as_by_pytorchs_sampler(tmp_path: Path) ->
     assert np.abs(counts - 1000).max() < 100 and np.abs(wanted - 1000).max() < 100
     again = Batches(data, 100, 5, weights=weights)
     assert all((labels[part.indices] == row).all() for part, row in zip(again, drawn, strict=False))
-    with raises(UsageError, "usage", "balance", "x"):
+    with raises(UsageError, "wrong_type", "balance", "x"):
         balance(data, "x", None, lambda text, level: None)
 
 
@@ -252,7 +255,7 @@ def test_yes_and_no_are_classes_to_balance(tmp_path: Path, shape: tuple[int, ...
             weights = balance(data, "y", None, lambda text, level: None)
             np.testing.assert_allclose(weights, [1 / 8, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 4])
         else:
-            with raises(UsageError, "usage", "balance", "y"):
+            with raises(UsageError, "wrong_type", "balance", "y"):
                 balance(data, "y", None, lambda text, level: None)
 
 
@@ -262,14 +265,11 @@ def test_balance_never_draws_samples_whose_label_does_not_count(tmp_path: Path) 
     lines: list[str] = []
     weights = balance(open_data(tmp_path / "a.npz", inputs), "y", -100, lambda text, level: lines.append(text))
     np.testing.assert_allclose(weights, [1 / 6, 1 / 6, 0, 1 / 2, 1 / 6, 0])
-    assert lines == [
-        "2 classes of 1 to 3 samples are drawn equally often",
-        "2 samples have the label -100, which does not count in the loss: they are not drawn",
-    ]
+    assert [re.findall(r"-?\d+", line) for line in lines] == [["2", "1", "3"], ["2", "-100"]]
 
 
 def test_one_class_is_not_balanced_unsaid(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((6, 3)), y=np.zeros(6, np.int64))
     told: list[str] = []
     balance(opened(tmp_path / "a.npz"), "y", None, lambda text, level: told.append(text))
-    assert told == ["caution: all samples have the same class: there is nothing to balance"]
+    assert len(told) == 1 and told[0].startswith("caution: ")

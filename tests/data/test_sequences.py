@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from onnxgrad_cli.data import Data, Range, SequenceOptions, held_out, open_data
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Term
-from tests.facts import raises, raises_as
+from tests.facts import raises
 
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 PLACES = tensor_type(INT64, ["batch", "length"])
@@ -117,10 +118,9 @@ def test_what_is_cut(tmp_path: Path) -> None:
     fixed = {name: tensor_type(INT64, ["batch", 6]) for name in PORTS}
     assert {array.shape for array in opened(path, fixed).batch(np.arange(2)).values()} == {(2, 6)}
     short = {name: tensor_type(INT64, ["batch", 3]) for name in PORTS}
-    with pytest.raises(
-        UsageError, match=r"4 tokens in a sample, but the model takes 3\nhint: cut them with `max_length=3`"
-    ):
+    with raises(UsageError, "wrong_shape", "data.jsonl", "input_ids", "4", "3") as told:
         opened(path, short)
+    assert "`max_length=3`" in (told.value.hint or "")
     assert opened(path, short, max_length=3).batch(np.arange(2))["input_ids"].shape == (2, 3)
 
 
@@ -129,7 +129,7 @@ def test_packed_rows(tmp_path: Path) -> None:
     told: list[str] = []
     rows = [*ROWS, [20, 21, 22, 23, 24, 25, 26], [30]]
     data = opened(to_json_lines(tmp_path, {"input_ids": rows}), max_length=6, pack=True, told=told)
-    assert "6 samples are packed into 4 rows of at most 6 tokens" in told[0]
+    assert re.findall(r"\d+", told[0]) == ["6", "4", "6"]
     batch = data.batch(np.arange(len(data)))
     packs = [ROWS[0] + ROWS[1], ROWS[2] + ROWS[3], [20, 21, 22, 23, 24, 25]]  # the last sample alone predicts nothing
     np.testing.assert_array_equal(batch["input_ids"], like_torch(packs, 0))
@@ -194,8 +194,8 @@ def test_samples_without_a_judged_token_are_left_out(tmp_path: Path) -> None:
     labels = [[5, 6, 7], [8, -100], [-100] * 4, [-100, 15]]  # nothing predicts the first token
     data = opened(to_json_lines(tmp_path, {"input_ids": ROWS, "label": labels}), told=told)
     np.testing.assert_array_equal(data.batch(np.arange(2))["input_ids"], like_torch([ROWS[0], ROWS[3]], 0))
-    assert len(data) == 2 and "2 of 4 samples have no token that counts in the loss" in told[0]
-    with pytest.raises(UsageError, match="no sample has a token that counts in the loss"):
+    assert len(data) == 2 and told[0].startswith("2 of 4 samples")
+    with raises(UsageError, "no_data", "data.jsonl"):
         opened(to_json_lines(tmp_path, {"input_ids": ROWS, "label": [[-100] * len(row) for row in ROWS]}))
 
 
@@ -214,16 +214,16 @@ def test_parts_and_digests(tmp_path: Path) -> None:
     [
         (
             {"input_ids": ROWS, "label": [*ROWS[:3], [1, 2, 3]]},
-            ("usage", "data.jsonl", "3", "0", "2", "input_ids", "3", "label"),
+            ("wrong_shape", "data.jsonl", "3", "0", "2", "input_ids", "3", "label"),
         ),
-        ({"input_ids": [*ROWS, []]}, "'input_ids' has no tokens in sample 4"),
-        ({"input_ids": [*ROWS, [1, 90]]}, ("usage", "data.jsonl", "input_ids", "90", "4", "0", "1", "0", "89")),
-        ({"input_ids": [*ROWS, [1.5]]}, ("usage", "data.jsonl", "input_ids", "float64", "int64")),
-        ({"input_ids": ROWS, "label": [1, 2, 3, 4]}, r"'label' has shape \[4\], but the model takes \[batch, length\]"),
+        ({"input_ids": [*ROWS, []]}, ("no_data", "data.jsonl", "input_ids", "4", "0")),
+        ({"input_ids": [*ROWS, [1, 90]]}, ("wrong_value", "data.jsonl", "input_ids", "90", "4", "0", "1", "0", "89")),
+        ({"input_ids": [*ROWS, [1.5]]}, ("wrong_type", "data.jsonl", "input_ids", "float64", "int64")),
+        ({"input_ids": ROWS, "label": [1, 2, 3, 4]}, ("wrong_shape", "data.jsonl", "label", "4")),
     ],
 )
-def test_lists_that_do_not_fit(tmp_path: Path, columns: Rows, said: str | tuple[str, ...]) -> None:
-    with raises_as(UsageError, said):
+def test_lists_that_do_not_fit(tmp_path: Path, columns: Rows, said: tuple[str, ...]) -> None:
+    with raises(UsageError, *said):
         opened(to_json_lines(tmp_path, columns))
 
 
@@ -241,19 +241,19 @@ def test_sets_that_tell_inputs_by_their_order(tmp_path: Path) -> None:
 
 def test_lists_where_none_are_taken(tmp_path: Path) -> None:
     path = to_json_lines(tmp_path, {"x": ROWS})
-    for kind in (tensor_type(FLOAT, ["n"]), tensor_type(INT64, ["n", "k", 1])):
-        with pytest.raises(UsageError, match=r"'x' holds lists of (2 to 4 elements|different sizes), but the model"):
+    for kind, said in ((tensor_type(FLOAT, ["n"]), ()), (tensor_type(INT64, ["n", "k", 1]), ("2", "4", "int64", "1"))):
+        with raises(UsageError, "wrong_shape", "data.jsonl", "x", *said):
             open_data(path, {"x": kind})
-    for options, said in (({"max_length": 4}, "no input of tokens"), ({"pad_id": 0}, "no input of tokens")):
-        with pytest.raises(UsageError, match=said):
+    for options in ({"max_length": 4}, {"pad_id": 0}):
+        with raises(UsageError, "conflict", "max_length", "pack", "pad_id"):
             opened(path, {"x": tensor_type(FLOAT, ["n"])}, (), **options)
 
 
 def test_packing_needs_tokens_alone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="`pack` requires the number"):
+    with raises(UsageError, "usage", "pack"):
         SequenceOptions(pack=True)
     path = to_json_lines(tmp_path, {"input_ids": ROWS, "label": [0, 1, 2, 0]})
-    with raises(UsageError, "usage", "pack", "label"):
+    with raises(UsageError, "conflict", "pack", "label"):
         opened(path, CLASS, CLASSES, pack=True, max_length=8)
 
 
@@ -266,7 +266,7 @@ def test_whole_numbers_of_different_lengths_are_tokens_whatever_they_are_called(
     data.tell_padding(lambda text, _: told.append(text))
     np.testing.assert_array_equal(data.batch(np.arange(4))["words"], like_torch(ROWS, 0))
     np.testing.assert_array_equal(data.batch(np.arange(2))["tags"], like_torch(tags[:2], 0))
-    assert len(told) == 1 and "'words' has 2 to 4 tokens in a sample. Batches are padded with 0" in told[0]
+    assert len(told) == 1 and told[0].startswith("'words'") and re.findall(r"\d", told[0]) == ["2", "4", "0"]
 
 
 def test_padding_that_a_mask_or_the_loss_leaves_out_is_no_word_worth(tmp_path: Path) -> None:
@@ -280,5 +280,5 @@ def test_padding_that_a_mask_or_the_loss_leaves_out_is_no_word_worth(tmp_path: P
 def test_labels_of_different_lengths_beside_samples_of_one_are_refused(tmp_path: Path) -> None:
     inputs = {"x": tensor_type(FLOAT, ["batch", 2]), "label": PLACES}
     path = to_json_lines(tmp_path, {"x": [[1, 2]] * 4, "label": ROWS})
-    with pytest.raises(UsageError, match="'label' holds lists of different lengths, which the model can't take"):
+    with raises(UsageError, "wrong_shape", "data.jsonl", "label"):
         open_data(path, inputs, {}, terms=CLASSES)

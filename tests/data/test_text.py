@@ -17,7 +17,8 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Term
 from tests.data.conftest import WORDS
-from tests.facts import raises, raises_as
+from tests.data.leading_facts import raises_first
+from tests.facts import facts, raises
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
@@ -113,7 +114,7 @@ def test_what_the_assistant_says_is_judged(tmp_path: Path, tokenizer: Path) -> N
     wanted = [(token, judged) for text, judged in turns for token in ids(text)]
     assert found["input_ids"][0].tolist() == [token for token, _ in wanted]
     assert found["label"][0].tolist() == [token if judged else -100 for token, judged in wanted]
-    assert "there is no chat template beside " in told[0] and "conversations are written as ChatML" in told[0]
+    assert "'tokenizer.json'" in told[0].replace(f"{tokenizer}/", "") and "ChatML" in told[0]
 
 
 def test_conversations_as_prompt_and_completion(tmp_path: Path, tokenizer: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_template_that_writes_earlier_answers_otherwise(tmp_path: Path, tokeni
     assert [row[row != -100].tolist() for row in labels] == [
         ids("it it is green <|im_end|>"), ids("it blue <|im_end|>")
     ]  # fmt: skip
-    assert "in 1 conversations, the chat template writes earlier answers differently" in told[0]
+    assert told[0].startswith("in 1 conversations, ")
 
 
 def test_texts_of_a_classifier(tmp_path: Path, tokenizer: Path) -> None:
@@ -153,49 +154,38 @@ def test_texts_of_a_classifier(tmp_path: Path, tokenizer: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"other": "x"}, "line 1: there is no text"),
-        ({"text": 3}, "line 1: there is no text"),
-        ({"prompt": "a"}, ("usage", "a.jsonl", "1", "prompt", "completion")),
-        ({"messages": "a"}, "'messages' is not a list of messages"),
-        ({"messages": []}, "'messages' is not a list of messages"),
-        ({"messages": [{"role": "user"}]}, ("usage", "a.jsonl", "1", "messages", "role", "content")),
-        ({"prompt": CHAT[:1], "completion": "blue"}, ("usage", "a.jsonl", "1", "completion")),
-        ({"messages": CHAT[:1]}, "no sample has a token that counts in the loss"),
+        ({"other": "x"}, ("missing_value", "a.jsonl", "1")),
+        ({"text": 3}, ("missing_value", "a.jsonl", "1")),
+        ({"prompt": "a"}, ("wrong_type", "a.jsonl", "1", "prompt", "completion")),
+        ({"messages": "a"}, ("wrong_type", "a.jsonl", "1", "messages")),
+        ({"messages": []}, ("wrong_type", "a.jsonl", "1", "messages")),
+        ({"messages": [{"role": "user"}]}, ("missing_value", "a.jsonl", "1", "messages", "role", "content")),
+        ({"prompt": CHAT[:1], "completion": "blue"}, ("wrong_type", "a.jsonl", "1", "completion")),
+        ({"messages": CHAT[:1]}, ("no_data", "a.jsonl")),
     ],
 )
-def test_text_that_is_none(
-    tmp_path: Path, tokenizer: Path, record: dict[str, Any], said: str | tuple[str, ...]
-) -> None:
-    with raises_as(UsageError, said):
+def test_text_that_is_none(tmp_path: Path, tokenizer: Path, record: dict[str, Any], said: tuple[str, ...]) -> None:
+    with raises(UsageError, *said):
         batch(lines(tmp_path / "a.jsonl", [record]), tokenizer)
 
 
 def test_files_that_hold_no_text(tmp_path: Path, tokenizer: Path) -> None:
     np.savez(tmp_path / "a.npz", input_ids=np.zeros((2, 2), int))
-    with raises(UsageError, "usage", "tokenizer", "a.npz"):
+    with raises(UsageError, "wrong_type", "tokenizer", "a.npz"):
         batch(tmp_path / "a.npz", tokenizer)
     with raises(OnnxgradError, "missing_file", "gone.jsonl"):
         batch(tmp_path / "gone.jsonl", tokenizer)
     path = lines(tmp_path / "a.jsonl", [{"text": "the"}, {"messages": CHAT}])
-    with pytest.raises(UsageError, match="line 2: some lines have messages"):
+    with raises(UsageError, "wrong_type", "a.jsonl", "2"):
         batch(path, tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "can't be read as a tokenizer"),
-        (b"{}", "can't be read as a tokenizer"),
-        (b"\xff\xfe", "can't be read as text"),
-        (
-            b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}',
-            "can't be read as a tokenizer",
-        ),
-    ],
+    "content", [b"", b"{}", b"\xff\xfe", b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}']
 )
-def test_tokenizers_that_are_none(tmp_path: Path, tokenizer: Path, content: bytes, said: str) -> None:
+def test_tokenizers_that_are_none(tmp_path: Path, tokenizer: Path, content: bytes) -> None:
     (tokenizer / "tokenizer.json").write_bytes(content)
-    with pytest.raises(OnnxgradError, match=said):
+    with raises_first(OnnxgradError, "unreadable_file", "tokenizer.json"):
         batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
 
 
@@ -220,22 +210,21 @@ DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 def test_tokenizers_that_make_much_of_a_word(tmp_path: Path, tokenizer: Path, part: str, component: object) -> None:
     file = tokenizer / "tokenizer.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), part: component}))
-    with pytest.raises(
-        OnnxgradError, match=r"it makes texts .* times as long and adds .* tokens, but the limit is 1,000"
-    ):
+    with raises_first(OnnxgradError, "unreadable_file", "tokenizer.json") as told:
         batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
+    assert facts(told.value)[-1] == "1,000"
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"a": ' * 10_000])
 def test_settings_that_are_none(tmp_path: Path, tokenizer: Path, content: str) -> None:
     (tokenizer / "tokenizer_config.json").write_text(content)
-    with pytest.raises(OnnxgradError, match=r"tokenizer_config.json' can't be read as JSON"):
+    with raises_first(OnnxgradError, "unreadable_file", "tokenizer_config.json"):
         batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
 
 
 def test_a_tokenizer_of_another_model(tmp_path: Path, tokenizer: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"text": "the sky is green"}])
-    with raises(UsageError, "usage", "a.jsonl", "input_ids", "9", "0", "0", "2", "0", "8", "9"):
+    with raises(UsageError, "wrong_value", "a.jsonl", "input_ids", "9", "0", "0", "2", "0", "8", "9"):
         open_data(path, PORTS, {"input_ids": Range(0, 8, why="it indexes a table of 9 rows")}, terms=CAUSAL,
                   options=SequenceOptions(tokenizer))  # fmt: skip
 

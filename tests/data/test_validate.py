@@ -15,7 +15,7 @@ from onnxgrad_cli.data import Range, open_data
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from tests.data.test_dataset import FLOAT, INT64, PORTS, X, Y, to_folder, to_npz
-from tests.facts import raises, raises_as
+from tests.facts import raises
 
 random = np.random.default_rng(0)
 
@@ -32,33 +32,34 @@ Writer = Callable[[Path, Arrays], Path]
 @pytest.mark.parametrize(
     "arrays, said",
     [
-        ({"X": X, "y": Y}, r"has no 'x' \(float\[batch, 3\]\)"),
-        ({}, r"has no 'x' .*, 'y' \(int64\[batch\]\)"),
-        ({"x": X[:, :2], "y": Y}, r"'x' has shape \[20, 2\], but the model takes \[batch, 3\]"),
-        ({"x": X[:, 0], "y": Y}, r"'x' has shape \[20\]"),
-        ({"x": X, "y": Y[:, None]}, r"'y' has shape \[20, 1\], but the model takes \[batch\]"),
-        ({"x": X, "y": Y.astype(np.float32)}, r"'y' holds float32, but the model takes int64\[batch\]"),
-        ({"x": X.astype(str), "y": Y}, "'x' holds text"),
-        ({"x": X + 1j, "y": Y}, "'x' holds complex128"),
-        ({"x": X, "y": Y[:-1]}, "'x' has 20 samples, but 'y' has 19"),
-        ({"x": X[:0], "y": Y[:0]}, r"is empty: 'x' has shape \[0, 3\]"),
+        ({"X": X, "y": Y}, ("missing_value", "x", "3")),
+        ({}, ("missing_value", "x", "3", "y", "int64")),
+        ({"x": X[:, :2], "y": Y}, ("wrong_shape", "x", "20", "2", "3")),
+        ({"x": X[:, 0], "y": Y}, ("wrong_shape", "x", "20", "3")),
+        ({"x": X, "y": Y[:, None]}, ("wrong_shape", "y", "20", "1")),
+        ({"x": X, "y": Y.astype(np.float32)}, ("wrong_type", "y", "float32", "int64")),
+        ({"x": X.astype(str), "y": Y}, ("wrong_type", "x", "3")),
+        ({"x": X + 1j, "y": Y}, ("wrong_type", "x", "complex128", "3")),
+        ({"x": X, "y": Y[:-1]}, ("wrong_shape", "x", "20", "y", "19")),
+        ({"x": X[:0], "y": Y[:0]}, ("no_data", "x", "0", "3")),
         (
             {"x": np.where(np.arange(60).reshape(20, 3) == 50, np.nan, X), "y": Y},
-            r"'x' is nan in sample 16 .*at index \[2\]",
+            ("wrong_value", "x", "16", "0", "2", "float32"),
         ),
-        ({"x": X * 1e39, "y": Y}, r"'x' is .*e\+3. in sample 0 .*finite float32"),
+        ({"x": X * 1e39, "y": Y}, ("wrong_value", "x", "6.4042265044328204e+38", "0", "0", "2", "float32")),
         (
             {"x": X, "y": np.where(np.arange(20) > 7, 9, Y)},
-            r"'y' is 9 in sample 8 .*0 to 4 or -100: there are 5 classes",
+            ("wrong_value", "y", "9", "8", "0", "0", "4", "-100", "5"),
         ),
-        ({"x": X, "y": Y - 1}, r"'y' is -1 in sample"),
+        ({"x": X, "y": Y - 1}, ("wrong_value", "y", "-1", "3", "0", "0", "4", "-100", "5")),
     ],
 )
 @pytest.mark.parametrize("write", [to_npz, to_folder])
-def test_wrong_data_is_told(tmp_path: Path, write: Writer, arrays: Arrays, said: str) -> None:
+def test_wrong_data_is_told(tmp_path: Path, write: Writer, arrays: Arrays, said: tuple[str, ...]) -> None:
     (tmp_path / "data").mkdir()
-    with pytest.raises(UsageError, match=f"data.*{said}") as told:
-        open_data(write(tmp_path, {**arrays, "other": Y}), PORTS, {"y": CLASSES})
+    path = write(tmp_path, {**arrays, "other": Y})
+    with raises(UsageError, said[0], path.name, *said[1:]) as told:
+        open_data(path, PORTS, {"y": CLASSES})
     assert told.value.hint
 
 
@@ -74,7 +75,7 @@ def test_hints_say_what_to_do(tmp_path: Path) -> None:
     assert "argmax(1)" in hint(X, np.eye(5)[Y])
     assert "astype(numpy.int64)" in hint(X, Y.astype(float))
     for broken in (0.5, np.nan):
-        assert "not all are whole" in hint(X, np.where(np.arange(N) == N - 1, broken, Y))
+        assert "such as mse" in hint(X, np.where(np.arange(N) == N - 1, broken, Y))
     assert "structured_to_unstructured" in hint(np.zeros(N, [("a", "f4"), ("b", "f4")]), Y)
     assert "array[..., None]" in hint(X, Y, tensor_type(FLOAT, ["batch", 1]))
     assert "array[..., 0]" in hint(X, Y[:, None])
@@ -85,14 +86,14 @@ def test_hints_say_what_to_do(tmp_path: Path) -> None:
 
 def test_labels_of_which_none_counts(tmp_path: Path) -> None:
     path = to_npz(tmp_path, {"x": X, "y": np.full_like(Y, -100)})
-    with pytest.raises(UsageError, match="'y' is -100 in all samples, so none of them counts in the loss"):
+    with raises(UsageError, "no_data", "data.npz", "y", "-100"):
         open_data(path, PORTS, {"y": CLASSES})
 
 
 def test_one_label_for_all_samples(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'y' has shape \[\]") as told:
+    with raises(UsageError, "wrong_shape", "data.npz", "y") as told:
         open_data(to_npz(tmp_path, {"x": X, "y": np.int64(1)}), PORTS, {"y": CLASSES})
-    assert told.value.hint == "it is a single number, but each sample needs its own"
+    assert "single number" in (told.value.hint or "")
 
 
 def test_what_is_ignored_is_no_class_at_fault(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_symbols_are_one_size_everywhere(tmp_path: Path) -> None:
     ids = np.zeros((6, 8), int)
     data = open_data(to_npz(tmp_path, {"ids": ids, "mask": np.ones((6, 8))}), inputs)
     assert data.sizes == {"seq": 8}
-    with raises(UsageError, "usage", "data.npz", "mask", "6", "9", "seq", "8", "ids"):
+    with raises(UsageError, "wrong_shape", "data.npz", "mask", "6", "9", "seq", "8", "ids"):
         open_data(to_npz(tmp_path, {"ids": ids, "mask": np.ones((6, 9))}), inputs)
 
 
@@ -114,17 +115,17 @@ def test_symbols_are_one_size_everywhere(tmp_path: Path) -> None:
     [
         (
             {"x": tensor_type(FLOAT, ["time", "batch", 3]), "y": tensor_type(FLOAT, ["batch", "time"])},
-            ("usage", "x", "3", "batch"),
+            ("wrong_shape", "x", "3", "batch"),
         ),
-        ({"x": tensor_type(FLOAT, [8, 3]), "h": tensor_type(FLOAT, [1, 3])}, ("usage", "8", "x", "1", "h")),
-        ({"x": tensor_type(TensorProto.STRING, ["batch"])}, "'x' is string"),
-        ({"x": onnx.helper.make_sequence_type_proto(PORTS["x"])}, ("usage", "x", "3")),
+        ({"x": tensor_type(FLOAT, [8, 3]), "h": tensor_type(FLOAT, [1, 3])}, ("mismatch", "8", "x", "1", "h")),
+        ({"x": tensor_type(TensorProto.STRING, ["batch"])}, ("wrong_type", "x")),
+        ({"x": onnx.helper.make_sequence_type_proto(PORTS["x"])}, ("wrong_type", "x", "3")),
     ],
 )
 def test_inputs_that_can_not_be_cut_into_samples(
-    tmp_path: Path, inputs: dict[str, TypeProto], said: str | tuple[str, ...]
+    tmp_path: Path, inputs: dict[str, TypeProto], said: tuple[str, ...]
 ) -> None:
-    with raises_as(UsageError, said):
+    with raises(UsageError, *said):
         open_data(to_npz(tmp_path, dict.fromkeys(inputs, X)), inputs)
 
 
@@ -160,16 +161,20 @@ def test_types_that_fit(tmp_path: Path, held: Any, wanted: int, fits: bool) -> N
 @pytest.mark.parametrize(
     "array, wanted, said",
     [
-        ([1, 70000], TensorProto.FLOAT16, ("usage", "data.npz", "x", "70000", "1", "0", "float16")),
-        ([1, 2**31], TensorProto.INT32, "'x' is 2147483648 in sample 1 .*-2147483648 to 2147483647"),
-        ([1, 2], TensorProto.BOOL, "'x' is 2 in sample 1 .*0 to 1: it is true or false"),
-        ([0, -1], TensorProto.UINT64, "'x' is -1 in sample 1"),
+        ([1, 70000], TensorProto.FLOAT16, ("wrong_value", "data.npz", "x", "70000", "1", "0", "float16")),
+        (
+            [1, 2**31],
+            TensorProto.INT32,
+            ("wrong_value", "data.npz", "x", "2147483648", "1", "0", "-2147483648", "2147483647"),
+        ),
+        ([1, 2], TensorProto.BOOL, ("wrong_value", "data.npz", "x", "2", "1", "0", "0", "1")),
+        ([0, -1], TensorProto.UINT64, ("wrong_value", "data.npz", "x", "-1", "1", "0", "0", "18446744073709551615")),
     ],
 )
 def test_numbers_that_the_type_can_not_hold(
-    tmp_path: Path, array: list[int], wanted: int, said: str | tuple[str, ...]
+    tmp_path: Path, array: list[int], wanted: int, said: tuple[str, ...]
 ) -> None:
-    with raises_as(UsageError, said):
+    with raises(UsageError, *said):
         open_data(to_npz(tmp_path, {"x": np.array(array)}), {"x": tensor_type(wanted, ["n"])})
 
 
@@ -182,5 +187,5 @@ def test_a_number_for_all_samples(tmp_path: Path) -> None:
     inputs = {**PORTS, "temperature": tensor_type(FLOAT, [])}
     data = open_data(to_npz(tmp_path, {"x": X, "y": Y, "temperature": np.array(2.0)}), inputs)
     assert data.batch(np.arange(3))["temperature"].shape == ()
-    with pytest.raises(UsageError, match=r"'temperature' has shape \[1\]"):
+    with raises(UsageError, "wrong_shape", "data.npz", "temperature", "1"):
         open_data(to_npz(tmp_path, {"x": X, "y": Y, "temperature": np.ones(1)}), inputs)

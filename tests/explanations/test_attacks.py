@@ -19,6 +19,7 @@ from onnxgrad_cli.jobs.derive import run_derive
 from onnxgrad_cli.jobs.explain import run_explain
 from tests.cli_harness import Shell
 from tests.explanations import nets
+from tests.facts import raises
 
 X = nets.samples()
 LABELS = np.array([3, 0, 4, 1, 1])
@@ -177,17 +178,17 @@ def test_a_class_is_called_by_the_name_that_the_model_stores(
         lambda: run_explain(*named, class_="cot", verify=False),
         lambda: run_derive(named[0], tmp_path / "f.onnx", class_="cot"),
     ):
-        with pytest.raises(UsageError, match=r"there is no class 'cot'\nhint: did you mean cat\?"):
+        with raises(UsageError, "unknown_name", "cot"):
             call()
-    with pytest.raises(UsageError, match="'cat' is not a class"):
+    with raises(UsageError, "usage", "cat"):
         run_attack(*files, fooling=Fooling(targeted="cat"), verify=False)
-    with pytest.raises(UsageError, match="expected one class for all samples"):
+    with raises(UsageError, "usage", "targeted='argmax'"):
         run_attack(*named, fooling=Fooling(targeted="argmax"), verify=False)
 
 
 @pytest.mark.parametrize("name", ["epsilon", "step_size"])
 def test_no_distance_is_beyond_all_numbers(name: str) -> None:
-    with pytest.raises(UsageError, match=f"`{name}` is too large for float32"):
+    with raises(UsageError, "usage", name, "float32"):
         Fooling(method="pgd", **{name: 1e308})
 
 
@@ -236,16 +237,15 @@ def test_a_model_that_can_not_be_cut_needs_a_float_input(tmp_path: Path, nodes: 
         net (int64[N, 2] x) => (float[N, 2] y) {{ {nodes} }}""")
     model.graph.output[0].name = model.graph.node[-1].output[0] = output
     np.savez(tmp_path / "x.npz", x=np.array([[0, 1]]))
-    with pytest.raises(
-        UsageError, match=r"have no gradient: 'x' is int64.*\nhint: export the model with a float input"
-    ):
+    with raises(UsageError, "usage", "x", "int64", "2") as told:
         run_attack(model, tmp_path / "x.npz")
+    assert "python -c" not in (told.value.hint or "")
 
 
 def test_a_name_that_two_outputs_have_at_different_places_is_no_class(tmp_path: Path) -> None:
     model = nets.model()
     model.metadata_props.add(key="onnxgrad.classes", value='{"logits": ["a", "b"], "other": ["b", "a"]}')
-    with pytest.raises(UsageError, match="'b' is the name of several classes"):
+    with raises(UsageError, "usage", "b"):
         run_derive(model, tmp_path / "d.onnx", class_="b")
 
 

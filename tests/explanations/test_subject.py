@@ -15,6 +15,7 @@ from onnxgrad_cli.explanations.subject import the_layer, typed
 from onnxgrad_cli.jobs.explain import run_explain
 from onnxgrad_cli.options import Options
 from tests.explanations import nets
+from tests.facts import raises
 
 X = nets.samples()
 
@@ -76,6 +77,6 @@ def test_the_patches_of_a_transformer_are_no_last_layer() -> None:
     )
     for name, shape in (("w", (3, 1, 2, 2)), ("v", (3, 4))):
         model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
-    with pytest.raises(UsageError, match="followed by layers of tokens"):
+    with raises(UsageError, "missing_value", "layer", "c"):
         the_layer(model, None, typed(model, None, Options()), None)
     assert the_layer(model, None, typed(model, None, Options()), "c").name == "c"

@@ -16,6 +16,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.jobs.explain import run_explain
 from tests.explanations import nets
+from tests.facts import raises
 
 X = nets.samples()
 
@@ -106,9 +107,9 @@ def test_a_page_of_tokens_holds_what_they_add(tmp_path: Path) -> None:
 def test_a_tokenizer_is_of_tokens(data: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     how = SequenceOptions(tokenizer=tokenizer(data.parent))
-    with pytest.raises(UsageError, match="is not tokens"):
+    with raises(UsageError, "usage", "tokenizer"):
         run_explain(nets.model(), data, sequences=how, verify=False)
-    with pytest.raises(UsageError, match="is for tokens"):
+    with raises(UsageError, "usage", "e.html"):
         run_explain(nets.model(), data, data.with_name("e.html"), verify=False)
 
 

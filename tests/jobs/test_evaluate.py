@@ -172,7 +172,7 @@ def test_an_array_is_mapped_to_one_input(shell: Shell) -> None:
         ({"columns": {"feature": "x"}}, ("unknown_name", "columns", "feature")),
         ({"columns": {"features": "y"}}, ("unknown_name", "columns", "y")),
         ({"normalize": ("auto",)}, "is only for training data"),
-        ({"balance": True}, ("usage", "augment", "balance")),
+        ({"balance": True}, ("conflict", "augment", "balance")),
     ],
 )
 def test_what_can_not_be_done_to_samples_is_told(samples: dict[str, Any], said: str | tuple[str, ...]) -> None:

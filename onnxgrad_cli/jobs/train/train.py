@@ -19,7 +19,7 @@ from onnxgrad_cli.common.launchers import launches
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.common.wording import job
-from onnxgrad_cli.data.dataset import check_there
+from onnxgrad_cli.data.read_failures import check_there
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apart, check_exists, check_target

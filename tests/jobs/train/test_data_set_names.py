@@ -417,7 +417,7 @@ def test_errors_about_data_name_the_file(shell: Shell) -> None:
     np.savez("b.npz", **{**points(2, 7, "x", "t", "u"), "t": np.full((7, 1), np.nan, np.float32)})
     result = shell(*TRAIN, "-o", "t.onnx")
     assert result.code == 2
-    assert result.facts == ("usage", "b.npz", "t", "0", "0", "0", "float32")
+    assert result.facts == ("wrong_value", "b.npz", "t", "0", "0", "0", "float32")
     np.savez("b.npz", **points(2, 7, "x", "t"))  # type: ignore[arg-type]
     assert "'b.npz' has no 'u'" in shell(*TRAIN, "-o", "t.onnx").err
 

@@ -671,7 +671,7 @@ def test_data_for_validation_that_a_fixed_batch_leaves_out(shell: Shell) -> None
     np.savez("few.npz", **{name: array[:5] for name, array in arrays.items()})
     arguments = ("train", "eight.onnx", "--data", "data.npz", "--batch-size", "8", "--epochs", "1", "-o", "t.onnx")
     result = shell(*arguments, "--val", "few.npz")
-    assert result.code == 2 and result.facts == ("usage", "few.npz", "5", "8") and not Path("t.onnx.run").exists()
+    assert result.code == 2 and result.facts == ("no_data", "few.npz", "5", "8") and not Path("t.onnx.run").exists()
     result = shell(*arguments, "--val", "data.npz")
     assert result.code == 0 and "the last 2 samples of 'data.npz' are left out" in result.err, result.err
 
