@@ -56,9 +56,8 @@ def _trained_line(report: Report) -> str:
     if not report.weights:
         return ""
     count = sum(weight.count for weight in report.weights)
-    text = f"{several(len(report.weights), 'tensor')}, {several(count, 'parameter')}"
-    text += f" ({scaled(report.cost.weight_bytes, 'B')})" if report.cost else ""
-    return text
+    size = f" ({scaled(report.cost.weight_bytes, 'B')})" if report.cost else ""
+    return f"{several(len(report.weights), 'tensor')}, {several(count, 'parameter')}{size}"
 
 
 def _frozen_line(report: Report) -> str:
@@ -126,10 +125,7 @@ def has_backward(report: Report) -> bool:
 
 def losses_in_words(report: Report) -> Inline:
     """Return the losses, with a plus between them."""
-    found: tuple[str, ...] = ()
-    for loss in report.asked.losses:
-        found += (*((" + ",) if found else ()), *pieces(quoted(loss)))
-    return found
+    return tuple(piece for loss in report.asked.losses for piece in (" + ", *pieces(quoted(loss))))[1:]
 
 
 def sizes_in_words(report: Report) -> str:
@@ -147,5 +143,5 @@ def adapters_in_words(report: Report) -> str:
     whole = sum(counts[adapter.a] * counts[adapter.b] // adapter.rank**2 for adapter in report.adapters)
     rank = report.adapters[0].rank
     kind = ", with magnitudes" if report.adapters[0].magnitude else ""
-    text = f"{len(report.adapters):,} of rank {rank}{kind}: {several(count, 'parameter')} instead of {number(whole)}"
-    return text + f" ({percent(count / whole)})"
+    text = f"{len(report.adapters):,} of rank {rank}{kind}: {several(count, 'parameter')}"
+    return f"{text} instead of {number(whole)} ({percent(count / whole)})"

@@ -95,7 +95,7 @@ def _weights(report: Report) -> Iterator[Block]:
         for w in report.weights
     ]
     total = sum(weight.count for weight in report.weights)
-    rows = [*_short(rows, 6), ("all of them", "", "", number(total), percent(1.0), "")]
+    rows = [*_short(rows), ("all of them", "", "", number(total), percent(1.0), "")]
     head: tuple[str, ...] = ("weight", "type", "shape", "parameters", "share", "gradient")
     if not done:
         rows, head = [row[:-1] for row in rows], head[:-1]
@@ -116,14 +116,14 @@ def _adapters(report: Report) -> Iterator[Block]:
         text += " The weights of each output are then scaled to a trained length; their norms are treated as constants."
     head = ("frozen weight", "shape", "A", "shape", "B", "shape")
     yield Paragraph(text)
-    yield Table(head, _short(rows, 6))
+    yield Table(head, _short(rows))
 
 
-def _short(rows: list[Row], columns: int) -> list[Row]:
+def _short(rows: list[Row]) -> list[Row]:
     if len(rows) <= MAX_ROWS:
         return rows
     more = f"... and {len(rows) - MAX_ROWS:,} more (the JSON report lists all)"
-    return [*rows[:MAX_ROWS], (more, *[""] * (columns - 1))]
+    return [*rows[:MAX_ROWS], (more, *[""] * (len(rows[0]) - 1))]
 
 
 def _not_trained(report: Report) -> Iterator[Block]:
@@ -163,7 +163,7 @@ def _ports(report: Report) -> Iterator[Block]:
     if len(rows) < len(report.inputs):
         rows.append((f"the {several(len(weights), 'trained weight')}", "weight", "", "see above", _MEANING["weight"]))
     if rows:
-        yield Table(("input", "role", "type", "shape", "meaning"), _short(rows, 5))
+        yield Table(("input", "role", "type", "shape", "meaning"), _short(rows))
     rows = [
         (Name(v.name), _role(v), v.dtype, shape(v.shape))
         for v in report.outputs
@@ -172,7 +172,7 @@ def _ports(report: Report) -> Iterator[Block]:
     if len(rows) < len(report.outputs):
         rows.append((f"the {several(len(weights), 'gradient')} of the trained weights", "gradient", "", "see above"))
     if rows:
-        yield Table(("output", "role", "type", "shape"), _short(rows, 4))
+        yield Table(("output", "role", "type", "shape"), _short(rows))
 
 
 def _role(value: Value) -> Inline:
@@ -289,14 +289,14 @@ def _shares(cost: Cost, what: str, parts: Sequence[tuple[str, int, int]]) -> Ite
 
 def _memory(report: Report, cost: Cost) -> Iterator[Block]:
     """Yield a table of the bytes of weights, gradients, and forward values kept for the backward part."""
-    rows: list[Row] = [
-        ("trained weights", number(cost.weight_bytes), scaled(cost.weight_bytes, "B")),
-        ("gradients", number(cost.gradient_bytes), scaled(cost.gradient_bytes, "B")),
-        ("activations kept for the backward part", number(cost.kept_bytes), scaled(cost.kept_bytes, "B")),
-    ]
-    if cost.memory:
-        rows.append(("peak of all values", number(max(cost.memory)), scaled(max(cost.memory), "B")))
-    yield Table(("memory", "bytes", ""), rows, frozenset({1, 2}))
+    sizes = {
+        "trained weights": cost.weight_bytes,
+        "gradients": cost.gradient_bytes,
+        "activations kept for the backward part": cost.kept_bytes,
+        "peak of all values": max(cost.memory, default=0),
+    }
+    rows: list[Row] = [(what, number(size), scaled(size, "B")) for what, size in sizes.items()]
+    yield Table(("memory", "bytes", ""), rows if cost.memory else rows[:-1], frozenset({1, 2}))
     if report.recomputed:
         yield Paragraph(f"Computed again in the backward part: {recomputed_in_words(report.recomputed)}.")
 
