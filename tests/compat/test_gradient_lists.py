@@ -12,7 +12,7 @@ from onnxgrad_cli.compat.gradient_lists import gradient_definition
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.verification.gradients.gradcheck import gradcheck
-from tests.facts import raises_as
+from tests.facts import raises, raises_as
 from tests.harness import with_gradient
 
 
@@ -172,16 +172,16 @@ def test_a_malformed_definition_is_refused(nodes: Any, what: str | tuple[str, ..
 
 def test_what_is_registered_already_must_be_overridden() -> None:
     nodes = [("Neg", ["GO(0)"], ["GI(0)"])]
-    with pytest.raises(OnnxgradError, match="two rules"):
+    with raises(OnnxgradError, "failed", "onnxgrad_cli", "onnxgrad_cli", "gradient_lists", "gradient_definition"):
         gradient_definition("", "Neg")(nodes)
     gradient_definition("", "Neg", override=True)(nodes)
     assert registry.lookup("Neg").source.endswith("gradient_definition of Neg")
 
 
 def test_the_keys_of_aten_are_refused() -> None:
-    with pytest.raises(OnnxgradError, match=r"org\.pytorch\.aten::ATen::embedding:: is a gradient of"):
+    with raises(OnnxgradError, "failed", "PyTorch"):
         gradient_definition("org.pytorch.aten", "ATen", "embedding", "")
-    with pytest.raises(OnnxgradError, match="ATen"):
+    with raises(OnnxgradError, "failed", "PyTorch"):
         gradient_definition("org.pytorch.aten", "ATen")
 
 
@@ -210,7 +210,7 @@ def test_what_does_not_fit_a_node_is_refused(nodes: Any, what: str) -> None:
 def test_an_attribute_that_a_list_can_not_see_is_refused() -> None:
     gradient_definition("f", "slope")([("Neg", ["GO(0)"], ["GI(0)"])])
     model = model_of("y = f.slope<alpha = 2.0>(a, b)", "slope <alpha: float = 1.0> (a, b) => (y) { y = Mul(a, b) }")
-    with pytest.raises(UnsupportedError, match="attribute alpha"):
+    with raises(UnsupportedError, "refused", "y", "f::slope", "2.0"):
         with_gradient(model, ["a"], ["y"], "g_")
 
 
