@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping
 import numpy as np
 from onnx import ModelProto, TensorProto, TypeProto, helper, numpy_helper
 
+from onnxgrad_cli import errors
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Reduction
 from onnxgrad_cli.common.settings import declared, exactly, require
@@ -18,17 +19,6 @@ from onnxgrad_cli.derivatives.derivative_model import float_initializers, open_m
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import (
-    ambiguous,
-    conflict,
-    missing_value,
-    no_data,
-    suggest,
-    unknown_name,
-    wrong_shape,
-    wrong_type,
-    wrong_value,
-)  # fmt: skip
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import refill
@@ -125,7 +115,7 @@ def add_loss_output(
         UnsupportedError: the model's opset can't be converted to opset 13, or is too new.
     """
     if score_name not in SCORES:
-        raise unknown_name(f"there is no loss '{score_name}'", suggest(score_name, SCORES, "losses"))
+        raise errors.unknown_name(f"there is no loss '{score_name}'", errors.suggest(score_name, SCORES, "losses"))
     loss, own_reduction = SCORES[score_name]
     settings = {option.name: option.default for option in loss.options} | exactly(loss.options, kwargs, score_name)
     checks.one_of("reduction", reduction or own_reduction, Reduction)
@@ -167,7 +157,7 @@ def get_train_initializer(onx: ModelSource) -> dict[str, tuple[np.ndarray, Tenso
         tensor = graph.initializers[name]
         if is_external(tensor):
             hint = "read the model with its external data, or save it as one file"
-            raise missing_value(f"the values of '{name}' are in another file", hint)
+            raise errors.missing_value(f"the values of '{name}' are in another file", hint)
         found[name] = (numpy_helper.to_array(tensor), tensor)
     return found
 
@@ -176,25 +166,26 @@ def _output(graph: Graph, chosen: int | str | None) -> str:
     names = graph.output_names
     listed = ", ".join(f"{position} or '{name}'" for position, name in enumerate(names))
     if chosen is None and len(names) != 1:
-        raise ambiguous(f"`output_index`: the model has {len(names)} outputs", f"choose one: {listed}")
+        raise errors.ambiguous(f"`output_index`: the model has {len(names)} outputs", f"choose one: {listed}")
     if isinstance(chosen, str):
         if chosen not in names:
-            raise unknown_name(f"`output_index`: the model has no output '{chosen}'", suggest(chosen, names, "outputs"))
+            hint = errors.suggest(chosen, names, "outputs")
+            raise errors.unknown_name(f"`output_index`: the model has no output '{chosen}'", hint)
         return chosen
     position = 0 if chosen is None else chosen
     if not checks.is_number(position, 0, whole=True) or position >= len(names):
-        raise wrong_value(f"`output_index={chosen!r}` is not the position of an output", f"use {listed}")
+        raise errors.wrong_value(f"`output_index={chosen!r}` is not the position of an output", f"use {listed}")
     return names[position]
 
 
 def _penalties(graph: Graph, penalty: Penalty) -> dict[str, tuple[float, float]]:
     if not penalty:
-        raise no_data("`penalty` is empty", 'leave it out, or name initializers: {"W": {"l1": 0.1, "l2": 0.1}}')
+        raise errors.no_data("`penalty` is empty", 'leave it out, or name initializers: {"W": {"l1": 0.1, "l2": 0.1}}')
     floats = float_initializers(graph)
     for name in penalty:
         if name not in floats:
-            hint = suggest(name, floats, "weights")
-            raise unknown_name(f"`penalty`: the model has no float initializer '{name}'", hint)
+            hint = errors.suggest(name, floats, "weights")
+            raise errors.unknown_name(f"`penalty`: the model has no float initializer '{name}'", hint)
     return {name: _factors(name, factors) for name, factors in penalty.items()}
 
 
@@ -202,10 +193,10 @@ def _factors(name: str, given: float | Mapping[str, float]) -> tuple[float, floa
     factors = given if isinstance(given, Mapping) else {"l2": given}
     hint = 'pass a number, for "l2", or {"l1": a, "l2": b}'
     if not factors or not set(factors) <= {"l1", "l2"}:
-        raise unknown_name(f"`penalty` of '{name}': {given!r} must have the keys 'l1' or 'l2', and no others", hint)
+        raise errors.unknown_name(f"`penalty` of '{name}': {given!r} must have the keys 'l1' or 'l2' only", hint)
     for value in factors.values():
         if not checks.is_number(value):
-            raise wrong_value(f"`penalty` of '{name}': {value!r} is not a finite number", hint)
+            raise errors.wrong_value(f"`penalty` of '{name}': {value!r} is not a finite number", hint)
     return float(factors.get("l1", 0.0)), float(factors.get("l2", 0.0))
 
 
@@ -235,14 +226,14 @@ def _free_names(graph: Graph, **names: str | None) -> None:
     seen: dict[str, str] = {}
     for argument, name in given.items():
         if not isinstance(name, str) or not name:
-            raise wrong_value(f"`{argument}={name!r}` is not the name of a value", "pass the name of a new value")
+            raise errors.wrong_value(f"`{argument}={name!r}` is not the name of a value", "pass a new name")
         if name in seen:
             hint = "choose another name for one of them"
-            raise conflict(f"`{seen[name]}` and `{argument}` are both '{name}'", hint)
+            raise errors.conflict(f"`{seen[name]}` and `{argument}` are both '{name}'", hint)
         seen[name] = argument
         if name in owned or name in inner:
             where = "among its inputs, outputs and initializers" if name in owned else "in a body of a node"
-            raise conflict(f"`{argument}`: the model already has a '{name}' {where}", "choose another name")
+            raise errors.conflict(f"`{argument}`: the model already has a '{name}' {where}", "choose another name")
         if name in made:
             _call(graph, name, graph.fresh(f"_{name}_"))
         else:
@@ -274,14 +265,14 @@ def _refuse_unfit(prediction: Val, loss: Loss) -> None:
     name, shape = prediction.name, prediction.known_shape
     if not is_float(prediction.type):
         hint = "choose another with `output_index`"
-        raise wrong_type(f"'{name}' is not a float output, so it can't have a loss", hint)
+        raise errors.wrong_type(f"'{name}' is not a float output, so it can't have a loss", hint)
     if shape is None:
         message = f"the rank of output '{name}' is unknown, so its label can't be declared"
-        raise wrong_shape(message, "declare its shape in the model")
+        raise errors.wrong_shape(message, "declare its shape in the model")
     if loss is LOG and (len(shape) != 2 or shape[1] == 1):
         message = "log takes probabilities with a row for each sample and a column for each class"
         hint = "choose the output that holds them with `output_index`"
-        raise wrong_shape(f"{message}, but '{name}' is [{', '.join(map(str, shape))}]", hint)
+        raise errors.wrong_shape(f"{message}, but '{name}' is [{', '.join(map(str, shape))}]", hint)
 
 
 def _label_type(loss: Loss, prediction: Val, settings: Mapping[str, object]) -> TypeProto:
@@ -296,7 +287,7 @@ def _row_weights(op: Op, name: str, prediction: Val, found: Val) -> Val:
     """Add the input for the weights of the rows, and return the weights in a shape that broadcasts to the losses."""
     if not prediction.shape:
         message = f"`weight_name` weights the rows of an output, but output '{prediction.name}' is a scalar"
-        raise conflict(message, "leave it out")
+        raise errors.conflict(message, "leave it out")
     op.graph.add_input(name, tensor_type(prediction.dtype, [prediction.shape[0]]))
     return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))
 

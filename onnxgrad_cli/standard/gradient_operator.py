@@ -18,20 +18,11 @@ from pathlib import Path
 
 from onnx import FunctionProto, GraphProto, ModelProto
 
+from onnxgrad_cli import errors
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import (
-    Refusal,
-    UnsupportedError,
-    conflict,
-    missing_value,
-    suggest,
-    unknown_name,
-    wrong_shape,
-    wrong_type,
-    wrong_value,
-)  # fmt: skip
+from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
@@ -106,7 +97,7 @@ def _sort(graph: Graph) -> None:
         circle = next(GradientRequest(graph.nodes[i]) for i in error.args[1] if is_gradient(graph.nodes[i]))
         message = f"{circle.what} is part of the graph that it differentiates, because '{circle.y}' depends on it"
         hint = f"compute '{circle.y}' from copies of these nodes that do not read the outputs of the Gradient node"
-        raise conflict(message, hint) from None
+        raise errors.conflict(message, hint) from None
     graph.set_nodes(graph.nodes[i] for i in order)
 
 
@@ -195,18 +186,18 @@ class GradientRequest:
                 if not is_float(graph.types.get(name)):
                     hint = "put the name in zs instead" if attribute == "xs" else "use a float tensor"
                     message = f"{self.what}: '{name}' in {attribute} is {_type(graph, name)}"
-                    raise wrong_type(f"{message}, but only float tensors have a derivative", hint)
+                    raise errors.wrong_type(f"{message}, but only float tensors have a derivative", hint)
         for name, value in zip(self.named, self.fed, strict=True):
             if not _fits(graph, name, value):
                 message = f"{self.what}: the value '{value}', {_type(graph, value)}, is passed for '{name}'"
-                raise wrong_type(f"{message}, {_type(graph, name)}", "pass a tensor of the same type and rank")
+                raise errors.wrong_type(f"{message}, {_type(graph, name)}", "pass a tensor of the same type and rank")
         self._check_independent(graph)
         fed = set(graph.input_names).difference(graph.initializers, self.named)
         missing = sorted(fed & graph.ancestors([self.y], self.named))
         if missing:
             message = f"{self.what}: '{self.y}' also depends on {listed(missing)}, which neither xs nor zs contains"
             hint = "add each input that it depends on to xs (for its gradient) or to zs, and to the inputs of the node"
-            raise missing_value(message, hint)
+            raise errors.missing_value(message, hint)
 
     def _check_typed(self, graph: Graph) -> None:
         needed = graph.ancestors([self.y, *self.xs])
@@ -227,7 +218,7 @@ class GradientRequest:
             if above:
                 name = next(output for output in node.output if output in named)
                 message = f"{self.what}: '{name}' is computed from {listed(above)}, but xs and zs contain both"
-                raise conflict(message, f"leave out '{name}' or {listed(above)}: the named tensors must be independent")
+                raise errors.conflict(message, f"leave out '{name}' or {listed(above)}: they must be independent")
 
 
 def _what(node: Node) -> str:
@@ -296,17 +287,17 @@ def _check_names(node: Node, known: Iterable[str], where: str) -> None:
     for name in (*xs, *zs, y):
         if name not in known:
             message = f"{what} refers to '{name}', but {where} has no such tensor"
-            raise unknown_name(message, suggest(name, known, "tensors"))
+            raise errors.unknown_name(message, errors.suggest(name, known, "tensors"))
     named = [*xs, *zs]
     if twice := [name for name, count in Counter(named).items() if count > 1]:
         message = f"{what} contains {listed(twice)} more than once in xs and zs"
-        raise wrong_value(message, "list each tensor once, in xs or in zs")
+        raise errors.wrong_value(message, "list each tensor once, in xs or in zs")
     if len(node.input) != len(named) or not all(node.input):
         message = f"{what} has {len(list(filter(None, node.input)))} inputs, but {len(named)} names in xs and zs"
-        raise wrong_shape(message, "pass one input for each name: those of xs first, then those of zs")
+        raise errors.wrong_shape(message, "pass one input for each name: those of xs first, then those of zs")
     if not xs or len(node.output) > len(xs):
         message = f"{what} has {len(node.output)} outputs, but {len(xs)} names in xs"
-        raise wrong_shape(message, "give the node one output for each name in xs, in the same order")
+        raise errors.wrong_shape(message, "give the node one output for each name in xs, in the same order")
 
 
 def _own_inputs(function: FunctionProto) -> None:
