@@ -15,7 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.adapters.branches import add_branches, make_adaptable, of_integers
 from onnxgrad_cli.adapters.own_file import check_factors
 from onnxgrad_cli.adapters.places import Factors
-from onnxgrad_cli.adapters.requantize import Rounded, requantize
+from onnxgrad_cli.adapters.requantize import requantize
 from onnxgrad_cli.checkpoints.integers import as_integers
 from onnxgrad_cli.checkpoints.stored_weights import read_stored, with_weights
 from onnxgrad_cli.errors import OnnxgradError
@@ -68,13 +68,13 @@ def requantized(
     state: Mapping[str, np.ndarray] | None = None,
     keep_mode: bool = False,
     quantized: Quantized | None = None,
-) -> tuple[ModelProto, list[Rounded]]:
+) -> tuple[ModelProto, dict[str, float]]:
     """Return a copy of an inference model with all adapters merged, even into weights that are stored as integers.
 
     The arguments are those of `merge`.
 
     Returns:
-        The model, and the rounding error of each matrix that is stored as integers.
+        The model, and a map: matrix that is stored as integers -> its rounding error; see `requantize`.
 
     Raises:
         UsageError: a matrix is stored in a form that can't be quantized again.

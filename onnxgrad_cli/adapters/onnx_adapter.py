@@ -18,7 +18,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.adapters.branches import arrays_of, factors_of, refuse_magnitudes
 from onnxgrad_cli.adapters.own_file import check_factors
-from onnxgrad_cli.adapters.places import AdapterSite, keys, places, together
+from onnxgrad_cli.adapters.places import AdapterSite, keys, misfit, places, together
 from onnxgrad_cli.checkpoints.base_model_digest import untrained_digest
 from onnxgrad_cli.checkpoints.stored_weights import stored_tensors
 from onnxgrad_cli.common.packages import tool_version
@@ -141,9 +141,4 @@ def _check(path: Path, key: str, place: AdapterSite, a: np.ndarray, b: np.ndarra
     rank = a.shape[1 if place.leads else 0] if a.ndim == 2 + len(ones) else 0
     shapes = ((size_in, rank), (rank, size_out)) if place.leads else ((rank, size_in), (size_out, rank))
     if rank < 1 or [a.shape, b.shape] != [(*shape, *ones) for shape in shapes]:
-        raise OnnxgradError(
-            f"'{path}' does not fit the model: '{key}' maps {size_in} values to {size_out}, "
-            f"but its LoRA matrices are {list(a.shape)} and {list(b.shape)}",
-            "use an adapter of this model; quantized LoRA matrices are not supported",
-            code="mismatch",
-        )
+        raise misfit(path, key, place.shape, a, b)

@@ -32,7 +32,7 @@ from onnxgrad_cli.adapters.module_names import (
     kind_of,
 )
 from onnxgrad_cli.adapters.own_file import check_factors
-from onnxgrad_cli.adapters.places import AdapterSite, Factors, Read, flat, keys, places, together
+from onnxgrad_cli.adapters.places import AdapterSite, Factors, Read, flat, keys, misfit, places, together
 from onnxgrad_cli.checkpoints.tensors import parsing, read_bytes
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import is_number
@@ -264,12 +264,7 @@ def _module(
         text = f"the magnitudes of '{name}' in '{folder}' don't match its 'use_dora', or the module's {out} outputs"
         raise OnnxgradError(text, code="mismatch")
     if [a.shape, b.shape] != shapes:
-        raise OnnxgradError(
-            f"'{folder}' does not fit the model: '{name}' maps {place.shape[0]} values to {out}, "
-            f"but its LoRA matrices of rank {rank} are {list(a.shape)} and {list(b.shape)}",
-            "use an adapter of this model",
-            code="mismatch",
-        )
+        raise misfit(folder, name, (place.shape[0], out), a, b)
     adapter = Adapter(place.weight, "", "", rank, alpha, _scaling(config))
     return Factors(flat(a), flat(b), adapter.scale, None if m is None else m.reshape(-1)), alpha
 

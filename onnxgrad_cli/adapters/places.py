@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
@@ -343,6 +344,16 @@ def together(found: Iterable[Read], known: Iterable[AdapterSite]) -> tuple[list[
             raise _parted(module, place)
         values.update(factors)
     return [adapter for _, adapter in adapters.values()], values
+
+
+def misfit(source: Path, name: str, sizes: tuple[int, int], a: np.ndarray, b: np.ndarray) -> OnnxgradError:
+    """Return the error for LoRA matrices in a file that don't fit the numbers of inputs and outputs of a module."""
+    return OnnxgradError(
+        f"'{source}' does not fit the model: '{name}' maps {sizes[0]} values to {sizes[1]}, but its LoRA matrices are "
+        f"{list(a.shape)} and {list(b.shape)}",
+        "use an adapter of this model with the rank of its configuration; quantized LoRA matrices are not supported",
+        code="mismatch",
+    )
 
 
 def _parted(module: str, place: AdapterSite) -> OnnxgradError:

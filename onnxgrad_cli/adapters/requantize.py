@@ -36,20 +36,6 @@ SCALES = {"DequantizeLinear": 1, "MatMulNBits": 2}
 """Operator that dequantizes -> the position of its input with the scales. The integers are the input before it."""
 
 
-@dataclass(frozen=True)
-class Rounded:
-    """The rounding error of a matrix that an adapter was merged into.
-
-    Attributes:
-        weight: the name of the matrix.
-        lost: the root mean square (RMS) of the rounding error, divided by the RMS of the change by the adapter. At 1
-            the error is as large as the change.
-    """
-
-    weight: str
-    lost: float
-
-
 @dataclass
 class _Grid:
     """A matrix that is quantized in blocks.
@@ -97,7 +83,7 @@ class _Grid:
 
 def requantize(
     model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None = None
-) -> list[Rounded]:
+) -> dict[str, float]:
     """Add adapters to matrices that a model stores as integers, and quantize the sums.
 
     Args:
@@ -108,7 +94,8 @@ def requantize(
         path: the file that the model was read from; external data are relative to it.
 
     Returns:
-        The rounding error of each matrix.
+        Matrix -> its rounding error: the root mean square (RMS) of the error, divided by the RMS of the change by the
+        adapter. At 1 the error is as large as the change.
 
     Raises:
         UsageError: a matrix is stored in a form that can't be quantized again, or a node other than a matrix product
@@ -119,13 +106,13 @@ def requantize(
     uses = graph.uses()
     own = {adapter.weight: adapter for adapter in adapters}
     stored = {name: tensor for tensor, name in stored_tensors(model.graph)}
-    found: dict[str, Rounded] = {}
+    lost: dict[str, float] = {}
     there = places(model, own.keys())
     lacking = sorted(own.keys() - {place.weight for place in there})
     if lacking:
         raise _unfit(lacking[0], "no product of the main graph reads it")
     for place in there:
-        if place.weight in found:
+        if place.weight in lost:
             continue
         nodes = _readers(uses, place.weight)
         grid = _grid(model, nodes[0], place.weight, stored, path)
@@ -133,11 +120,11 @@ def requantize(
         wanted = factors.added_to(before.T).T if place.reader.leads else factors.added_to(before)
         scales, integers = _rounded(grid, wanted)
         error, added = grid.floats(integers, scales.astype(np.float64)) - wanted, np.linalg.norm(wanted - before)
-        found[place.weight] = Rounded(place.weight, float(np.linalg.norm(error) / (added or 1.0)))
+        lost[place.weight] = float(np.linalg.norm(error) / (added or 1.0))
         stored[place.weight].CopyFrom(numpy_helper.from_array(grid.store(integers), place.weight))
         _store_scales(model, nodes, uses, stored, scales)
     graph.commit()
-    return list(found.values())
+    return lost
 
 
 def dequantized(model: ModelProto, place: AdapterSite, path: Path | None = None) -> np.ndarray:

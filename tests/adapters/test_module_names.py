@@ -153,7 +153,7 @@ def test_factors_that_do_not_fit_all_parts(tmp_path: Path) -> None:
     ):  # fmt: skip
         safetensors.numpy.save_file(tensors | {key: np.ascontiguousarray(broken)}, file)
         name = f"{LAYER}.mlp.{part}"
-        with raises(OnnxgradError, "mismatch", "p", name, "64", "96", "LoRA", "7", "7", "64", *shape):
+        with raises(OnnxgradError, "mismatch", "p", name, "64", "96", "LoRA", "7", "64", *shape):
             read_adapters(tmp_path / "p", model)
 
 

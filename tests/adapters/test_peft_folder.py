@@ -112,14 +112,14 @@ STRANGE: dict[str, tuple[Callable[[dict[str, Any], Arrays], None], tuple[str, ..
     "an alpha of many digits": (changed(lora_alpha=10**400), RANKS),
     "a list": (lambda config, tensors: config.clear(), more("IA3")[:3]),
     "infinite": (changed(lora_alpha=float("inf")), RANKS),
-    "another rank": (changed(r=3), (*FOLDER, "6", "8", "LoRA", "3", "2", "6", "8", "2")),
+    "another rank": (changed(r=3), (*FOLDER, "6", "8", "LoRA", "2", "6", "8", "2")),
     "patterns that take for ever": (
         changed(rank_pattern={"(a+)+b": 2}), ("unreadable_file", "rank_pattern", "(a+)+b")),
     "of others": (changed(target_modules=["last"]), ("mismatch", "peft", "LoRA", "net.0")),
     "excluded": (changed(exclude_modules=["0"]), ("mismatch", "peft", "LoRA", "net.0")),
     "patterns of text": (changed(rank_pattern="x"), RANKS),
     "another shape": (
-        tensor(A, np.zeros((2, 7), np.float32)), (*FOLDER, "6", "8", "LoRA", "2", "2", "7", "8", "2")),
+        tensor(A, np.zeros((2, 7), np.float32)), (*FOLDER, "6", "8", "LoRA", "2", "7", "8", "2")),
     "one factor": (tensor(A, None), ("unreadable_file", "adapter_model.safetensors", "net.0", "LoRA")),
     "another tensor": (
         tensor("base_model.model.net.0.weight", np.zeros(3)),
