@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from onnxgrad_cli.common.wording import as_cli_flags, status_text
 from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
@@ -99,7 +99,7 @@ def _proof_line(proof: Proof) -> str:
     if not proof.steps:
         return f"{status_text(proof.verdict)}: {proof.why}"
     passed = sum(step.status == "passed" for step in proof.steps)
-    at = f", with {in_words}" if (in_words := ", ".join(f"{s} = {n:,}" for s, n in proof.sizes.items())) else ""
+    at = f", with {with_sizes(proof.sizes)}" if proof.sizes else ""
     return f"{status_text(proof.verdict)}: {passed} of {several(len(proof.steps), 'check')}{at}"
 
 
@@ -131,7 +131,11 @@ def losses_in_words(report: Report) -> Inline:
 def sizes_in_words(report: Report) -> str:
     """Return the size of each symbol with which the cost was computed, as a text."""
     assert report.cost is not None
-    sizes = report.cost.sizes | report.cost.assumed
+    return with_sizes(report.cost.sizes | report.cost.assumed)
+
+
+def with_sizes(sizes: Mapping[str, int]) -> str:
+    """Return the sizes of symbols as a text: 'N = 2, T = 1,024'."""
     return ", ".join(f"{symbol} = {size:,}" for symbol, size in sizes.items())
 
 
