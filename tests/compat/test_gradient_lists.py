@@ -193,16 +193,17 @@ def test_the_keys_of_aten_are_refused() -> None:
         ([("Mul", ["GO(0)", "O(1)"], ["GI(0)"]), ("Neg", ["I(1)"], ["GI(1)"])], r"reads O\(1\), which the node"),
         ([("Neg", ["GO(0)"], ["GI(0)"]), ("Neg", ["I(1)"], ["GI(1)"]), ("Neg", ["I(1)"], ["GI(2)"])], r"makes GI\(2\)"),
         ([("Gelu", ["GO(0)"], ["GI(0)"]), ("ReduceMax", ["I(1)"], ["GI(1)"],
-          {"axes": {"value": [0], "dtype": "int"}})], "valid at none of the opsets"),
+          {"axes": {"value": [0], "dtype": "int"}})], ("failed", "1", "ReduceMax", "13", "28")),
         ([("Transpose", ["GO(0)"], ["GI(0)"], {"perm": {"value": [0, 1, 2], "dtype": "int"}}),
           ("Neg", ["I(1)"], ["GI(1)"])], r"node 0 \(Transpose\): internal"),
         ([("Cast", ["GO(0)"], ["GI(0)"], {"to": {"value": 1, "dtype": "int"}}), ("Neg", ["I(1)"], ["GI(1)"])],
-         "returns a cotangent of type FLOAT for"),
-        ([("ReduceSum", ["GO(0)"], ["GI(0)"]), ("Neg", ["I(1)"], ["GI(1)"])], "a cotangent of shape"),
+         "cotangent of type FLOAT"),
+        ([("ReduceSum", ["GO(0)"], ["GI(0)"]), ("Neg", ["I(1)"], ["GI(1)"])],
+         ("refused", "y", "f::slope", "1", "1", "a", "N", "3")),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_a_node_is_refused(nodes: Any, what: str) -> None:
-    with pytest.raises(OnnxgradError, match=what):
+def test_what_does_not_fit_a_node_is_refused(nodes: Any, what: str | tuple[str, ...]) -> None:
+    with raises_as(OnnxgradError, what):
         gradient_definition("f", "slope")(nodes)
         with_gradient(model_of(SLOPE, PRODUCT), ["a", "b"], ["y"], "g_")
 

@@ -649,7 +649,6 @@ def test_the_command(shell: Shell) -> None:
     assert report["proof"]["status"] == "passed"
     assert report["cost"]["nodes"]["backward"] == 1
     assert any("onnxgrad expand" in step["text"] for step in report["next"])
-    text = (shell.folder / "compact.onnx.report.md").read_text()
-    assert "one Gradient node" in text
-    assert "Train a few steps" not in text
+    assert not any(step["language"] == "python" for step in report["next"])
+    assert "backward" in (shell.folder / "compact.onnx.report.md").read_text()
     assert shell("check", "compact.onnx").code == 0
