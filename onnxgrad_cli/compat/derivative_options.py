@@ -116,9 +116,9 @@ def check(options: DerivativeOptions) -> None:
     checks.of_type("options", options, DerivativeOptions, "DerivativeOptions", hint)
     for single in (DerivativeOptions.KeepYieldOp, DerivativeOptions.Loss):
         if single in options and options != single:
-            raise conflict(f"`options`: '{single.name}' can't be combined with another", "use it alone")
+            raise conflict(f"DerivativeOptions.{single.name} can't be combined with another", "use it alone")
     if options == DerivativeOptions.FillGrad:
-        raise missing_value("`options`: 'FillGrad' requires 'KeepOutputs'", "pass KeepOutputs | FillGrad")
+        raise missing_value("DerivativeOptions.FillGrad requires KeepOutputs", "pass KeepOutputs | FillGrad")
 
 
 def cotangents(options: DerivativeOptions) -> Yield:
@@ -156,7 +156,7 @@ def loss_gradient(
     outputs = graph.output_names
     loss = loss or ("loss" if "loss" in outputs else outputs[0])
     if loss not in outputs:
-        raise unknown_name(f"`loss`: the model has no output '{loss}'", suggest(loss, outputs, "outputs"))
+        raise unknown_name(f"the model has no output '{loss}'", suggest(loss, outputs, "outputs"))
     given = [label] if isinstance(label, str) else label or ()
     labels = _chosen(without(given, [loss]), graph.input_names, "label", "inputs")
     named = fed if inputs is None else _chosen(inputs, [*fed, *initializers], "inputs", "inputs or weights")
@@ -178,12 +178,12 @@ def _check_is_number(loss: str, derivative: DerivativeModel) -> None:
     shape = shape_of(loss_type)
     if loss not in derivative.outputs or shape is None or any(size != 1 for size in shape):
         message = f"the loss '{loss}' is not one float number: it is {in_words(loss_type) or 'of unknown type'}"
-        raise wrong_shape(message, "choose another output with `loss`, or declare its shape in the model")
+        raise wrong_shape(message, "choose another output, or declare its shape in the model")
 
 
 def _chosen(given: str | Sequence[str], known: Sequence[str], argument: str, kind: str) -> list[str]:
     names = [given] if isinstance(given, str) else given
     for name in names:
         if name not in known:
-            raise unknown_name(f"`{argument}`: '{name}' is not one of the model's {kind}", suggest(name, known, kind))
+            raise unknown_name(f"{argument}: '{name}' is not one of the model's {kind}", suggest(name, known, kind))
     return list(dict.fromkeys(names))
