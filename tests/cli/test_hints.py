@@ -525,8 +525,7 @@ CASES = [
         then="check t.onnx",
     ),
     Case(
-        "pass the model that it was made from; to run the training model, use `Trainer` in Python, `onnxgrad pack` "
-        "or onnxruntime",
+        "pass the model that it was made from; to run it, use `Trainer`, `onnxgrad pack` or onnxruntime",
         "build t.onnx --loss mse -o u.onnx",
         "`onnxgrad pack`",
         {"onnxgrad pack": "onnxgrad pack t.onnx -o site --data data.npz"},
@@ -604,7 +603,7 @@ CASES = [
         ("$ mkdir t.onnx.run && ln -s /tmp t.onnx.run/tensorboard",),
     ),
     Case(
-        "make one with `onnxgrad build MODEL`; the models of initializations and of other tools can't be used here",
+        "make one with `onnxgrad build MODEL`; models of initializations and of other tools can't be used here",
         "check parts.init0.onnx",
         "`onnxgrad build MODEL`",
         {"MODEL": "mlp.onnx --loss mse --no-verify -o t.onnx"},
@@ -1005,7 +1004,8 @@ def test_a_provider_of_another_build(name: str, package: str, shell: Shell, monk
 
 PLACES = {"OnnxgradError": 1, "UsageError": 1, "CheckFailed": 1, "InternalError": 1, "UnsupportedError": 2,
           "Refusal": 3, "no": 1, "refuse": 2, "missing_file": 1, "unknown_name": 1, "unreadable": 1, "unwritable": 1,
-          "wrong_value": 1, "conflicts": 2, "of_type": 4}  # fmt: skip
+          "wrong_value": 1, "conflicts": 2, "of_type": 4, "missing_value": 1, "wrong_type": 1, "wrong_shape": 1,
+          "no_data": 1, "ambiguous": 1, "conflict": 1, "mismatch": 1}  # fmt: skip
 """Calls that take a hint -> its place among the arguments."""
 
 COMMAND = re.compile(r"--[a-z]|(^|\W)-o |pip install|onnxgrad [a-z]|\bcp |python -m")
