@@ -116,9 +116,10 @@ def add_loss_output(
     """
     if score_name not in SCORES:
         raise errors.unknown_name(f"there is no loss '{score_name}'", errors.suggest(score_name, SCORES, "losses"))
-    loss, own_reduction = SCORES[score_name]
+    loss, usual = SCORES[score_name]
+    reduction = usual if reduction is None else reduction
     settings = {option.name: option.default for option in loss.options} | exactly(loss.options, kwargs, score_name)
-    checks.one_of("reduction", reduction or own_reduction, Reduction)
+    checks.one_of("reduction", reduction, Reduction)
     graph = open_model(onx, None)
     output = _output(graph, output_index)
     penalties = {} if penalty is None else _penalties(graph, penalty)
@@ -132,7 +133,7 @@ def add_loss_output(
     found = loss.function(op, op.wide(prediction), op.wide(op.val(label_name)), **settings)
     if weight_name is not None:
         found = found * _row_weights(op, weight_name, prediction, found)
-    total = reduced(op, "ReduceMean" if (reduction or own_reduction) == "mean" else "ReduceSum", found)
+    total = reduced(op, "ReduceMean" if reduction == "mean" else "ReduceSum", found)
     for name, (l1, l2) in penalties.items():
         term = _penalty(op, op.val(name), l1, l2)
         total = total if term is None else total + op.cast(term, total)
