@@ -368,7 +368,8 @@ def generate_artifacts(
             hint = 'pass several losses: ["mse:OUTPUT:LABEL", ...]'
             raise wrong_value("`loss_input_names`: a loss is computed on one output", hint)
         options.setdefault("output", loss_input_names[0])
-    losses, label = LOSSES[loss] if isinstance(loss, LossType) else (loss or "identity", "label")
+    loss = "identity" if loss is None else loss
+    losses, label = LOSSES[loss] if isinstance(loss, LossType) else (loss, "label")
     name, settings = OPTIMIZERS[optimizer] if isinstance(optimizer, OptimType) else (optimizer or "", {})
     chosen = Options(
         **{

@@ -217,6 +217,8 @@ def test_nothing_is_made_of_the_value_of_a_frozen_parameter(shell: Shell) -> Non
         ({"custom_op_library": "x.so"}, ("wrong_value", "custom_op_library")),
         ({"loss_input_names": ["a", "b"]}, ("wrong_value", "loss_input_names")),
         ({"loss": 3}, ("wrong_value", "losses=3")),
+        ({"loss": ""}, ("unknown_name", "")),
+        ({"loss": []}, ("usage", "losses")),
         ({"requires_grad": ["fc9.weight"]}, ("unknown_name", "train", "fc9.weight")),
         ({"frozen_params": ["fc9.weight"]}, ("unknown_name", "freeze", "fc9.weight")),
         ({"optimizer": "adamm"}, ("unknown_name", "adamm")),
