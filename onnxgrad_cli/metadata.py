@@ -771,7 +771,7 @@ def _compare(kind: str, described: Collection[str], values: Iterable[ValueInfoPr
 
     With `complete`, also check that all are described. The purpose of any other would be unknown to every check.
     """
-    there = [value.name for value in values]
+    there = dict.fromkeys(value.name for value in values)
     if gone := [name for name in described if name not in there]:
         raise _changed(f"names the {kind} '{gone[0]}', which the model does not have")
     if complete and (strange := [name for name in there if name not in described]):
