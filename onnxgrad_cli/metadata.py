@@ -24,8 +24,9 @@ from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.choices import WEIGHTED_DERIVATIVES, Derivative, Mode, Scaling
 from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.common.strict_json import decoded
-from onnxgrad_cli.errors import OnnxgradError, UsageError, unreadable
+from onnxgrad_cli.errors import OnnxgradError, unreadable, wrong_type
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import FLOATS, is_external, is_float
 from onnxgrad_cli.ir.weightless_copy import copied
@@ -189,10 +190,8 @@ class InnerEvaluation:
 
     def renamed(self, names: Mapping[str, str]) -> InnerEvaluation:
         """Return a copy in which values are renamed. `names` maps old names to new names."""
-        inputs, outputs = (
-            {key: names.get(name, name) for key, name in field.items()} for field in (self.inputs, self.outputs)
-        )
-        return InnerEvaluation(inputs, outputs)
+        both = ({key: names.get(name, name) for key, name in field.items()} for field in (self.inputs, self.outputs))
+        return InnerEvaluation(*both)
 
 
 @dataclass(frozen=True)
@@ -531,9 +530,7 @@ def write_tensors(model: ModelProto, graph: Graph) -> None:
     equal = {name: constants[key] for name in alike if (key := _contents(inline[name])) in constants}
     literals = [name for name in names if name in graph.provenance.literals]
     found = ModelTensors(tuple(names), tuple(literals), equal, tuple(_computed_of_constants(graph, stored)))
-    for old in [entry for entry in model.metadata_props if entry.key == TENSORS]:
-        model.metadata_props.remove(old)
-    model.metadata_props.add(key=TENSORS, value=json.dumps(asdict(found)))
+    rewrite(model, {TENSORS: json.dumps(asdict(found))}, [TENSORS])
 
 
 def read_tensors(model: ModelProto) -> ModelTensors | None:
@@ -542,7 +539,7 @@ def read_tensors(model: ModelProto) -> ModelTensors | None:
     Raises:
         OnnxgradError: the record can't be read.
     """
-    text = next((entry.value for entry in model.metadata_props if entry.key == TENSORS), None)
+    text = _entry(model, TENSORS)
     try:
         return None if text is None else decoded(ModelTensors, json.loads(text))
     except (ValueError, RecursionError) as error:
@@ -551,7 +548,11 @@ def read_tensors(model: ModelProto) -> ModelTensors | None:
 
 def has_derivatives(model: ModelProto) -> bool:
     """Return True if onnxgrad added derivatives to a model, which are valid only for the model's current mode."""
-    return any(entry.key == TENSORS for entry in model.metadata_props)
+    return _entry(model, TENSORS) is not None
+
+
+def _entry(model: ModelProto, key: str) -> str | None:
+    return next((entry.value for entry in model.metadata_props if entry.key == key), None)
 
 
 def stored_floats(model: ModelProto) -> Iterator[TensorProto]:
@@ -592,7 +593,7 @@ def _contents(tensor: TensorProto) -> tuple[int, tuple[int, ...], bytes]:
 
 def write_derived(model: ModelProto, found: Derived) -> None:
     """Write the description of a model of derivatives into its metadata."""
-    _rewrite(model, {DERIVED: json.dumps(asdict(found)), VERSION: tool_version()})
+    rewrite(model, {DERIVED: json.dumps(asdict(found)), VERSION: tool_version()})
 
 
 def read_derived(model: ModelProto) -> Derived | None:
@@ -601,11 +602,11 @@ def read_derived(model: ModelProto) -> Derived | None:
     Raises:
         OnnxgradError: the description can't be read, or it does not match the model.
     """
-    text = next((entry.value for entry in model.metadata_props if entry.key == DERIVED), None)
+    text = _entry(model, DERIVED)
     if text is None:
         return None
-    if any(entry.key == ROLES for entry in model.metadata_props):
-        raise OnnxgradError("the model's metadata describe both a training model and a model of derivatives", CHANGED)
+    if _entry(model, ROLES) is not None:
+        raise _changed("is that of a training model and of a model of derivatives")
     try:
         found: Derived = decoded(Derived, strict_json.loads(text))
         stored = {tensor.name for tensor in model.graph.initializer}
@@ -656,7 +657,7 @@ def write(model: ModelProto, found: Roles) -> None:
     said, empty = asdict(found), asdict(Roles("", (), "", {}, {}))
     needed = ("inputs", "outputs")
     ports = {key: said[name] for name, key in PORTS.items() if name in needed or said[name] != empty[name]}
-    _rewrite(model, {LOSS: json.dumps(terms), ROLES: json.dumps(ports), VERSION: found.version})
+    rewrite(model, {LOSS: json.dumps(terms), ROLES: json.dumps(ports), VERSION: found.version})
 
 
 def _said(term: Term) -> dict[str, Any]:
@@ -664,16 +665,16 @@ def _said(term: Term) -> dict[str, Any]:
     return {name: value for name, value in asdict(term).items() if value or name not in optional}
 
 
-def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
-    """Replace all entries of onnxgrad in a model's metadata, except for the record of tensors.
+def rewrite(
+    model: ModelProto, said: Mapping[str, str], replaced: Collection[str] = (VERSION, LOSS, ROLES, DERIVED)
+) -> None:
+    """Replace entries of onnxgrad in a model's metadata; by default all except for the record of tensors.
 
     `said` must have the version last, because `is_ours` searches a file from its end.
     """
-    props = model.metadata_props
-    for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES, DERIVED)]:
-        props.remove(old)
+    refill(model.metadata_props, [entry for entry in model.metadata_props if entry.key not in replaced])
     for key, value in said.items():
-        props.add(key=key, value=value)
+        model.metadata_props.add(key=key, value=value)
 
 
 def describe(model: ModelProto) -> Roles:
@@ -686,10 +687,8 @@ def describe(model: ModelProto) -> Roles:
     """
     found = read(model)
     if not any(role.role == "loss" for role in found.outputs.values()):
-        raise UsageError(
-            "the model is not a training model made by onnxgrad: its description names no loss",
-            "make one with `onnxgrad build MODEL`; the models of initializations and of other tools can't be used here",
-        )
+        hint = "make one with `onnxgrad build MODEL`; models of initializations and of other tools can't be used here"
+        raise wrong_type("the model is not a training model made by onnxgrad: its description names no loss", hint)
     _check_known("input", found.inputs, INPUTS)
     _check_known("output", {name: role.role for name, role in found.outputs.items()}, OUTPUTS)
     return found
@@ -701,12 +700,9 @@ def check_is_original(model: ModelProto) -> None:
     Raises:
         UsageError: the model is a training model.
     """
-    if any(entry.key == ROLES for entry in model.metadata_props):
-        raise UsageError(
-            "the model is already a training model, made by `onnxgrad build`",
-            "pass the model that it was made from; to run the training model, use `Trainer` in Python, `onnxgrad pack` "
-            "or onnxruntime",
-        )
+    if _entry(model, ROLES) is not None:
+        hint = "pass the model that it was made from; to run it, use `Trainer`, `onnxgrad pack` or onnxruntime"
+        raise wrong_type("the model is already a training model, made by `onnxgrad build`", hint)
 
 
 def read(model: ModelProto) -> Roles:
@@ -721,25 +717,17 @@ def read(model: ModelProto) -> Roles:
     """
     props = {entry.key: entry.value for entry in model.metadata_props}
     if ROLES not in props and model.training_info:
-        raise UsageError(
-            "the model is not a training model: it only has training information (TrainingInfoProto)",
-            "write that as separate models with `onnxgrad expand MODEL`, and use the one called step0",
-        )
+        hint = "write that as separate models with `onnxgrad expand MODEL`, and use the one called step0"
+        raise wrong_type("the model is not a training model: it only has a TrainingInfoProto", hint)
     if ROLES not in props:
-        raise UsageError(
-            f"the model is not a training model made by onnxgrad: its metadata have no entry '{ROLES}'",
-            "make one with `onnxgrad build MODEL`; if this was one, another tool has dropped its metadata",
-        )
+        hint = "make one with `onnxgrad build MODEL`; if this was one, another tool has dropped its metadata"
+        raise wrong_type(f"the model is not a training model of onnxgrad: its metadata have no entry '{ROLES}'", hint)
     try:
-        ports, loss = (
-            strict_json.loads(props[ROLES]),
-            strict_json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}')),
-        )
+        ports = strict_json.loads(props[ROLES])
+        loss = strict_json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}'))
         said = {field: ports[name] for field, name in PORTS.items() if name in ports}
-        found: Roles = decoded(
-            Roles,
-            {**said, "version": props.get(VERSION, "unknown"), "losses": loss["terms"], "reduction": loss["reduction"]},
-        )
+        said |= {"version": props.get(VERSION, "unknown"), "losses": loss["terms"], "reduction": loss["reduction"]}
+        found: Roles = decoded(Roles, said)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise unreadable(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
     _fits(found, model)
@@ -747,55 +735,51 @@ def read(model: ModelProto) -> Roles:
 
 
 def _fits(found: Roles, model: ModelProto) -> None:
-    _compare("input", found.inputs, model.graph.input)
-    _compare("output", found.outputs, model.graph.output)
+    """Check that a description and its model match.
+
+    Raises:
+        OnnxgradError: they don't match.
+    """
+    _compare("input", found.inputs, model.graph.input, complete=True)
+    _compare("output", found.outputs, model.graph.output, complete=True)
     of = [role.of for role in found.outputs.values() if role.role in ("gradient", "next state")]
     of += [name for names in found.sets.values() for name in names.values()]
-    gone = next((name for name in (*of, *found.slots) if name not in found.inputs), None)
-    if gone is not None:
-        raise OnnxgradError(
-            f"the model's description refers to an input '{gone}' that it does not list", "build it again"
-        )
-    _check_all_described("input", found.inputs, model.graph.input)
-    _check_all_described("output", found.outputs, model.graph.output)
+    if gone := [name for name in (*of, *found.slots) if name not in found.inputs]:
+        raise _changed(f"refers to an input '{gone[0]}' that it does not list")
     for value in model.graph.output:
         role = found.outputs[value.name].role
         if role in ("loss", "gradient") and not is_float(value.type):
-            raise OnnxgradError(
-                f"'{value.name}' is not a tensor of floats, but is described as {role}", "build it again"
-            )
+            raise _changed(f"gives '{value.name}' the role '{role}', but it is not a tensor of floats")
     said = [(role.role, role.of * (role.role != "loss")) for role in found.outputs.values()]
     if (twice := _twice(each for each in said if each[0] != "kept output")) is not None:
-        what = f"the {twice[0]} of '{twice[1]}'" if twice[1] else f"the {twice[0]}"
-        raise OnnxgradError(f"two of the model's outputs are described as {what}", CHANGED)
+        of_what = f" of '{twice[1]}'" if twice[1] else ""
+        raise _changed(f"gives two outputs the role '{twice[0]}'{of_what}")
     made = {name for node in model.graph.node for name in node.output}
-    never = next((name for name in found.held if name not in made), None)
-    if never is not None:
-        raise OnnxgradError(f"the model's description lists '{never}', which no node computes", "build it again")
+    if never := [name for name in found.held if name not in made]:
+        raise _changed(f"lists '{never[0]}', which no node computes")
 
 
 def _check_known(kind: str, roles: Mapping[str, str], known: Collection[str]) -> None:
     """Check that all roles are in `known`, because a check of the model would ignore values with other roles."""
-    strange = next((name for name, role in roles.items() if role not in known), None)
-    if strange is not None:
-        raise OnnxgradError(
-            f"the model's description gives the {kind} '{strange}' the invalid role '{roles[strange]}'", CHANGED
-        )
+    for name, role in roles.items():
+        if role not in known:
+            raise _changed(f"gives the {kind} '{name}' the invalid role '{role}'")
 
 
-def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProto]) -> None:
-    """Check that the model has all inputs or outputs that its description names."""
-    there = {value.name for value in values}
-    gone = [name for name in described if name not in there]
-    if gone:
-        raise OnnxgradError(f"the model's description names the {kind} '{gone[0]}', which it does not have", CHANGED)
+def _compare(kind: str, described: Collection[str], values: Iterable[ValueInfoProto], complete: bool = False) -> None:
+    """Check that the model has all inputs or outputs that its description names.
+
+    With `complete`, also check that all are described. The purpose of any other would be unknown to every check.
+    """
+    there = dict.fromkeys(value.name for value in values)
+    if gone := [name for name in described if name not in there]:
+        raise _changed(f"names the {kind} '{gone[0]}', which the model does not have")
+    if complete and (strange := [name for name in there if name not in described]):
+        raise _changed(f"does not list the {kind} '{strange[0]}'")
 
 
-def _check_all_described(kind: str, described: Collection[str], values: Iterable[ValueInfoProto]) -> None:
-    """Check that all inputs or outputs are described. The purpose of any other would be unknown to every check."""
-    strange = next((value.name for value in values if value.name not in described), None)
-    if strange is not None:
-        raise OnnxgradError(f"the model's description does not list its {kind} '{strange}'", CHANGED)
+def _changed(what: str) -> OnnxgradError:
+    return OnnxgradError(f"the model's description {what}", CHANGED, code="mismatch")
 
 
 def started(model: ModelProto, roles: Roles) -> ModelProto:

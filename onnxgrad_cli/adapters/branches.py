@@ -19,10 +19,10 @@ from onnx import ModelProto, helper, numpy_helper
 from onnxgrad_cli.adapters.places import AdapterSite, Factors, flat, is_product, keys, places, readers_of
 from onnxgrad_cli.adapters.requantize import dequantized
 from onnxgrad_cli.checkpoints.stored_weights import stored_tensors
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
-from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.node import Node, make_node, refill
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.dora import bias_apart
 from onnxgrad_cli.passes.stored_integers import is_integer
@@ -41,8 +41,7 @@ def check_branches(model: ModelProto, adapters: Sequence[Adapter]) -> None:
         UsageError: no matrix product in the model's main graph reads an adapted weight, or another kind of node reads
             it.
     """
-    beside = of_integers(model, adapters)
-    if beside:
+    if beside := of_integers(model, adapters):
         _checked(Graph(model), beside)
 
 
@@ -63,7 +62,8 @@ def add_branches(
         OnnxgradError: the LoRA matrices don't fit the matrix.
     """
     own = {adapter.weight: adapter for adapter in adapters}
-    graph, branches = Graph(model), _Branches()
+    graph = Graph(model)
+    branches: dict[str, list[Node]] = {}
     for place in _checked(graph, adapters):
         found = place.of(own[place.weight], values)
         factor = np.float64(place.reader.settings.get("alpha", 1.0) * found.scale)
@@ -76,8 +76,8 @@ def add_branches(
             each = found.gain(replace(found, magnitude=None).added_to(dequantized(model, place, path)))
             each = each.astype(found.a.dtype).reshape(-1, *(1 for _ in place.kernel))
             gain = graph.add_constant(each, f"{place.weight}_lora_gain")
-        branches.add(graph, place, names, gain=gain)
-    branches.write(graph)
+        _add(branches, graph, place, names, gain=gain)
+    _insert(branches, graph)
 
 
 def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
@@ -102,7 +102,8 @@ def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mappi
     own = {adapter.weight: adapter for adapter in adapters}
     factors = {name for adapter in adapters for name in adapter.names}
     _open_alone(model)
-    graph, branches = Graph(model), _Branches()
+    graph = Graph(model)
+    branches: dict[str, list[Node]] = {}
     for key, found in keys(_checked(graph, adapters)).items():
         for place in found:
             place.of(own[place.weight], values)  # checks that the LoRA matrices fit
@@ -110,10 +111,10 @@ def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mappi
         for name, tensor in zip(names, _empty(found[0], values[own[found[0].weight].a].dtype), strict=True):
             _add_overridable(graph, name, tensor, f"{key}.rank")
         for place in found:
-            branches.add(graph, place, [name_a, name_b], place.reader.settings.get("alpha", 1.0))
+            _add(branches, graph, place, [name_a, name_b], place.reader.settings.get("alpha", 1.0))
     for name in values.keys() - factors:
         _override(graph, name)
-    branches.write(graph)
+    _insert(branches, graph)
 
 
 def refuse_magnitudes(adapters: Sequence[Adapter], option: str) -> None:
@@ -129,7 +130,7 @@ def refuse_magnitudes(adapters: Sequence[Adapter], option: str) -> None:
     if any(adapter.magnitude for adapter in adapters):
         message = f"{option}: onnxruntime's adapters have two LoRA matrices, but DoRA adapters also have magnitudes"
         hint = "write a .safetensors file or a folder of PEFT, or merge them into the model with `onnxgrad export`"
-        raise UsageError(message, hint)
+        raise conflict(message, hint)
 
 
 def arrays_of(place: AdapterSite, found: Factors, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -170,7 +171,7 @@ def _checked(graph: Graph, adapters: Sequence[Adapter]) -> list[AdapterSite]:
         if not found or strange:
             label = strange and (strange[0].name or strange[0].output[0])
             by = f"'{label}' ({strange[0].op_type})" if strange else "nothing in the main graph"
-            raise UsageError(
+            raise conflict(
                 f"the adapter of '{adapter.weight}' can't be written back: {by} reads this weight",
                 "name other weights with `lora_target`, or inline functions with onnx.inliner.inline_local_functions",
             )
@@ -194,45 +195,35 @@ class _Branch:
         return y
 
 
-class _Branches:
-    """Collects branches, and inserts them into a graph."""
+def _add(
+    branches: dict[str, list[Node]], graph: Graph, place: AdapterSite, names: Sequence[str], alpha: float = 1.0,
+    gain: str = "",
+) -> None:  # fmt: skip
+    """Write a branch beside a matrix product.
 
-    def __init__(self) -> None:
-        self._after: dict[str, list[Node]] = {}
-        self._bases: dict[str, str] = {}
+    Args:
+        branches: new name of a product's own result -> the nodes of its branch; the new branch is added.
+        graph: the graph of the model, in which the product's result is renamed.
+        place: the matrix product.
+        names: the names of the LoRA matrices A and B.
+        alpha: the factor by which the branch's result is multiplied.
+        gain: for DoRA, the name of the value by which the sum of product and branch is multiplied, before the bias is
+            added; "" without DoRA.
+    """
+    result = place.reader.node.output[0]
+    branch = _Branch(graph, result, [])
+    wide = _product(branch, place, names, alpha)
+    base = place.reader.node.output[0] = graph.fresh(f"{result}_base")
+    total = _lengthened(branch, place, [base, wide], gain) if gain else [base, wide]
+    last = "Add" if len(total) > 1 else "Identity"
+    branch.nodes.append(make_node(last, total, [result], name=graph.fresh(f"{result}/adapter")))
+    branches[base] = branch.nodes
 
-    def add(self, graph: Graph, place: AdapterSite, names: Sequence[str], alpha: float = 1.0, gain: str = "") -> None:
-        """Prepare a branch beside a matrix product.
 
-        Args:
-            graph: the graph of the model.
-            place: the matrix product.
-            names: the names of the LoRA matrices A and B.
-            alpha: the factor by which the branch's result is multiplied.
-            gain: for DoRA, the name of the value by which the sum of product and branch is multiplied, before the bias
-                is added; "" without DoRA.
-        """
-        result = place.reader.node.output[0]
-        branch = _Branch(graph, result, [])
-        wide = _product(branch, place, names, alpha)
-        self._bases[result] = graph.fresh(f"{result}_base")
-        total = [self._bases[result], wide]
-        if gain:
-            total = _lengthened(branch, place, total, gain)
-        last = "Add" if len(total) > 1 else "Identity"
-        branch.nodes.append(make_node(last, total, [result], name=graph.fresh(f"{result}/adapter")))
-        self._after[result] = branch.nodes
-
-    def write(self, graph: Graph) -> None:
-        """Insert the branches after their products."""
-        nodes: list[Node] = []
-        for node in graph.nodes:
-            result = node.output[0] if node.output else ""
-            nodes += [node, *self._after.get(result, ())]
-            if result in self._bases:
-                node.output[0] = self._bases[result]
-        graph.set_nodes(nodes)
-        graph.commit()
+def _insert(branches: Mapping[str, list[Node]], graph: Graph) -> None:
+    """Insert the branches after their products."""
+    graph.set_nodes([each for node in graph.nodes for each in (node, *branches.get(next(iter(node.output), ""), ()))])
+    graph.commit()
 
 
 def _lengthened(branch: _Branch, place: AdapterSite, total: Sequence[str], gain: str) -> list[str]:
@@ -290,10 +281,8 @@ def _empty(place: AdapterSite, dtype: np.dtype) -> Iterable[np.ndarray]:
 
 def _add_overridable(graph: Graph, name: str, array: np.ndarray, symbol: str) -> None:
     if graph.taken(name):
-        raise UsageError(
-            f"the model already has a value called '{name}'",
-            "use this model without changes: it already takes adapters",
-        )
+        message = f"`adaptable`: the model already has a value called '{name}'"
+        raise conflict(message, "use this model without changes: it already takes adapters")
     tensor = numpy_helper.from_array(array, name)
     rank = array.shape.index(min(array.shape[:2]))
     dims = [symbol if axis == rank else size for axis, size in enumerate(array.shape)]
@@ -309,10 +298,8 @@ def _override(graph: Graph, name: str) -> None:
     """
     tensor = graph.initializers.get(name)
     if tensor is None:
-        raise UsageError(
-            f"'{name}' was trained in full, but no runtime can override it: it is not an initializer of the main graph",
-            "write the trained model itself with `onnxgrad export`",
-        )
+        message = f"`adaptable`: '{name}' was trained in full, but it is not an initializer that a runtime can override"
+        raise conflict(message, "write the trained model itself with `onnxgrad export`")
     graph.proto.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
 
 
@@ -322,9 +309,7 @@ def _open_alone(model: ModelProto) -> None:
     In old IR versions, every initializer is also declared as an input, but is still a constant. In later versions, a
     runtime can override an initializer that is also an input, so it can't optimize it as a constant.
     """
-    stored: set[str] = {tensor.name for tensor in model.graph.initializer}
     if model.ir_version < INITIALIZERS_ALONE:
-        kept = [value for value in model.graph.input if value.name not in stored]
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
+        stored = {tensor.name for tensor in model.graph.initializer}
+        refill(model.graph.input, [value for value in model.graph.input if value.name not in stored])
         model.ir_version = INITIALIZERS_ALONE

@@ -17,7 +17,7 @@ from onnxgrad_cli.adapters.peft_folder import CONFIG, MODEL, PICKLE, load_peft, 
 from onnxgrad_cli.checkpoints.base_model_digest import is_base, untrained_digest
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import UsageError, missing_file, wrong_value
 from onnxgrad_cli.files import AtomicWriteGroup, check_folder, check_target, make_folder, resolve_output
 from onnxgrad_cli.metadata import Adapter
 
@@ -66,7 +66,7 @@ class AdapterTarget:
             check_target(self.path, model, source, force)
             return
         if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"`adapter`: '{self.path}' is a file, but PEFT needs a folder", "name a folder")
+            raise wrong_value(f"`adapter`: '{self.path}' is a file, but PEFT needs a folder", "name a folder")
         check_folder(self.path, "`adapter`")
         weights, config = self.files
         if self.path.is_dir() and weights.exists():
@@ -89,10 +89,10 @@ class AdapterTarget:
             OnnxgradError: the format can't store an adapter or a value.
         """
         if self.form == "peft":
-            found = peft_bytes(model, adapters, values)
-            return {self.path / name: data for name, data in found.items()}
-        write = onnx_adapter_bytes if self.form == "onnx_adapter" else _own
-        return {self.path: write(model, adapters, values)}
+            return {self.path / name: data for name, data in peft_bytes(model, adapters, values).items()}
+        if self.form == "onnx_adapter":
+            return {self.path: onnx_adapter_bytes(model, adapters, values)}
+        return {self.path: adapter_bytes(adapters, values, untrained_digest(model, values))}
 
     def stage(
         self, switch: AtomicWriteGroup, model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
@@ -130,16 +130,13 @@ class AdapterTarget:
 
 def _by_ending(text: str) -> Form:
     path = Path(text)
-    if path.suffix in (".safetensors", ".onnx_adapter"):
-        return "onnx_adapter" if path.suffix == ".onnx_adapter" else "safetensors"
+    forms: dict[str, Form] = {".safetensors": "safetensors", ".onnx_adapter": "onnx_adapter"}
+    if path.suffix in forms:
+        return forms[path.suffix]
     if text.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
         return "peft"
     hint = "use the ending .safetensors or .onnx_adapter; for a folder of PEFT use no ending, or 'peft:' in front"
-    raise UsageError(f"`adapter`: the ending of '{text}' is not a known format", hint)
-
-
-def _own(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:
-    return adapter_bytes(adapters, values, untrained_digest(model, values))
+    raise wrong_value(f"`adapter`: the ending of '{text}' is not a known format", hint)
 
 
 def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
@@ -159,9 +156,8 @@ def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple
     """
     if source.is_dir():
         if not (source / CONFIG).exists():
-            raise OnnxgradError(
-                f"'{source}' is a folder without the {CONFIG} of PEFT", "name a file, or a folder of PEFT"
-            )
+            message = f"'{source}' is a folder without the {CONFIG} of PEFT"
+            raise missing_file(message, "name a file, or a folder of PEFT")
         return load_peft(source, model)
     foreign = is_onnx_adapter(source)
     adapters, values = load_onnx_adapter(source, model) if foreign else load_adapter(source, tell)

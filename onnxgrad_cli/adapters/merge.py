@@ -6,7 +6,7 @@ branch beside the matrix product (module `branches`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.adapters.branches import add_branches, make_adaptable, of_integers
 from onnxgrad_cli.adapters.own_file import check_factors
 from onnxgrad_cli.adapters.places import Factors
-from onnxgrad_cli.adapters.requantize import Rounded, requantize
+from onnxgrad_cli.adapters.requantize import requantize
 from onnxgrad_cli.checkpoints.integers import as_integers
 from onnxgrad_cli.checkpoints.stored_weights import read_stored, with_weights
 from onnxgrad_cli.errors import OnnxgradError
@@ -54,10 +54,8 @@ def merge(
         OnnxgradError: a LoRA matrix is missing or does not fit, a weight can't be converted back to integers, or the
             model is not the one that was trained.
     """
-    beside = of_integers(model, adapters)
     found = _with_floats(model, adapters, values, path, state, quantized)
-    check_factors(beside, values)
-    if beside:
+    if beside := of_integers(model, adapters):
         add_branches(found, beside, values, path)
     return _in_mode(found, keep_mode)
 
@@ -70,13 +68,13 @@ def requantized(
     state: Mapping[str, np.ndarray] | None = None,
     keep_mode: bool = False,
     quantized: Quantized | None = None,
-) -> tuple[ModelProto, list[Rounded]]:
+) -> tuple[ModelProto, dict[str, float]]:
     """Return a copy of an inference model with all adapters merged, even into weights that are stored as integers.
 
     The arguments are those of `merge`.
 
     Returns:
-        The model, and the rounding error of each matrix that is stored as integers.
+        The model, and a map: matrix that is stored as integers -> its rounding error; see `requantize`.
 
     Raises:
         UsageError: a matrix is stored in a form that can't be quantized again.
@@ -134,23 +132,19 @@ def merged(
     The value of an adapted weight is W + alpha / rank times the product of the LoRA matrices. Values that are not LoRA
     matrices are returned unchanged. Adapted weights that are stored as integers are left out.
     """
+    check_factors(adapters, values)
     factors = {name for adapter in adapters for name in adapter.names}
     after = {name: array for name, array in values.items() if name not in factors}
     beside = of_integers(model, adapters)
     adapters = [adapter for adapter in adapters if adapter not in beside]
-    before = _read(model, {adapter.weight for adapter in adapters}, path)
+    before = read_stored(model, {adapter.weight for adapter in adapters}, path)
     for adapter in adapters:
+        if adapter.weight not in before:
+            hint = "use the model that was adapted; its weight must not be in a function"
+            message = f"the model has no weight '{adapter.weight}' to merge its adapter into"
+            raise OnnxgradError(message, hint, code="mismatch")
         after[adapter.weight] = _sum(before[adapter.weight], adapter, values)
     return after
-
-
-def _read(model: ModelProto, names: Collection[str], path: Path | None) -> dict[str, np.ndarray]:
-    found = read_stored(model, names, path)
-    missing = sorted(set(names) - found.keys())
-    if missing:
-        hint = "use the model that was adapted; its weight must not be in a function"
-        raise OnnxgradError(f"the model has no weight '{missing[0]}' to merge its adapter into", hint)
-    return found
 
 
 def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -161,24 +155,20 @@ def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray])
     Raises:
         OnnxgradError: the LoRA matrices don't fit the weight.
     """
-    check_factors([adapter], values)
-    a, b = values[adapter.a], values[adapter.b]
-    rank, dims = adapter.rank, weight.shape
-    shapes = [(*dims[:1], rank, *dims[2:]), (rank, *dims[1:])]
-    left, right = (a, b) if a.shape == shapes[0] else (b, a)
-    outputs = dims[1] if left is a else dims[0]
-    fits = [left.shape, right.shape] == shapes
-    if not fits or (adapter.magnitude and values[adapter.magnitude].shape != (outputs,)):
-        raise OnnxgradError(
-            f"the adapter of '{adapter.weight}' does not fit: the weight is {list(dims)}, but its LoRA matrices are "
-            f"{list(a.shape)} and {list(b.shape)}",
-            "use the model that was adapted",
-        )
-    inputs_first = left is a
-    left, right, matrix = left.reshape(-1, rank), right.reshape(rank, -1), weight.reshape(dims[0], -1)
-    magnitude = values[adapter.magnitude] if adapter.magnitude else None
+    a, b, matrix = (array.reshape(len(array), -1) for array in (values[adapter.a], values[adapter.b], weight))
+    inputs_first = a.shape == (len(matrix), adapter.rank)
     if inputs_first:
-        total = Factors(left.T, right.T, adapter.scale, magnitude).added_to(matrix.T).T
-    else:
-        total = Factors(right, left, adapter.scale, magnitude).added_to(matrix)
-    return total.reshape(dims).astype(weight.dtype)
+        a, b, matrix = a.T, b.T, matrix.T
+    outputs, inputs = matrix.shape
+    magnitude = values[adapter.magnitude] if adapter.magnitude else None
+    fits = (a.shape, b.shape) == ((adapter.rank, inputs), (outputs, adapter.rank))
+    if not fits or (magnitude is not None and magnitude.shape != (outputs,)):
+        shapes = [list(values[name].shape) for name in (adapter.a, adapter.b)]
+        raise OnnxgradError(
+            f"the adapter of '{adapter.weight}' does not fit: the weight is {list(weight.shape)}, but its LoRA "
+            f"matrices are {shapes[0]} and {shapes[1]}",
+            "use the model that was adapted",
+            code="mismatch",
+        )
+    total = Factors(a, b, adapter.scale, magnitude).added_to(matrix)
+    return (total.T if inputs_first else total).reshape(weight.shape).astype(weight.dtype)

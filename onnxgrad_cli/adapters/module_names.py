@@ -19,7 +19,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.adapters.places import Factors, places
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.modules import GENAI, GENAI_KIND
 from onnxgrad_cli.metadata import Adapter
 
@@ -42,6 +42,10 @@ PACKED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "phi3": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 }
 """Model type -> packed module in transformers -> its parts, modules in onnxruntime-genai, in the order of outputs."""
+
+
+NAMELESS = "write an .onnx_adapter or a .safetensors file, which need no module names"
+"""The hint of errors about modules that have no name in transformers."""
 
 
 def kind_of(model: ModelProto) -> str:
@@ -99,17 +103,15 @@ def in_transformers(model: ModelProto, found: Mapping[str, Own]) -> dict[str, Ow
     kind = kind_of(model)
     if not is_known(kind):
         message = f"`adapter`: PEFT needs the module names in transformers, which onnxgrad does not know for a '{kind}'"
-        raise UsageError(message, "write an .onnx_adapter or a .safetensors file, which need no module names")
+        raise conflict(message, NAMELESS)
     packed = dict(packings(kind, list(found)))
     inside = {part for parts in packed.values() for part in parts}
     own = {renamed(kind, name): each for name, each in found.items() if name not in inside}
     sizes = {name: size for place in places(model) for name, size in place.sizes.items()} if packed else {}
     for module, parts in packed.items():
         if lacking := [part for part in parts if part not in sizes]:
-            message = (
-                f"`adapter`: '{module}' is one matrix in transformers, but the model lacks its part '{lacking[0]}'"
-            )
-            raise UsageError(message, "write an .onnx_adapter or a .safetensors file, which need no module names")
+            message = f"`adapter`: '{module}' is one matrix in transformers, but the model lacks its part"
+            raise conflict(f"{message} '{lacking[0]}'", NAMELESS)
         own[module] = _packed(module, found, {part: sizes[part] for part in parts})
     return own
 
@@ -125,23 +127,35 @@ def _packed(module: str, found: Mapping[str, Own], sizes: Mapping[str, int]) -> 
     Raises:
         UsageError: DoRA adapts only some of the parts.
     """
-    there = [found[part] for part in sizes if part in found]
-    adapter, first = there[0]
-    magnitudes = [factors.magnitude for _, factors in there if factors.magnitude is not None]
-    if magnitudes and len(there) < len(sizes):
+    there = {part: found[part][1] for part in sizes if part in found}
+    first = next(iter(there))
+    adapter = found[first][0]
+    if adapter.magnitude and len(there) < len(sizes):
         lacking = next(part for part in sizes if part not in found)
         message = f"`adapter`: '{module}' is one matrix in transformers, but its part '{lacking}' has no DoRA adapter"
-        raise UsageError(message, "adapt all parts, or none")
-    pairs = {part: scaled_to(factors, first.scale) for part, (_, factors) in found.items() if part in sizes}
-    a, b = side_by_side([pairs.get(part, nothing(size, first.a)) for part, size in sizes.items()])
-    alpha = first.scale * (math.sqrt(len(a)) if adapter.scaling == "rslora" else len(a))
-    joined = Factors(a, b, first.scale, np.concatenate(magnitudes) if magnitudes else None)
-    return replace(adapter, rank=len(a), alpha=alpha), joined
+        raise conflict(message, "adapt all parts, or none")
+    whole = joined(there, sizes, there[first].scale)
+    rank = len(whole.a)
+    alpha = whole.scale * (math.sqrt(rank) if adapter.scaling == "rslora" else rank)
+    return replace(adapter, rank=rank, alpha=alpha), whole
 
 
-def scaled_to(own: Factors, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return A and B with B rescaled, so that `scale` times B A equals the adapter's own scale times its B A."""
-    return own.a, own.b if own.scale == scale else (own.b * (own.scale / scale)).astype(own.b.dtype)
+def joined(parts: Mapping[str, Factors], sizes: Mapping[str, int], scale: float) -> Factors:
+    """Join adapters with the same input to one adapter, whose output is the concatenation of their outputs.
+
+    Args:
+        parts: part -> its adapter. Parts without an adapter get an adapter that adds nothing.
+        sizes: part -> its number of outputs, in order.
+        scale: the scale of the result; B of each part is rescaled to it.
+    """
+    like = next(iter(parts.values())).a
+    pairs = []
+    for name, size in sizes.items():
+        own = parts.get(name) or Factors(like[:0], np.zeros((size, 0), like.dtype), scale)
+        pairs.append((own.a, own.b if own.scale == scale else (own.b * (own.scale / scale)).astype(own.b.dtype)))
+    a, b = side_by_side(pairs)
+    magnitudes = [m for name in sizes if name in parts and (m := parts[name].magnitude) is not None]
+    return Factors(a, b, scale, np.concatenate(magnitudes) if magnitudes else None)
 
 
 def as_built(
@@ -168,16 +182,6 @@ def as_built(
             for part, piece in zip(parts, pieces, strict=True):
                 found.setdefault(part, {})[name] = piece
     return found, called
-
-
-def nothing(size: int, like: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the LoRA matrices A and B of an adapter of rank 0.
-
-    Args:
-        size: the number of outputs.
-        like: the LoRA matrix A of an adapter with the same input.
-    """
-    return like[:0], np.zeros((size, 0), like.dtype)
 
 
 def side_by_side(factors: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

@@ -18,11 +18,11 @@ from onnx import ModelProto
 
 from onnxgrad_cli.adapters.branches import arrays_of, factors_of, refuse_magnitudes
 from onnxgrad_cli.adapters.own_file import check_factors
-from onnxgrad_cli.adapters.places import AdapterSite, keys, places, together
+from onnxgrad_cli.adapters.places import AdapterSite, keys, misfit, places, together
 from onnxgrad_cli.checkpoints.base_model_digest import untrained_digest
 from onnxgrad_cli.checkpoints.stored_weights import stored_tensors
 from onnxgrad_cli.common.packages import tool_version
-from onnxgrad_cli.errors import OnnxgradError, suggest
+from onnxgrad_cli.errors import OnnxgradError, suggest, unreadable
 from onnxgrad_cli.execution.session import load_onnxruntime
 from onnxgrad_cli.metadata import Adapter
 
@@ -66,8 +66,8 @@ def onnx_adapter_bytes(model: ModelProto, adapters: Sequence[Adapter], values: M
         tensors[key + A], tensors[key + B] = arrays_of(place, found, found.scale)
     strange = next((name for name, array in tensors.items() if array.dtype.name not in TYPES), None)
     if strange is not None:
-        hint = "name a file that ends in .safetensors"
-        raise OnnxgradError(f"'{strange}' is {tensors[strange].dtype}, which an .onnx_adapter file can't hold", hint)
+        message = f"'{strange}' is {tensors[strange].dtype}, which an .onnx_adapter file can't hold"
+        raise OnnxgradError(message, "name a file that ends in .safetensors", code="wrong_type")
     runtime = load_onnxruntime()
     written = runtime.AdapterFormat()
     written.set_parameters({
@@ -128,7 +128,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         return {name: value.numpy().copy() for name, value in file.get_parameters().items()}
     except Exception as error:  # onnxruntime's exception classes are not public
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise OnnxgradError(f"'{path}' is not an adapter of onnxruntime, or is damaged: {why}") from None
+        raise unreadable(f"'{path}' is not an adapter of onnxruntime, or is damaged: {why}") from None
 
 
 def _check(path: Path, key: str, place: AdapterSite, a: np.ndarray, b: np.ndarray) -> None:
@@ -141,8 +141,4 @@ def _check(path: Path, key: str, place: AdapterSite, a: np.ndarray, b: np.ndarra
     rank = a.shape[1 if place.leads else 0] if a.ndim == 2 + len(ones) else 0
     shapes = ((size_in, rank), (rank, size_out)) if place.leads else ((rank, size_in), (size_out, rank))
     if rank < 1 or [a.shape, b.shape] != [(*shape, *ones) for shape in shapes]:
-        raise OnnxgradError(
-            f"'{path}' does not fit the model: '{key}' maps {size_in} values to {size_out}, "
-            f"but its LoRA matrices are {list(a.shape)} and {list(b.shape)}",
-            "use an adapter of this model; quantized LoRA matrices are not supported",
-        )
+        raise misfit(path, key, place.shape, a, b)

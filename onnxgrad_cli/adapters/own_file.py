@@ -18,7 +18,7 @@ import numpy as np
 from onnxgrad_cli.checkpoints.tensors import load_tensors, load_words, tensor_bytes
 from onnxgrad_cli.checkpoints.validate_checkpoint import are_adapters
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import unreadable
 from onnxgrad_cli.metadata import Adapter
 
 ADAPTERS = "onnxgrad.adapters"
@@ -54,7 +54,7 @@ def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[s
     values, words = load_tensors(path, tell)
     if not are_adapters(words.get(ADAPTERS)):
         hint = "name a file of adapters; for adapters of PEFT, name their folder"
-        raise OnnxgradError(f"'{path}' holds no adapters of onnxgrad", hint)
+        raise unreadable(f"'{path}' holds no adapters of onnxgrad", hint)
     adapters = [Adapter(**each) for each in words[ADAPTERS]]
     check_factors(adapters, values)
     return adapters, values
@@ -88,12 +88,10 @@ def check_factors(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray])
     for adapter in adapters:
         for name in adapter.names:
             if name not in values:
-                raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: '{name}' is missing")
-        shapes = [values[name].shape for name in (adapter.a, adapter.b)]
+                raise unreadable(f"the adapter of '{adapter.weight}' is incomplete: '{name}' is missing")
+        shapes = [list(values[name].shape) for name in (adapter.a, adapter.b)]
         if any(len(shape) < 2 or adapter.rank not in shape[:2] for shape in shapes):
-            sizes = " and ".join(str(list(shape)) for shape in shapes)
-            raise OnnxgradError(
-                f"the adapter of '{adapter.weight}' has rank {adapter.rank}, but its LoRA matrices are {sizes}"
-            )
+            message = f"the adapter of '{adapter.weight}' has rank {adapter.rank}, but its LoRA matrices are"
+            raise unreadable(f"{message} {shapes[0]} and {shapes[1]}")
         if adapter.magnitude and values[adapter.magnitude].ndim != 1:
-            raise OnnxgradError(f"the adapter of '{adapter.weight}' has magnitudes that are not a vector")
+            raise unreadable(f"the adapter of '{adapter.weight}' has magnitudes that are not a vector")

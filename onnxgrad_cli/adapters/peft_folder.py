@@ -24,21 +24,20 @@ import safetensors.numpy
 from onnx import ModelProto
 
 from onnxgrad_cli.adapters.module_names import (
+    NAMELESS,
     Arrays,
     as_built,
     in_transformers,
+    joined,
     kind_of,
-    nothing,
-    scaled_to,
-    side_by_side,
 )
 from onnxgrad_cli.adapters.own_file import check_factors
-from onnxgrad_cli.adapters.places import AdapterSite, Factors, Read, flat, keys, places, together
+from onnxgrad_cli.adapters.places import AdapterSite, Factors, Read, flat, keys, misfit, places, together
 from onnxgrad_cli.checkpoints.tensors import parsing, read_bytes
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.common.packages import tool_version
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.errors import OnnxgradError, UsageError, conflict, suggest, unreadable
 from onnxgrad_cli.files.safetensors_header import read_header
 from onnxgrad_cli.metadata import VERSION, Adapter
 
@@ -71,6 +70,10 @@ STRANGE = (
 
 With them, an adapter would be more than a product of two LoRA matrices.
 """
+
+MERGED = "merge the adapter into its model with PEFT, and export this model"
+COPIED = "save the adapter with `save_embedding_layers=False`, if the model's own weights did not change"
+"""The hints of errors about adapters that are more than a product of two LoRA matrices."""
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -122,12 +125,11 @@ def _modules(
     """
     own = {adapter.weight: adapter for adapter in adapters}
     if len({bool(adapter.magnitude) for adapter in adapters}) > 1:
-        hint = "write a .safetensors file"
-        raise UsageError("`adapter`: a folder of PEFT can't mix adapters with and without DoRA", hint)
+        message = "`adapter`: a folder of PEFT can't mix adapters with and without DoRA"
+        raise conflict(message, "write a .safetensors file")
     others = sorted(values.keys() - {name for adapter in adapters for name in adapter.names})
-    hint = "write an .onnx_adapter or a .safetensors file, which need no module names"
     if others:
-        raise UsageError(f"`adapter`: a folder of PEFT can't hold '{others[0]}', which was trained in full", hint)
+        raise conflict(f"`adapter`: a folder of PEFT can't hold '{others[0]}', which was trained in full", NAMELESS)
     named = keys(places(model, own.keys()))
     met = Counter(name for key in named.values() for name in key[0].sizes)
     barred = [
@@ -138,7 +140,8 @@ def _modules(
     missing = own.keys() - {place.weight for key in named.values() for place in key}
     barred += [f"{weight}: no product of the main graph reads it" for weight in sorted(missing)]
     if barred:
-        raise UsageError("`adapter`: PEFT names adapters by their modules, but these have none:", hint, barred[:20])
+        message = "`adapter`: PEFT names adapters by their modules, but these have none:"
+        raise UsageError(message, NAMELESS, barred[:20], code="conflict")
     for place, *_ in named.values():
         adapter, found = own[place.weight], place.of(own[place.weight], values)
         start = 0
@@ -191,7 +194,8 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
     ignored = sorted(module for module in stored if not _is_meant(module, target, excluded))
     if ignored:
         message = f"'{folder}' has LoRA matrices of '{ignored[0]}', but its configuration gives this module no adapter"
-        raise OnnxgradError(message, "add its module to target_modules: PEFT would ignore the LoRA matrices")
+        hint = "add its module to target_modules: PEFT would ignore the LoRA matrices"
+        raise OnnxgradError(message, hint, code="mismatch")
     unknown = sorted(stored.keys() - called.values())
     if unknown:
         message = f"'{folder}' has an adapter of '{unknown[0]}', but the model has no such module"
@@ -228,14 +232,11 @@ def _at(
     if config.get("use_dora") and len(parts) < len(place.parts):
         lacking = next(name for name, _ in place.parts if name not in parts)
         message = f"'{folder}' uses DoRA for '{next(iter(parts))}' but not for '{lacking}', which are one matrix here"
-        raise OnnxgradError(message, "merge the adapter into its model with PEFT, and export this model")
-    first = next(found for found, _ in parts.values())
+        raise OnnxgradError(message, MERGED, code="mismatch")
     # in float64, so that the scaled LoRA matrices are rounded only once
     wide = {name: replace(found, b=found.b.astype(np.float64)) for name, (found, _) in parts.items()}
-    pairs = {name: scaled_to(found, 1.0) for name, found in wide.items()}
-    a, b = side_by_side([pairs.get(name, nothing(size, first.a)) for name, size in place.parts])
-    lengths = [each for name, _ in place.parts if name in parts and (each := parts[name][0].magnitude) is not None]
-    return place.adapter(Factors(a, b, 1.0, np.concatenate(lengths) if lengths else None), len(a))
+    whole = joined(wide, place.sizes, 1.0)
+    return place.adapter(whole, len(whole.a))
 
 
 def _module(
@@ -260,16 +261,10 @@ def _module(
     shapes = [(rank, place.shape[0], *place.kernel), (out, rank, *place.kernel)]
     a, b, m = own["A"], own["B"], own.get(MAGNITUDE)
     if (m is not None) != bool(config.get("use_dora")) or (m is not None and m.size != out):
-        raise OnnxgradError(
-            f"the magnitudes of '{name}' in '{folder}' don't match 'use_dora' in the folder's configuration, or the "
-            f"{out} outputs of the module"
-        )
+        text = f"the magnitudes of '{name}' in '{folder}' don't match its 'use_dora', or the module's {out} outputs"
+        raise OnnxgradError(text, code="mismatch")
     if [a.shape, b.shape] != shapes:
-        raise OnnxgradError(
-            f"'{folder}' does not fit the model: '{name}' maps {place.shape[0]} values to {out}, "
-            f"but its LoRA matrices of rank {rank} are {list(a.shape)} and {list(b.shape)}",
-            "use an adapter of this model",
-        )
+        raise misfit(folder, name, (place.shape[0], out), a, b)
     adapter = Adapter(place.weight, "", "", rank, alpha, _scaling(config))
     return Factors(flat(a), flat(b), adapter.scale, None if m is None else m.reshape(-1)), alpha
 
@@ -296,8 +291,7 @@ def _of(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> A
     for key, value in (config.get(pattern) or {}).items():
         compiled = _pattern(key)
         if compiled is None:
-            hint = "name each module instead"
-            raise OnnxgradError(f"'{pattern}' has a pattern that is not a module's name: {key!r}", hint)
+            raise unreadable(f"'{pattern}' has {key!r}, which is not the name of a module", "name each module instead")
         if compiled.fullmatch(module):
             return value
     return default
@@ -337,35 +331,31 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config = strict_json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise OnnxgradError(f"'{path}' is not JSON: {error}") from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else None
-        raise OnnxgradError(
-            f"'{path}' does not describe LoRA but {kind!r}", "use a LoRA adapter: other kinds are not supported"
-        )
+        raise unreadable(f"'{path}' is not JSON: {error}") from None
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        hint = "use a LoRA adapter: other kinds are not supported"
+        raise unreadable(f"'{path}' does not describe LoRA but {kind!r}", hint)
     _check_ranks(path, config)
     known = ("use_rslora", "use_dora")
     uses = [name for name, value in config.items() if value and name.startswith("use_") and name not in known]
     strange = [*uses, *(name for name in STRANGE if config.get(name))]
     strange += ["init_lora_weights"] * (config.get("init_lora_weights") not in STARTS)
-    if strange or config.get("bias", "none") != "none":
-        hint = "merge the adapter into its model with PEFT, and export this model"
-        raise OnnxgradError(
-            f"'{path}' describes more than two LoRA matrices for each weight: {(strange or ['bias'])[0]}", hint
-        )
+    strange += ["bias"] * (config.get("bias", "none") != "none")
+    if strange:
+        raise unreadable(f"'{path}' describes more than two LoRA matrices for each weight: '{strange[0]}'", MERGED)
     return config
 
 
 def _check_ranks(path: Path, config: Mapping[str, Any]) -> None:
     """Check the ranks and scales of a configuration, also those in its patterns."""
     patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
-    if any(isinstance(each, dict) and len(each) > MOST_PATTERNS for each in patterns):
-        raise OnnxgradError(f"'{path}' has more than {MOST_PATTERNS:,} patterns", "keep at most one for each module")
-    ranks = [config.get("r"), *(patterns[0].values() if isinstance(patterns[0], dict) else [None])]
-    alphas = [config.get("lora_alpha"), *(patterns[1].values() if isinstance(patterns[1], dict) else [None])]
-    fits = all(is_number(rank, 1, whole=True) and rank <= 2**31 for rank in ranks)
-    if not fits or not all(is_number(alpha) and abs(alpha) < 1e30 for alpha in alphas):
-        raise OnnxgradError(f"'{path}' has no valid rank 'r' or 'lora_alpha'")
+    ranks, alphas = ([*each.values()] if isinstance(each, dict) else [None] for each in patterns)
+    if len(ranks) > MOST_PATTERNS or len(alphas) > MOST_PATTERNS:
+        raise unreadable(f"'{path}' has more than {MOST_PATTERNS:,} patterns", "keep at most one for each module")
+    fits = all(is_number(rank, 1, whole=True) and rank <= 2**31 for rank in (config.get("r"), *ranks))
+    if not fits or not all(is_number(alpha) and abs(alpha) < 1e30 for alpha in (config.get("lora_alpha"), *alphas)):
+        raise unreadable(f"'{path}' has no valid rank 'r' or 'lora_alpha'")
 
 
 def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
@@ -380,7 +370,7 @@ def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
     """
     if pickled.exists() and not path.exists():
         hint = "save the adapter as safetensors with PEFT"
-        raise OnnxgradError(f"'{pickled}' is a pickle, which can run code, so it is not read", hint)
+        raise unreadable(f"'{pickled}' is a pickle, which can run code, so it is not read", hint)
     data = read_bytes(path)
     with parsing(path):
         read_header(BytesIO(data))
@@ -389,16 +379,11 @@ def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
         if match is None or tensor["dtype"] not in _TYPES:
-            copied = key.endswith(".base_layer.weight")
-            raise OnnxgradError(
-                f"'{path}' holds '{key}' of {tensor['dtype']}, which is not a floating-point LoRA matrix of a layer",
-                "save the adapter with `save_embedding_layers=False`, if the model's own weights did not change"
-                if copied
-                else "merge the adapter into its model with PEFT, and export this model",
-            )
+            message = f"'{path}' holds '{key}' of {tensor['dtype']}, which is not a LoRA matrix of floats"
+            raise unreadable(message, COPIED if key.endswith(".base_layer.weight") else MERGED)
         array = np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
         found.setdefault(match[1], {})[match[2] or match[3]] = array
     alone = next((module for module, own in found.items() if not {"A", "B"} <= own.keys()), None)
     if alone is not None or not found:
-        raise OnnxgradError(f"'{path}' is incomplete: '{alone}' lacks a LoRA matrix" if found else f"'{path}' is empty")
+        raise unreadable(f"'{path}' is incomplete: '{alone}' lacks a LoRA matrix" if found else f"'{path}' is empty")
     return found

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
@@ -72,7 +73,8 @@ class Factors:
         assert self.magnitude is not None
         lengths = np.linalg.norm(total, axis=1)
         if not lengths.all():
-            raise OnnxgradError("an adapter makes all weights of an output 0, and DoRA can't scale zeros")
+            message = "an adapter makes all weights of an output 0, and DoRA can't scale zeros"
+            raise OnnxgradError(message, code="not_finite")
         found: np.ndarray = self.magnitude.astype(np.float64) / lengths
         return found
 
@@ -144,6 +146,7 @@ class AdapterSite:
                 f"the adapter of '{self.weight}' does not fit: it has rank {rank} and maps {a.shape[-1]} values to "
                 f"{len(b)}, but the matrix maps {self.shape[0]} to {self.shape[1]}",
                 "use the model that was adapted",
+                code="mismatch",
             )
         return Factors(a, b, adapter.scale, m)
 
@@ -330,13 +333,12 @@ def together(found: Iterable[Read], known: Iterable[AdapterSite]) -> tuple[list[
     values: dict[str, np.ndarray] = {}
     for place, adapter, factors in found:
         if not all(np.isfinite(array).all() for array in factors.values()):
-            raise OnnxgradError(f"the adapter of '{place.module or place.weight}' has values that are not finite")
-        both = (factors[adapter.a], factors[adapter.b])
-        if (a := min(both, key=lambda array: array.size)).shape[:2] == (adapter.rank, adapter.rank):
-            raise OnnxgradError(
-                f"the adapter of '{place.module or place.weight}' is not a low-rank adapter: its rank is "
-                f"{adapter.rank}, and its smaller matrix is square: {list(a.shape)}",
-            )
+            message = f"the adapter of '{place.module or place.weight}' has values that are not finite"
+            raise OnnxgradError(message, code="not_finite")
+        smaller = min((factors[adapter.a], factors[adapter.b]), key=lambda array: array.size)
+        if smaller.shape[:2] == (adapter.rank, adapter.rank):
+            message = f"the adapter of '{place.module or place.weight}' is not of low rank: a matrix of it is square"
+            raise OnnxgradError(f"{message}, of rank {adapter.rank}", code="mismatch")
         module, other = adapters.setdefault(place.weight, (place.module, adapter))
         if other is not adapter and not _same(other, adapter, values, factors):
             raise _parted(module, place)
@@ -344,10 +346,21 @@ def together(found: Iterable[Read], known: Iterable[AdapterSite]) -> tuple[list[
     return [adapter for _, adapter in adapters.values()], values
 
 
+def misfit(source: Path, name: str, sizes: tuple[int, int], a: np.ndarray, b: np.ndarray) -> OnnxgradError:
+    """Return the error for LoRA matrices in a file that don't fit the numbers of inputs and outputs of a module."""
+    return OnnxgradError(
+        f"'{source}' does not fit the model: '{name}' maps {sizes[0]} values to {sizes[1]}, but its LoRA matrices are "
+        f"{list(a.shape)} and {list(b.shape)}",
+        "use an adapter of this model with the rank of its configuration; quantized LoRA matrices are not supported",
+        code="mismatch",
+    )
+
+
 def _parted(module: str, place: AdapterSite) -> OnnxgradError:
     return OnnxgradError(
         f"'{module}' and '{place.module}' share the matrix '{place.weight}' in this model, but have different adapters",
         "export the model again so that each has its own matrix",
+        code="mismatch",
     )
 
 

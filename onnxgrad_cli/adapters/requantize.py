@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxgrad_cli.adapters.places import LOOKUPS, AdapterSite, places
 from onnxgrad_cli.checkpoints.integers import LIMITS
 from onnxgrad_cli.checkpoints.stored_weights import read_stored, stored_tensors
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError, conflict
 from onnxgrad_cli.execution.executor import Executor, unpacked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -32,22 +32,8 @@ from onnxgrad_cli.passes.stored_integers import spread
 from onnxgrad_cli.verification.feeds import DescribedModel, first_run
 from onnxgrad_cli.verification.original import with_weights
 
-DEQUANTIZED = frozenset({("DequantizeLinear", 0), ("MatMulNBits", 1)})
-"""(operator, input position) pairs: the operators that dequantize, and the input at which each reads the integers."""
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """The rounding error of a matrix that an adapter was merged into.
-
-    Attributes:
-        weight: the name of the matrix.
-        lost: the root mean square (RMS) of the rounding error, divided by the RMS of the change by the adapter. At 1
-            the error is as large as the change.
-    """
-
-    weight: str
-    lost: float
+SCALES = {"DequantizeLinear": 1, "MatMulNBits": 2}
+"""Operator that dequantizes -> the position of its input with the scales. The integers are the input before it."""
 
 
 @dataclass
@@ -97,7 +83,7 @@ class _Grid:
 
 def requantize(
     model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None = None
-) -> list[Rounded]:
+) -> dict[str, float]:
     """Add adapters to matrices that a model stores as integers, and quantize the sums.
 
     Args:
@@ -108,7 +94,8 @@ def requantize(
         path: the file that the model was read from; external data are relative to it.
 
     Returns:
-        The rounding error of each matrix.
+        Matrix -> its rounding error: the root mean square (RMS) of the error, divided by the RMS of the change by the
+        adapter. At 1 the error is as large as the change.
 
     Raises:
         UsageError: a matrix is stored in a form that can't be quantized again, or a node other than a matrix product
@@ -119,13 +106,13 @@ def requantize(
     uses = graph.uses()
     own = {adapter.weight: adapter for adapter in adapters}
     stored = {name: tensor for tensor, name in stored_tensors(model.graph)}
-    found: dict[str, Rounded] = {}
+    lost: dict[str, float] = {}
     there = places(model, own.keys())
     lacking = sorted(own.keys() - {place.weight for place in there})
     if lacking:
         raise _unfit(lacking[0], "no product of the main graph reads it")
     for place in there:
-        if place.weight in found:
+        if place.weight in lost:
             continue
         nodes = _readers(uses, place.weight)
         grid = _grid(model, nodes[0], place.weight, stored, path)
@@ -133,11 +120,11 @@ def requantize(
         wanted = factors.added_to(before.T).T if place.reader.leads else factors.added_to(before)
         scales, integers = _rounded(grid, wanted)
         error, added = grid.floats(integers, scales.astype(np.float64)) - wanted, np.linalg.norm(wanted - before)
-        found[place.weight] = Rounded(place.weight, float(np.linalg.norm(error) / (added or 1.0)))
-        _replace(stored[place.weight], grid.store(integers))
+        lost[place.weight] = float(np.linalg.norm(error) / (added or 1.0))
+        stored[place.weight].CopyFrom(numpy_helper.from_array(grid.store(integers), place.weight))
         _store_scales(model, nodes, uses, stored, scales)
     graph.commit()
-    return list(found.values())
+    return lost
 
 
 def dequantized(model: ModelProto, place: AdapterSite, path: Path | None = None) -> np.ndarray:
@@ -152,7 +139,7 @@ def dequantized(model: ModelProto, place: AdapterSite, path: Path | None = None)
         UsageError: the matrix is stored in an unknown form.
     """
     stored = {name: tensor for tensor, name in stored_tensors(model.graph)}
-    nodes = [node for node, at in Graph(model).uses()[place.weight] if (node.op_type, at) in DEQUANTIZED]
+    nodes = [node for node, at in Graph(model).uses()[place.weight] if SCALES.get(node.op_type) == at + 1]
     if not nodes:
         raise _unfit(place.weight, "no known node dequantizes it")
     found = _grid(model, nodes[0], place.weight, stored, path).matrix
@@ -186,44 +173,41 @@ def _readers(uses: Uses, weight: str) -> list[Node]:
             rows of the matrix.
     """
     nodes = [node for node, _ in uses[weight]]
-    first = nodes[0]
-    kinds = {
-        (node.op_type, tuple(node.input)[1:] if node.op_type == "DequantizeLinear" else tuple(node.input)[2:5])
+    known = all(
+        node.op_type == "MatMulNBits" or (node.op_type == "DequantizeLinear" and is_standard(node.domain))
         for node in nodes
-    }
-    known = first.op_type == "MatMulNBits" or (first.op_type == "DequantizeLinear" and is_standard(first.domain))
-    looked_up = any(
-        reader.node.op_type in LOOKUPS
+    )
+    lookups = [
+        reader.node
         for node in nodes if node.op_type == "DequantizeLinear"
-        for _, readers in views_of(uses, node.output[0]) for reader in readers
-    )  # fmt: skip
-    if not known or len(kinds) > 1 or looked_up:
-        why = "a node looks up its rows" if looked_up else "nodes read it in several ways, or in an unknown way"
+        for _, readers in views_of(uses, node.output[0]) for reader in readers if reader.node.op_type in LOOKUPS
+    ]  # fmt: skip
+    if not known or lookups or len({(node.op_type, *_scaling(node)) for node in nodes}) > 1:
+        lookup = f"{lookups[0].op_type} '{lookups[0].output[0]}' looks up its rows" if lookups else ""
+        why = lookup or "nodes read it in several ways, or in an unknown way"
         raise _unfit(weight, why)
     return nodes
 
 
 def _unfit(weight: str, why: str) -> UsageError:
     hint = "leave `merge` out: the model then computes the adapter separately"
-    return UsageError(f"`merge`: the adapter of '{weight}' can't be merged into this weight: {why}", hint)
+    return conflict(f"`merge`: the adapter of '{weight}' can't be merged into this weight: {why}", hint)
 
 
 def _grid(model: ModelProto, node: Node, weight: str, stored: Mapping[str, TensorProto], path: Path | None) -> _Grid:
-    own = attributes_of(node)
-    names = list(node.input)
-    scale, zero, groups = (
-        (names[2], _at(names, 3), _at(names, 4)) if node.op_type == "MatMulNBits" else (names[1], _at(names, 2), "")
-    )
+    scale, zero, groups = _scaling(node)
     missing = next((name for name in (scale, zero) if name and name not in stored), None)
     if groups or missing is not None:
         raise _unfit(weight, "its columns are in another order" if groups else f"'{missing}' is computed by the model")
     arrays = read_stored(model, {weight, scale, zero}, path)
     make = _of_bits if node.op_type == "MatMulNBits" else _of_dequantized
-    return make(own, arrays[weight], arrays[scale], arrays.get(zero))
+    return make(attributes_of(node), arrays[weight], arrays[scale], arrays.get(zero))
 
 
-def _at(names: Sequence[str], position: int) -> str:
-    return names[position] if len(names) > position else ""
+def _scaling(node: Node) -> list[str]:
+    """Return the names of the scales, the zero points and the group indices of a node, "" for absent ones."""
+    start = SCALES[node.op_type]
+    return [*node.input, "", "", ""][start : start + 3]
 
 
 def _of_bits(own: Mapping[str, Any], packed: np.ndarray, scale: np.ndarray, zero: np.ndarray | None) -> _Grid:
@@ -274,11 +258,6 @@ def _of_dequantized(own: Mapping[str, Any], stored: np.ndarray, scale: np.ndarra
     return _Grid(stored.astype(np.float64), low, high, scale.ravel(), zeros, of_block, store)
 
 
-def _replace(tensor: TensorProto, array: np.ndarray) -> None:
-    found = numpy_helper.from_array(array, tensor.name)
-    tensor.CopyFrom(found)
-
-
 def _store_scales(
     model: ModelProto, nodes: Sequence[Node], uses: Uses, stored: Mapping[str, TensorProto], scales: np.ndarray
 ) -> None:
@@ -286,11 +265,11 @@ def _store_scales(
 
     If other nodes read the old scales, too, store the new ones as a new initializer.
     """
-    position = 2 if nodes[0].op_type == "MatMulNBits" else 1
+    position = SCALES[nodes[0].op_type]
     name = nodes[0].input[position]
     array = scales.reshape(tuple(stored[name].dims))
     if all(any(reader is node for node in nodes) for reader, _ in uses[name]):
-        _replace(stored[name], array)
+        stored[name].CopyFrom(numpy_helper.from_array(array, name))
         return
     own = Graph(model).fresh(f"{nodes[0].input[position - 1]}_scale")
     model.graph.initializer.append(numpy_helper.from_array(array, own))

@@ -177,7 +177,9 @@ def exactly(options: Sequence[Option], given: Mapping[str, object], owner: str) 
 def unknown_setting(owner: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a setting that the function `owner` does not have."""
     shown = named(name) if named(name) != name else f"'{name}'"
-    return unknown_name(f"{owner} has no option {shown}", suggest_setting(name, known, named))
+    known = list(known)
+    hint = suggest_setting(name, known, named) if known else f"{owner} takes no options"
+    return unknown_name(f"{owner} has no option {shown}", hint)
 
 
 def named(name: str) -> str:

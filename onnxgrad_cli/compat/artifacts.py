@@ -21,7 +21,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.checkpoints.tensors import is_safetensors, save_tensors, tensor_bytes
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.packages import tool_version
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import UsageError, missing_file, suggest, unknown_name, wrong_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.session import CPU, take_out
 from onnxgrad_cli.files import (
@@ -38,8 +38,7 @@ from onnxgrad_cli.files import (
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.ir.weightless_copy import copied
-from onnxgrad_cli.losses import parse_loss
-from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.losses.spec import as_losses
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
@@ -90,11 +89,10 @@ def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collecti
     for name in outputs:
         if name not in own:
             raise unknown_name(f"the model has no output '{name}'", suggest(name, own, "outputs"))
-    whole, path, frozen = built.model, built.graph.path, built.frozen
-    optimizer = None
-    training = copied(whole)
+    path, frozen = built.graph.path, built.frozen
+    training, optimizer = copied(built.model), None
     if built.options.optimizer:
-        halves = split(whole)
+        halves = split(built.model)
         training, optimizer = halves.gradient, halves.optimizer
     roles = metadata.describe(training)
     needed = {value.name for value in optimizer.graph.input} if optimizer else set()
@@ -195,7 +193,8 @@ def save_checkpoint(path: str | Path, trainer: TrainerBase, *, force: bool = Fal
     path = resolve_output(checks.path("path", path))
     checks.of_type("trainer", trainer, TrainerBase, "a trainer")
     if path.is_file() and not force and not is_safetensors(path):
-        raise UsageError(f"'{path}' is not a checkpoint", "name another file, or replace it with `force=True`")
+        hint = "name another file, or replace it with `force=True`"
+        raise UsageError(f"'{path}' is not a checkpoint", hint, code="file_exists")
     values = {name: buffer.read() for name, buffer in trainer.buffers.items()}
     save_tensors(path, values, {"progress": _said(values, trainer.roles, trainer.steps)})
 
@@ -242,11 +241,11 @@ def open_artifacts(
         OnnxgradError: there is no optimizer model, a file can't be read, or the checkpoint is a nominal one.
     """
     folder = checks.path("folder", folder)
-    path = folder / f"{prefix}{TRAINING}"
-    if not (folder / f"{prefix}{OPTIMIZER}").exists():
-        raise OnnxgradError(f"there is no '{folder / f'{prefix}{OPTIMIZER}'}'", "make the artifacts with an optimizer")
-    halves = Halves(load_model(path)[0], load_model(folder / f"{prefix}{OPTIMIZER}")[0])
-    values, said = load_checkpoint(Path(checkpoint) if checkpoint else folder / f"{prefix}{CHECKPOINT}")
+    path, optimizer, own = (folder / f"{prefix}{name}" for name in (TRAINING, OPTIMIZER, CHECKPOINT))
+    if not optimizer.exists():
+        raise missing_file(f"there is no '{optimizer}'", "make the artifacts with an optimizer")
+    halves = Halves(load_model(path)[0], load_model(optimizer)[0])
+    values, said = load_checkpoint(Path(checkpoint) if checkpoint else own)
     trainer = SplitTrainer(halves, values, path=path, provider=provider, threads=threads, seed=seed)
     trainer.steps = said["steps"]
     return trainer
@@ -360,16 +359,17 @@ def generate_artifacts(
     """
     if ort_format:
         hint = "make .ort files of them with python -m onnxruntime.tools.convert_onnx_models_to_ort"
-        raise UsageError("ort_format: the models are written only as ONNX", hint)
+        raise wrong_value("`ort_format=True`: the models are written only as ONNX", hint)
     if custom_op_library is not None:
         hint = "write the rule as in docs/adding-an-operator.md"
-        raise UsageError("custom_op_library: an operator of another library needs a gradient rule in onnxgrad", hint)
+        raise wrong_value("`custom_op_library`: an operator of another library needs a rule in onnxgrad", hint)
     if loss_input_names is not None:
         if len(loss_input_names) != 1:
             hint = 'pass several losses: ["mse:OUTPUT:LABEL", ...]'
-            raise UsageError("loss_input_names: a loss is computed on one output", hint)
+            raise wrong_value("`loss_input_names`: a loss is computed on one output", hint)
         options.setdefault("output", loss_input_names[0])
-    losses, label = _losses(loss)
+    loss = "identity" if loss is None else loss
+    losses, label = LOSSES[loss] if isinstance(loss, LossType) else (loss, "label")
     name, settings = OPTIMIZERS[optimizer] if isinstance(optimizer, OptimType) else (optimizer or "", {})
     chosen = Options(
         **{
@@ -377,7 +377,7 @@ def generate_artifacts(
             "label": label,
             "keep_outputs": bool(additional_output_names),
             **options,
-            "losses": losses,
+            "losses": as_losses(losses),
             "train": tuple(requires_grad or ()),
             "freeze": tuple(frozen_params or ()),
             "optimizer": name,
@@ -399,18 +399,3 @@ def generate_artifacts(
         written = stage_artifacts(switch, made, built, original, folder, prefix, nominal_checkpoint)
         switch.commit()
     return written
-
-
-def _losses(loss: LossType | str | Sequence[str] | None) -> tuple[tuple[LossSpec, ...], str]:
-    """Return the losses, and the name of the label input of losses that don't name one."""
-    if loss is None:
-        return (LossSpec("identity"),), "label"
-    if isinstance(loss, LossType):
-        name, label = LOSSES[loss]
-        return (LossSpec(name),), label
-    if isinstance(loss, str):
-        return (parse_loss(loss),), "label"
-    if isinstance(loss, Sequence) and all(isinstance(each, str) for each in loss):
-        return tuple(parse_loss(each) for each in loss), "label"
-    hint = "pass a LossType, a name, or the loss as an .onnx file"
-    raise UsageError(f"loss: a {type(loss).__name__} is not a loss", hint)

@@ -25,7 +25,7 @@ from onnxgrad_cli.derivatives.derivative_model import (
     open_model,
     without,
 )
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import conflict, missing_value, suggest, unknown_name, wrong_shape
 from onnxgrad_cli.files import ModelSource, resolve_output, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, shape_of
@@ -96,14 +96,13 @@ def onnx_derivative(
         model = loss_gradient(graph, weights, inputs, loss, label, Options())
     else:
         if loss is not None or label is not None:
-            raise UsageError("'loss' and 'label' require DerivativeOptions.Loss", "leave them out")
+            raise conflict("`loss` and `label` require DerivativeOptions.Loss", "leave them out")
         model = _gradient(graph, weights, inputs, options)
     if path_name is not None:
         save_model(model, resolve_output(checks.path("path_name", path_name)), force=True)
     if verbose:
         names = [", ".join(value.name for value in values) for values in (model.graph.input, model.graph.output)]
-        said = f"{len(model.graph.node)} nodes | inputs {names[0]} | outputs {names[1]}"
-        print(escaped(said), file=sys.stderr)
+        print(escaped(f"{len(model.graph.node)} nodes | inputs {names[0]} | outputs {names[1]}"), file=sys.stderr)
     return model
 
 
@@ -113,16 +112,13 @@ def check(options: DerivativeOptions) -> None:
     Raises:
         UsageError: the options can't be combined, or are not `DerivativeOptions`.
     """
-    if not isinstance(options, DerivativeOptions):
-        hint = "pass one of DerivativeOptions, or several joined by |"
-        raise UsageError(
-            f"options must be DerivativeOptions, but is {options!r} of type {type(options).__name__}", hint
-        )
+    hint = "pass one of DerivativeOptions, or several joined by |"
+    checks.of_type("options", options, DerivativeOptions, "DerivativeOptions", hint)
     for single in (DerivativeOptions.KeepYieldOp, DerivativeOptions.Loss):
         if single in options and options != single:
-            raise UsageError(f"DerivativeOptions.{single.name} can't be combined with another", "use it alone")
+            raise conflict(f"DerivativeOptions.{single.name} can't be combined with another", "use it alone")
     if options == DerivativeOptions.FillGrad:
-        raise UsageError("DerivativeOptions.FillGrad requires KeepOutputs", "pass KeepOutputs | FillGrad")
+        raise missing_value("DerivativeOptions.FillGrad requires KeepOutputs", "pass KeepOutputs | FillGrad")
 
 
 def cotangents(options: DerivativeOptions) -> Yield:
@@ -157,7 +153,10 @@ def loss_gradient(
         how: the options of the build.
     """
     fed, initializers = float_inputs(graph), float_initializers(graph)
-    loss = _loss(loss, graph.output_names)
+    outputs = graph.output_names
+    loss = loss or ("loss" if "loss" in outputs else outputs[0])
+    if loss not in outputs:
+        raise unknown_name(f"the model has no output '{loss}'", suggest(loss, outputs, "outputs"))
     given = [label] if isinstance(label, str) else label or ()
     labels = _chosen(without(given, [loss]), graph.input_names, "label", "inputs")
     named = fed if inputs is None else _chosen(inputs, [*fed, *initializers], "inputs", "inputs or weights")
@@ -165,21 +164,12 @@ def loss_gradient(
     differentiated = [name for name in fed if name in named and (inputs is not None or name not in labels)]
     trained = [*(name for name in initializers if name in named), *without(more, named)]
     derivative = DerivativeModel(graph, differentiated, trained, how)
-    own = graph.output_names
     derivative.prepare()
     _check_is_number(loss, derivative)
     derivative.outputs = [loss]
     gradients = derivative.vjp("ones")
-    results = [loss, *without(own, [loss]), *gradients]
+    results = [loss, *without(outputs, [loss]), *gradients]
     return derivative.described(derivative.finish(results, feed_weights=False), "vjp", gradients, results)
-
-
-def _loss(asked: str | None, outputs: list[str]) -> str:
-    """Return the output that is the loss: `asked`, by default the output 'loss' or the first output."""
-    loss = asked or ("loss" if "loss" in outputs else outputs[0])
-    if loss not in outputs:
-        raise unknown_name(f"the model has no output '{loss}'", suggest(loss, outputs, "outputs"))
-    return loss
 
 
 def _check_is_number(loss: str, derivative: DerivativeModel) -> None:
@@ -188,15 +178,12 @@ def _check_is_number(loss: str, derivative: DerivativeModel) -> None:
     shape = shape_of(loss_type)
     if loss not in derivative.outputs or shape is None or any(size != 1 for size in shape):
         message = f"the loss '{loss}' is not one float number: it is {in_words(loss_type) or 'of unknown type'}"
-        raise UsageError(
-            message, f"choose a different output with loss=..., or declare the shape of '{loss}' in the model"
-        )
+        raise wrong_shape(message, "choose another output, or declare its shape in the model")
 
 
 def _chosen(given: str | Sequence[str], known: Sequence[str], argument: str, kind: str) -> list[str]:
     names = [given] if isinstance(given, str) else given
     for name in names:
         if name not in known:
-            hint = suggest(name, known, kind)
-            raise unknown_name(f"{argument}: '{name}' is not one of the model's {kind}", hint)
+            raise unknown_name(f"{argument}: '{name}' is not one of the model's {kind}", suggest(name, known, kind))
     return list(dict.fromkeys(names))

@@ -179,6 +179,9 @@ class _Definition:
         """Check the names: each is computed once and before it is read, references exist, and a GI(i) is computed."""
         made: set[str] = set()
         for node in self.nodes:
+            for name in (*node.inputs, *node.outputs):
+                if set("()").intersection(name) and not REFERENCE.fullmatch(name):
+                    self._wrong(f"'{name}' is not one of I(i), O(i), GO(i), GI(i)", node.place)
             for name in filter(None, node.inputs):
                 self._check_input(node, name, made)
             for name in filter(None, node.outputs):
@@ -186,12 +189,12 @@ class _Definition:
                 if name in made:
                     self._wrong(f"it makes '{name}' a second time", node.place)
                 made.add(name)
-        if not any(REFERENCE.fullmatch(name) for name in made):
+        if not any(_reference(name)[0] for name in made):
             self._wrong("it makes no GI(i)")
 
     def _check_input(self, node: _DefinitionNode, name: str, made: set[str]) -> None:
         """Check that an input of a node is I(i), O(i), GO(i), or an output of an earlier node."""
-        kind, index = self._reference(node, name)
+        kind, index = _reference(name)
         if kind == "GI":
             self._wrong(f"it reads {name}, but GI(i) is an output", node.place)
         if kind:
@@ -203,7 +206,7 @@ class _Definition:
 
     def _check_output(self, node: _DefinitionNode, name: str) -> None:
         """Check that an output of a node is GI(i), or a name whose type onnx can infer."""
-        kind, index = self._reference(node, name)
+        kind, index = _reference(name)
         if kind not in ("", "GI"):
             self._wrong(f"it makes {name}, but an output must be GI(i) or a name", node.place)
         if kind:
@@ -211,12 +214,6 @@ class _Definition:
         elif schema_of(node.op_type, NEWEST_OPSET, node.domain) is None:
             full = f"{node.domain}::{node.op_type}"
             self._wrong(f"onnx does not know {full}, so its outputs must be GI(i), not '{name}'", node.place)
-
-    def _reference(self, node: _DefinitionNode, name: str) -> tuple[str, int]:
-        found = REFERENCE.fullmatch(name)
-        if not found and ("(" in name or ")" in name):
-            self._wrong(f"'{name}' is not one of I(i), O(i), GO(i), GI(i)", node.place)
-        return (found[1], int(found[2])) if found else ("", 0)
 
     def _check_index(self, place: str, kind: str, index: int) -> None:
         if self.schema is None:
@@ -235,9 +232,8 @@ class _Definition:
             schemas = {opset: schema_of(node.op_type, opset) for opset in opsets}
             opsets = [opset for opset, schema in schemas.items() if schema is not None and node.fits(schema)]
             if not opsets:
-                span = f"{FIRST_OPSET} to {NEWEST_OPSET}"
-                self._wrong(f"with these inputs, outputs and attributes it is valid at none of the opsets {span} at "
-                            "which the nodes before it are valid", node.place)  # fmt: skip
+                what = "with these inputs, outputs and attributes it is valid at none of the opsets"
+                self._wrong(f"{what} of the nodes before it, {FIRST_OPSET} to {NEWEST_OPSET}", node.place)
         return opsets
 
     # -- emission when a model is differentiated ------------------------------------------------------------------
@@ -259,7 +255,7 @@ class _Definition:
         if opset not in self.opsets:
             raise _DefinitionMismatch(f"{self.label} is valid at the opsets {self.opsets}, but the model has {opset}")
         outputs = {name for node in self.nodes for name in node.outputs}
-        excess = [name for name in sorted(outputs) if self.schema is None and _index(name) >= count]
+        excess = [name for name in sorted(outputs) if self.schema is None and _reference(name)[1] >= count]
         if excess:
             raise _DefinitionMismatch(f"{self.label} makes {excess[0]}, but the node has {count} inputs")
         missing = sorted(wanted - outputs)
@@ -290,7 +286,7 @@ class _Definition:
             return [op.const(numpy_helper.to_array(attributes["value"]))]
         types, count = None, len(node.outputs)
         if schema_of(node.op_type, NEWEST_OPSET, node.domain) is None:
-            likes = [forward.value(f"I({_index(name)})", optional=True) if name else None for name in node.outputs]
+            likes = [forward.value(name.replace("GI(", "I("), optional=True) for name in node.outputs]
             types = [like.type if like is not None and like.type is not None else onnx.TypeProto() for like in likes]
         try:
             found = op.emit(node.op_type, *inputs, outputs=count, domain=node.domain, types=types, **attributes)
@@ -309,13 +305,12 @@ class _Forward:
     xs: Sequence[Val | None]
 
     def value(self, name: str, optional: bool = False) -> Val | None:
-        found = REFERENCE.fullmatch(name)
-        if not found:
+        kind, index = _reference(name)
+        if not kind:
             return None
-        values = {"I": self.xs, "O": self.ys, "GO": self.gs}[found[1]]
-        index = int(found[2])
+        values = {"I": self.xs, "O": self.ys, "GO": self.gs}[kind]
         value = values[index] if index < len(values) else None
-        if value is None and found[1] == "GO" and index < len(self.ys):
+        if value is None and kind == "GO" and index < len(self.ys):
             like = self.value(f"O({index})")
             return self.op.fill(0.0, like) if like is not None and is_float(like.type) else None
         if value is None and not optional:
@@ -343,7 +338,7 @@ def _are_names(given: Any) -> bool:
     return isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given)
 
 
-def _index(name: str) -> int:
-    """Return the i of a reference such as I(i), or -1 for a plain name."""
+def _reference(name: str) -> tuple[str, int]:
+    """Return the kind and the index of a reference, such as ("GO", 1) for GO(1), or ("", -1) for a plain name."""
     found = REFERENCE.fullmatch(name)
-    return int(found[2]) if found else -1
+    return (found[1], int(found[2])) if found else ("", -1)

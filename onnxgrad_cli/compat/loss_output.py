@@ -6,18 +6,19 @@ are written as Constant nodes, so that they are not mistaken for weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping
 
 import numpy as np
 from onnx import ModelProto, TensorProto, TypeProto, helper, numpy_helper
 
-from onnxgrad_cli.common.settings import declared, require
+from onnxgrad_cli import errors
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.choices import Reduction
+from onnxgrad_cli.common.settings import declared, exactly, require
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, open_model
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import refill
@@ -114,11 +115,11 @@ def add_loss_output(
         UnsupportedError: the model's opset can't be converted to opset 13, or is too new.
     """
     if score_name not in SCORES:
-        raise unknown_name(f"there is no loss '{score_name}'", suggest(score_name, SCORES, "losses"))
-    loss, own_reduction = SCORES[score_name]
-    settings = _settings(score_name, loss, kwargs)
-    if reduction not in ("sum", "mean", None):
-        raise UsageError(f"reduction is {reduction!r}", "pass 'sum', 'mean', or None for the default of the loss")
+        raise errors.unknown_name(f"there is no loss '{score_name}'", errors.suggest(score_name, SCORES, "losses"))
+    loss, usual = SCORES[score_name]
+    reduction = usual if reduction is None else reduction
+    settings = {option.name: option.default for option in loss.options} | exactly(loss.options, kwargs, score_name)
+    checks.one_of("reduction", reduction, Reduction)
     graph = open_model(onx, None)
     output = _output(graph, output_index)
     penalties = {} if penalty is None else _penalties(graph, penalty)
@@ -132,7 +133,7 @@ def add_loss_output(
     found = loss.function(op, op.wide(prediction), op.wide(op.val(label_name)), **settings)
     if weight_name is not None:
         found = found * _row_weights(op, weight_name, prediction, found)
-    total = reduced(op, "ReduceMean" if (reduction or own_reduction) == "mean" else "ReduceSum", found)
+    total = reduced(op, "ReduceMean" if reduction == "mean" else "ReduceSum", found)
     for name, (l1, l2) in penalties.items():
         term = _penalty(op, op.val(name), l1, l2)
         total = total if term is None else total + op.cast(term, total)
@@ -157,45 +158,35 @@ def get_train_initializer(onx: ModelSource) -> dict[str, tuple[np.ndarray, Tenso
         tensor = graph.initializers[name]
         if is_external(tensor):
             hint = "read the model with its external data, or save it as one file"
-            raise UsageError(f"the values of '{name}' are in another file", hint)
+            raise errors.missing_value(f"the values of '{name}' are in another file", hint)
         found[name] = (numpy_helper.to_array(tensor), tensor)
     return found
-
-
-def _settings(score_name: str, loss: Loss, given: Mapping[str, object]) -> dict[str, object]:
-    known = [option.name for option in loss.options]
-    for name in given:
-        if name not in known:
-            hint = suggest(name, known, "options") if known else f"{score_name} takes no options"
-            raise UsageError(f"{score_name} has no option '{name}'", hint)
-    return {option.name: option.default for option in loss.options} | loss.settings(given)
 
 
 def _output(graph: Graph, chosen: int | str | None) -> str:
     names = graph.output_names
     listed = ", ".join(f"{position} or '{name}'" for position, name in enumerate(names))
-    if chosen is None:
-        if len(names) != 1:
-            raise UsageError(f"the model has {len(names)} outputs", f"choose one with output_index: {listed}")
-        return names[0]
+    if chosen is None and len(names) != 1:
+        raise errors.ambiguous(f"`output_index`: the model has {len(names)} outputs", f"choose one: {listed}")
     if isinstance(chosen, str):
         if chosen not in names:
-            hint = suggest(chosen, names, "outputs")
-            raise unknown_name(f"output_index: the model has no output '{chosen}'", hint)
+            hint = errors.suggest(chosen, names, "outputs")
+            raise errors.unknown_name(f"`output_index`: the model has no output '{chosen}'", hint)
         return chosen
-    if isinstance(chosen, bool) or not isinstance(chosen, (int, np.integer)) or not 0 <= chosen < len(names):
-        raise UsageError(f"output_index can't be {chosen!r}", f"use {listed}")
-    return names[chosen]
+    position = 0 if chosen is None else chosen
+    if not checks.is_number(position, 0, whole=True) or position >= len(names):
+        raise errors.wrong_value(f"`output_index={chosen!r}` is not the position of an output", f"use {listed}")
+    return names[position]
 
 
 def _penalties(graph: Graph, penalty: Penalty) -> dict[str, tuple[float, float]]:
     if not penalty:
-        raise UsageError("penalty is empty", 'leave it out, or name initializers: {"W": {"l1": 0.1, "l2": 0.1}}')
+        raise errors.no_data("`penalty` is empty", 'leave it out, or name initializers: {"W": {"l1": 0.1, "l2": 0.1}}')
     floats = float_initializers(graph)
     for name in penalty:
         if name not in floats:
-            hint = suggest(name, floats, "weights")
-            raise unknown_name(f"penalty: the model has no float initializer '{name}'", hint)
+            hint = errors.suggest(name, floats, "weights")
+            raise errors.unknown_name(f"`penalty`: the model has no float initializer '{name}'", hint)
     return {name: _factors(name, factors) for name, factors in penalty.items()}
 
 
@@ -203,10 +194,10 @@ def _factors(name: str, given: float | Mapping[str, float]) -> tuple[float, floa
     factors = given if isinstance(given, Mapping) else {"l2": given}
     hint = 'pass a number, for "l2", or {"l1": a, "l2": b}'
     if not factors or not set(factors) <= {"l1", "l2"}:
-        raise UsageError(f"penalty of '{name}': {given!r} must have the keys 'l1' or 'l2', and no others", hint)
+        raise errors.unknown_name(f"`penalty` of '{name}': {given!r} must have the keys 'l1' or 'l2' only", hint)
     for value in factors.values():
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
-            raise UsageError(f"penalty of '{name}': {value!r} is not a finite number", hint)
+        if not checks.is_number(value):
+            raise errors.wrong_value(f"`penalty` of '{name}': {value!r} is not a finite number", hint)
     return float(factors.get("l1", 0.0)), float(factors.get("l2", 0.0))
 
 
@@ -229,29 +220,25 @@ def _free_names(graph: Graph, **names: str | None) -> None:
     given = {argument: name for argument, name in names.items() if name is not None}
     owned = {*graph.input_names, *graph.output_names, *graph.initializers}
     owned.update(tensor.values.name for tensor in graph.proto.graph.sparse_initializer)
-    inner = _names_in_bodies(graph)
+    bodies = [body for node in with_bodies(graph.nodes) for body in subgraphs(node)]
+    inner = {value.name for body in bodies for value in (*body.input, *body.initializer)}
+    inner.update(name for body in bodies for node in body.node for name in node.output)
     made = {output for node in graph.nodes for output in node.output}
     seen: dict[str, str] = {}
     for argument, name in given.items():
         if not isinstance(name, str) or not name:
-            raise UsageError(f"{argument} can't be {name!r}", "pass the name of a new value")
+            raise errors.wrong_value(f"`{argument}={name!r}` is not the name of a value", "pass a new name")
         if name in seen:
-            raise UsageError(f"{seen[name]} and {argument} are both '{name}'", "choose another name for one of them")
+            hint = "choose another name for one of them"
+            raise errors.conflict(f"`{seen[name]}` and `{argument}` are both '{name}'", hint)
         seen[name] = argument
         if name in owned or name in inner:
-            where = "in a body of a node" if name not in owned else "among its inputs, outputs and initializers"
-            hint = f"choose another name with {argument}=..."
-            raise UsageError(f"{argument}: the model already has a '{name}' {where}", hint)
+            where = "among its inputs, outputs and initializers" if name in owned else "in a body of a node"
+            raise errors.conflict(f"`{argument}`: the model already has a '{name}' {where}", "choose another name")
         if name in made:
             _call(graph, name, graph.fresh(f"_{name}_"))
         else:
             graph.fresh(name)
-
-
-def _names_in_bodies(graph: Graph) -> Container[str]:
-    bodies = [body for node in with_bodies(graph.nodes) for body in subgraphs(node)]
-    values = {value.name for body in bodies for value in (*body.input, *body.initializer)}
-    return values | {name for body in bodies for node in body.node for name in node.output}
 
 
 def _call(graph: Graph, old: str, new: str) -> None:
@@ -278,16 +265,15 @@ def _modernise(graph: Graph) -> None:
 def _refuse_unfit(prediction: Val, loss: Loss) -> None:
     name, shape = prediction.name, prediction.known_shape
     if not is_float(prediction.type):
-        raise UsageError(f"'{name}' is not a float output, so it can't have a loss", "choose another with output_index")
+        hint = "choose another with `output_index`"
+        raise errors.wrong_type(f"'{name}' is not a float output, so it can't have a loss", hint)
     if shape is None:
-        hint = "declare its shape in the model"
-        raise UsageError(f"the rank of output '{name}' is unknown, so its label can't be declared", hint)
+        message = f"the rank of output '{name}' is unknown, so its label can't be declared"
+        raise errors.wrong_shape(message, "declare its shape in the model")
     if loss is LOG and (len(shape) != 2 or shape[1] == 1):
-        raise UsageError(
-            f"log takes probabilities with a row for each sample and a column for each class, but '{name}' is "
-            f"[{', '.join(map(str, shape))}]",
-            "choose the output that holds them with output_index",
-        )
+        message = "log takes probabilities with a row for each sample and a column for each class"
+        hint = "choose the output that holds them with `output_index`"
+        raise errors.wrong_shape(f"{message}, but '{name}' is [{', '.join(map(str, shape))}]", hint)
 
 
 def _label_type(loss: Loss, prediction: Val, settings: Mapping[str, object]) -> TypeProto:
@@ -301,12 +287,8 @@ def _label_type(loss: Loss, prediction: Val, settings: Mapping[str, object]) -> 
 def _row_weights(op: Op, name: str, prediction: Val, found: Val) -> Val:
     """Add the input for the weights of the rows, and return the weights in a shape that broadcasts to the losses."""
     if not prediction.shape:
-        hint = "leave weight_name out"
-        raise UsageError(
-            f"weight_name weights the rows of an output, but output '{prediction.name}' is a scalar",
-            hint,
-            code="conflict",
-        )
+        message = f"`weight_name` weights the rows of an output, but output '{prediction.name}' is a scalar"
+        raise errors.conflict(message, "leave it out")
     op.graph.add_input(name, tensor_type(prediction.dtype, [prediction.shape[0]]))
     return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))
 
@@ -314,10 +296,8 @@ def _row_weights(op: Op, name: str, prediction: Val, found: Val) -> Val:
 def _with_constants_as_nodes(model: ModelProto, own: Container[str]) -> ModelProto:
     """Replace every initializer that is not in `own`, the initializers of the user's model, by a Constant node."""
     graph = model.graph
-    ours = [position for position, tensor in enumerate(graph.initializer) if tensor.name not in own]
-    tensors = [graph.initializer[position] for position in ours]
-    nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
+    added = [tensor for tensor in graph.initializer if tensor.name not in own]
+    nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
     refill(graph.node, [*nodes, *graph.node])
-    for position in reversed(ours):
-        del graph.initializer[position]
+    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in own])
     return model

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.errors import UsageError, wrong_shape, wrong_type
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 from onnxgrad_cli.verification.feeds import draw, index_limits
@@ -46,14 +47,15 @@ def random_feed(
     Raises:
         UsageError: an input is not a tensor (a sequence, an optional, a map), or its rank is unknown.
     """
-    for argument, size in (("batch", batch), ("empty_dimension", empty_dimension)):
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
-            raise UsageError(f"{argument} can't be {size!r}", "pass the size of an axis, a whole number")
+    checks.at_least("batch", batch, 0, whole=True)
+    checks.at_least("empty_dimension", empty_dimension, 0, whole=True)
+    model: ModelProto | None = None
+    values: Any = inputs
     if not isinstance(inputs, Iterable) or isinstance(inputs, (str, Path, bytes, ModelProto)):
-        model: ModelProto | None = read_model(inputs)[0]  # it refuses other types
-    else:
-        model = None
-    values: Iterable[Any] = inputs if model is None else _fed(model)  # type: ignore[assignment]
+        model = read_model(inputs)[0]  # it refuses other types
+        stored = {tensor.values.name for tensor in model.graph.sparse_initializer}
+        stored.update(tensor.name for tensor in model.graph.initializer)
+        values = [value for value in model.graph.input if value.name not in stored]
     declared = {value.name: _declared(value) for value in values}
     leading = {shape[0] for _, shape in declared.values() if shape}
 
@@ -69,27 +71,23 @@ def random_feed(
     return {name: draw(rng, declared[name][0], shape, 0, limits.get(name, 2)) for name, shape in shapes.items()}
 
 
-def _fed(model: ModelProto) -> list[ValueInfoProto]:
-    graph = model.graph
-    known = {tensor.name for tensor in graph.initializer} | {tensor.values.name for tensor in graph.sparse_initializer}
-    return [value for value in graph.input if value.name not in known]
-
-
 def _declared(value: Any) -> tuple[int, Shape]:
     """Return the element type and the dimensions of an input, with '?' for unknown dimensions."""
     if isinstance(value, ValueInfoProto):
         kind = value.type.WhichOneof("value")
         if kind != "tensor_type":
-            raise _unfit(value.name, "has no type" if kind is None else f"is not a tensor but of type {kind[:-5]}")
+            raise _unfit(value.name, f"of type {kind[:-5]}" if kind else "has no type")
         shape = shape_of(value.type)
         if shape is None:
-            raise UsageError(f"the rank of input '{value.name}' is unknown", "declare its shape in the model")
+            raise wrong_shape(f"the rank of input '{value.name}' is unknown", "declare its shape in the model")
         return dtype_of(value.type), shape
     element = re.fullmatch(r"tensor\((\w+)\)", value.type)
     if element is None:
-        raise _unfit(value.name, f"is not a tensor but {value.type}")
+        raise _unfit(value.name, value.type)
     return TensorProto.DataType.Value(element[1].upper()), tuple("?" if dim is None else dim for dim in value.shape)
 
 
 def _unfit(name: str, what: str) -> UsageError:
-    return UsageError(f"input '{name}' {what}", "feed it yourself: random data are drawn only for tensors")
+    return wrong_type(
+        f"input '{name}' is not a tensor: {what}", "feed it yourself: random data are drawn only for tensors"
+    )

@@ -216,10 +216,10 @@ class _Trained:
             self.model, self.adapters, self.weights, self.path, self.state, keep_mode, self.quantized
         )
         data = given.arrays(self.model, fed_types(self.model), (), tell)
-        worst = max(lost, key=lambda each: each.lost)
+        worst = max(lost, key=lost.__getitem__)
         tell(
             f"{len(lost)} adapters were merged, and the matrices rounded to integers, which loses precision; "
-            f"'{worst.weight}' lost the most: its rounding error is {worst.lost:.0%} of the change by its adapter",
+            f"'{worst}' lost the most: its rounding error is {lost[worst]:.0%} of the change by its adapter",
             0,
         )
         tell("measuring the loss of precision", 1)

@@ -144,10 +144,8 @@ def _class_weights(op: Op, given: Floats, logs: Val, axis: int) -> Val | None:
     """Return the class weights as a constant, or None if there are none."""
     if given is None:
         return None
-    require(
-        given.ndim == 1 and bool((given >= 0).all()),
-        "class_weights must have one weight per class, and no negative one",
-    )
+    fits = given.ndim == 1 and bool((given >= 0).all())
+    require(fits, "class_weights must have one weight per class, and no negative one")
     return per_element(op, "class_weights", given, logs, axis)
 
 

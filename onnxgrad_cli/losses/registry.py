@@ -14,7 +14,7 @@ from onnx import TensorProto, TypeProto
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
 from onnxgrad_cli.common.settings import Option, chosen, declared, undocumented
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError, wrong_value
+from onnxgrad_cli.errors import wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.ir.types import tensor_type
 
 LABELS = {
@@ -100,25 +100,20 @@ class Loss(Documented):
         if self.label == "none":
             return None
         shape = prediction.known_shape
+        name = prediction.name
         if shape is None:
-            raise UsageError(
-                f"the rank of output '{prediction.name}' is unknown, so its label can't be declared",
-                prediction.op.graph.rank_hint(),
-            )
+            message = f"the rank of output '{name}' is unknown, so its label can't be declared"
+            raise wrong_shape(message, prediction.op.graph.rank_hint())
         if len(shape) < self.rank:
-            dims = ", ".join(map(str, shape))
-            raise UsageError(
-                f"{self.name} requires an output with at least {self.rank} axes, but '{prediction.name}' is [{dims}]",
-                f"choose an output whose first axis is the batch{AXES.get(self.label, '')}",
-            )
+            message = f"{self.name} requires an output with at least {self.rank} axes, but '{name}' is"
+            hint = f"choose an output whose first axis is the batch{AXES.get(self.label, '')}"
+            raise wrong_shape(f"{message} [{', '.join(map(str, shape))}]", hint)
         axis = self.class_axis(given)
         if axis is None:
             return tensor_type(prediction.dtype, shape)
         if not -len(shape) < axis < len(shape) or axis == 0:
-            raise UsageError(
-                f"`loss_options=class-axis={axis}` is not an axis of classes: '{prediction.name}' has "
-                f"{len(shape)} axes, and the first is the batch"
-            )
+            message = f"`loss_options=class-axis={axis}` is not an axis of classes"
+            raise wrong_value(f"{message}: '{name}' has {len(shape)} axes, and the first is the batch")
         return tensor_type(TensorProto.INT64, np.delete(np.array(shape, object), axis).tolist())
 
     def settings(self, given: Mapping[str, object]) -> dict[str, Any]:
@@ -218,13 +213,13 @@ def of_function(function: Callable[..., Any]) -> Loss:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        raise UsageError(f"{what} is not a Python function", hint) from None
+        raise wrong_type(f"{what} is not a Python function", hint) from None
     operands = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][2:]
     kinds = {p.name: _kind_of(p, what) for p in operands}
     labels = [kind for kind in kinds.values() if not isinstance(kind, tuple)]
     fixed = len(parameters) < 2 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
     if fixed or len(labels) > 1 or any(p.kind is p.KEYWORD_ONLY for p in parameters[:2]):
-        raise UsageError(f"{what} has the parameters {', '.join(map(str, parameters)) or '(none)'}", hint)
+        raise wrong_value(f"{what} has the parameters {', '.join(map(str, parameters)) or '(none)'}", hint)
     label = labels[0] if labels else "none"
     values = {name: kind if isinstance(kind, tuple) else ("label", "") for name, kind in kinds.items()}
     return Loss(name, function, label, RANKS.get(label, 0), undocumented(function, what), {}, values)
@@ -249,12 +244,7 @@ def _kind_of(parameter: inspect.Parameter, what: str) -> str | tuple[str, str]:
     if text == "Val":
         return "same"
     if text not in LABELS or text == "none":
-        kinds = [repr(kind) for kind in LABELS if kind != "none"] + [
-            "'input'", "'output'", "'label NAME'", "'mask NAME'"
-        ]  # fmt: skip
-        raise wrong_value(
-            f"{what}: the annotation '{text}' is not a kind of parameter",
-            f"annotate the parameter with one of {', '.join(kinds)}; without an annotation, it is a label like "
-            "the output",
-        )
+        hint = "without an annotation, the parameter is a label like the output; other annotations are"
+        kinds = "'same', 'class', 'token', 'input', 'output', 'label NAME' and 'mask NAME'"
+        raise wrong_value(f"{what}: the annotation '{text}' is not a kind of parameter", f"{hint} {kinds}")
     return text

@@ -157,12 +157,10 @@ def log_of(op, p):
 
 def checked_axis(prediction: Val, axis: int) -> int:
     """Return an axis of the output as a non-negative number. The axis must exist and must not be the batch axis."""
-    require(
-        -prediction.rank <= axis < prediction.rank,
-        f"axis = {axis} does not exist: the output has {prediction.rank} axes",
-    )
-    require(axis % prediction.rank > 0, "axis must not be the batch axis")
-    return axis % prediction.rank
+    rank = prediction.rank
+    require(-rank <= axis < rank, f"axis = {axis} does not exist: the output has {rank} axes")
+    require(axis % rank > 0, "axis must not be the batch axis")
+    return axis % rank
 
 
 def softplus(op, x):
@@ -185,8 +183,6 @@ def weighted_mean(op: Op, total: Val, weight: Val) -> Val:
 def per_element(op, name, values, x, axis):
     """Return `values` as a constant of the type of `x`: one number, or one number per position along an axis of `x`."""
     size = x.shape[axis]
-    require(
-        values.ndim == 0 or not isinstance(size, int) or len(values) == size,
-        f"{name} has {values.size} values, but the output has {size} along that axis",
-    )
+    fits = values.ndim == 0 or not isinstance(size, int) or len(values) == size
+    require(fits, f"{name} has {values.size} values, but the output has {size} along that axis")
     return op.const(values, x)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import missing_value, wrong_type, wrong_value
 from onnxgrad_cli.losses.registry import LOSSES, Loss, of_function, written_function
 
 FORM = "[SET=]NAME[:OUTPUT[:LABEL[:WEIGHT[@SCHEDULE]]]]"
@@ -55,15 +55,14 @@ class LossSpec:
         checks.text("output", self.output, optional=True)
         checks.text("label", self.label, optional=True)
         if not checks.is_number(self.weight):
-            raise UsageError(f"`losses`: the weight {self.weight!r} of '{self.name}' is not a finite number")
+            raise wrong_value(f"`losses`: the weight {self.weight!r} of '{self.name}' is not a finite number")
         checks.text("data", self.data)
         checks.text("schedule", self.schedule)
         if self.data:
             check_set("losses", self.data)
         if self.schedule and self.weight <= 0:
-            raise UsageError(
-                f"`losses`: the weight {self.weight:g} of '{self.name}' has a schedule, so it must be above 0"
-            )
+            message = f"`losses`: the weight {self.weight:g} of '{self.name}' has a schedule, so it must be above 0"
+            raise wrong_value(message)
         self.loss  # noqa: B018  (looked up, for its errors)
 
     @property
@@ -137,17 +136,16 @@ def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None 
     if len(parts) > 2 and "@" in (parts[2] or ""):  # a schedule has colons of its own
         parts[2:] = [":".join(part or "" for part in parts[2:])]
     if len(parts) > 3:
-        raise UsageError(f"`losses` '{text}' has too many parts", f"write {FORM}, and \\: for a colon")
+        raise wrong_value(f"`losses` '{text}' has too many parts", f"write {FORM}, and \\: for a colon")
     function = None
     if code:
         if load is None:
-            raise UsageError(
-                f"`losses` '{text}' refers to code in a file", "pass the function itself, such as losses=focal"
-            )
+            hint = "pass the function itself, such as losses=focal"
+            raise wrong_type(f"`losses` '{text}' refers to code in a file", hint)
         function = load(code["file"], code["function"])
         name = of_function(function).name
     elif name.endswith(".py"):
-        raise UsageError(f"`losses` '{text}' names no function", f"name one: {name}:FUNCTION")
+        raise missing_value(f"`losses` '{text}' names no function", f"name one: {name}:FUNCTION")
     elif not file:
         LOSSES.lookup(name)
     output, label, weight = [*parts, None, None][:3]
@@ -157,7 +155,7 @@ def parse_loss(text: str, load: Callable[[str, str], Callable[..., Any]] | None 
     except ValueError:
         share = math.nan
     if not math.isfinite(share):
-        raise UsageError(f"`losses` '{text}': the weight '{weight}' is not a number", FORM)
+        raise wrong_value(f"`losses` '{text}': the weight '{weight}' is not a number", FORM)
     return LossSpec(name, output, label, share, function, data, schedule)
 
 
@@ -183,7 +181,7 @@ def check_set(argument: str, name: str) -> None:
         UsageError: the name contains a character other than letters, digits, _ and -, or begins with a digit or -.
     """
     if not OF_SET.fullmatch(f"{name}=value"):
-        raise UsageError(f"`{argument}`: '{name}' is not a name for a data set", "use letters, digits and _")
+        raise wrong_value(f"`{argument}`: '{name}' is not a name for a data set", "use letters, digits and _")
 
 
 def settings_of(given: Mapping[str, object], *owners: str | None) -> dict[str, object]:

@@ -56,9 +56,7 @@ class Curve:
     def of(log: Iterable[Mapping[str, Any]]) -> Curve:
         """Return the curve of the loss, from the lines of a run's log."""
         lines = list(log)
-        return Curve(
-            list(_points((line for line in lines if "rate" in line), "loss")), list(_points(lines, "val_loss"))
-        )
+        return Curve(_points([line for line in lines if "rate" in line], "loss"), _points(lines, "val_loss"))
 
     @staticmethod
     def others(log: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
@@ -68,19 +66,17 @@ class Curve:
         """
         lines = list(log)
         names = dict.fromkeys(name for line in lines for name in line if name.startswith("val_") and name != "val_loss")
-        found = {name: Curve(judged=list(_points(lines, name))) for name in names}
-        rates = list(_points(lines, "rate"))
+        found = {name: Curve(judged=_points(lines, name)) for name in names}
+        rates = _points(lines, "rate")
         if len({rate for _, rate in rates}) > 1:
             found["rate"] = Curve(steps=rates)
         return {name: curve for name, curve in found.items() if len(curve.steps) + len(curve.judged) > 1}
 
 
-def _points(lines: Iterable[Mapping[str, Any]], name: str) -> Iterator[Point]:
-    """Yield the points of the quantity with this key in the log. Lines without a number for it are skipped."""
-    for line in lines:
-        step, value = line.get("step"), line.get(name)
-        if is_number(step) and is_number(value):
-            yield step, value  # type: ignore[misc]
+def _points(lines: Iterable[Mapping[str, Any]], name: str) -> list[Point]:
+    """Return the points of the quantity with this key in the log. Lines without a number for it are skipped."""
+    points = [(line.get("step"), line.get(name)) for line in lines]
+    return [(step, value) for step, value in points if is_number(step) and is_number(value)]  # type: ignore[misc]
 
 
 def blocks(values: Sequence[float], columns: int = 60) -> str:
@@ -158,7 +154,7 @@ def svg(curve: Curve, caption: str) -> str:
 
 def _lines(curve: Curve, caption: str) -> Iterator[str]:
     """Yield the lines of the `svg` element: frame, axes, losses and validation losses."""
-    raw, smooth = _means(curve.steps, COLUMNS), _smooth(curve.steps)
+    raw, smooth = _means(curve.steps, COLUMNS), _means(curve.steps, SMOOTH) if len(curve.steps) > SMOOTH else []
     shown = [loss for _, loss in (*raw, *curve.judged)]
     scale, last = _scale(shown), max(*(step for step, _ in (*curve.steps[-1:], *curve.judged[-1:])), 2)
     low, high = scale(min(shown)), scale(max(shown))
@@ -207,10 +203,6 @@ def _means(points: Sequence[Point], columns: int) -> list[Point]:
     size = max(-(-len(points) // columns), 1)
     parts = (points[i : i + size] for i in range(0, len(points), size))
     return [(sum(x for x, _ in part) / len(part), math.fsum(y for _, y in part) / len(part)) for part in parts]
-
-
-def _smooth(points: Sequence[Point]) -> list[Point]:
-    return _means(points, SMOOTH) if len(points) > SMOOTH else []
 
 
 def _ticks(low: float, high: float, logarithmic: bool) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from onnxgrad_cli.common.wording import as_cli_flags, status_text
 from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
@@ -56,9 +56,8 @@ def _trained_line(report: Report) -> str:
     if not report.weights:
         return ""
     count = sum(weight.count for weight in report.weights)
-    text = f"{several(len(report.weights), 'tensor')}, {several(count, 'parameter')}"
-    text += f" ({scaled(report.cost.weight_bytes, 'B')})" if report.cost else ""
-    return text
+    size = f" ({scaled(report.cost.weight_bytes, 'B')})" if report.cost else ""
+    return f"{several(len(report.weights), 'tensor')}, {several(count, 'parameter')}{size}"
 
 
 def _frozen_line(report: Report) -> str:
@@ -100,7 +99,7 @@ def _proof_line(proof: Proof) -> str:
     if not proof.steps:
         return f"{status_text(proof.verdict)}: {proof.why}"
     passed = sum(step.status == "passed" for step in proof.steps)
-    at = f", with {in_words}" if (in_words := ", ".join(f"{s} = {n:,}" for s, n in proof.sizes.items())) else ""
+    at = f", with {with_sizes(proof.sizes)}" if proof.sizes else ""
     return f"{status_text(proof.verdict)}: {passed} of {several(len(proof.steps), 'check')}{at}"
 
 
@@ -126,16 +125,17 @@ def has_backward(report: Report) -> bool:
 
 def losses_in_words(report: Report) -> Inline:
     """Return the losses, with a plus between them."""
-    found: tuple[str, ...] = ()
-    for loss in report.asked.losses:
-        found += (*((" + ",) if found else ()), *pieces(quoted(loss)))
-    return found
+    return tuple(piece for loss in report.asked.losses for piece in (" + ", *pieces(quoted(loss))))[1:]
 
 
 def sizes_in_words(report: Report) -> str:
     """Return the size of each symbol with which the cost was computed, as a text."""
     assert report.cost is not None
-    sizes = report.cost.sizes | report.cost.assumed
+    return with_sizes(report.cost.sizes | report.cost.assumed)
+
+
+def with_sizes(sizes: Mapping[str, int]) -> str:
+    """Return the sizes of symbols as a text: 'N = 2, T = 1,024'."""
     return ", ".join(f"{symbol} = {size:,}" for symbol, size in sizes.items())
 
 
@@ -147,5 +147,5 @@ def adapters_in_words(report: Report) -> str:
     whole = sum(counts[adapter.a] * counts[adapter.b] // adapter.rank**2 for adapter in report.adapters)
     rank = report.adapters[0].rank
     kind = ", with magnitudes" if report.adapters[0].magnitude else ""
-    text = f"{len(report.adapters):,} of rank {rank}{kind}: {several(count, 'parameter')} instead of {number(whole)}"
-    return text + f" ({percent(count / whole)})"
+    text = f"{len(report.adapters):,} of rank {rank}{kind}: {several(count, 'parameter')}"
+    return f"{text} instead of {number(whole)} ({percent(count / whole)})"

@@ -28,7 +28,7 @@ from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import RANDOM, is_random
 from onnxgrad_cli.ir.provenance import provenance
-from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Role
 from onnxgrad_cli.options import Options
@@ -88,9 +88,8 @@ def make_report(
         proof=proof,
         files=list(files),
         versions=_versions(),
+        **(_built(built, sizes or {}, cautions) if built else {}),
     )
-    if built is not None:
-        report = dataclasses.replace(report, **_built(built, sizes or {}, cautions))
     return dataclasses.replace(report, next=list(next_steps(report, list(_of_training(options)))))
 
 
@@ -120,35 +119,21 @@ def _built(built: TrainingModel, sizes: Mapping[str, int], more: Iterable[Cautio
 
 def _verdict(built: TrainingModel | None, error: Exception | None, proof: Proof | None) -> tuple[str, str]:
     """Return the status of a build (see `Report`), and a sentence that describes it."""
-    if error is not None or (proof and proof.status == "failed"):
-        return _failure(error, proof)
-    if built and built.records and pipeline_for(built.options)[-1].name not in {r.name for r in built.records}:
-        return (
-            "stopped",
-            f"Stopped after the pass '{built.records[-1].name}', as requested. This is not a training model yet.",
-        )
-    return "built", _success(proof)
-
-
-def _failure(error: Exception | None, proof: Proof | None) -> tuple[str, str]:
-    """Return the status of a build that had an error or a failed proof, and a sentence that describes it."""
     if isinstance(error, UnsupportedError):
         nodes = f": {several(len(error.refusals), 'node')} can't be differentiated" if error.refusals else ""
         return "refused", f"Refused{nodes}. No training model was written."
-    if error is not None and not isinstance(error, CheckFailed) and not (proof and proof.status == "failed"):
+    if isinstance(error, CheckFailed) or (proof and proof.status == "failed"):
+        failed = [step.name for step in proof.steps if step.status == "failed"] if proof else []
+        end = "no training model was written." if error else "do not train with this model."
+        return "check_failed", f"A check failed ({', '.join(failed) or 'see below'}): {end}"
+    if error is not None:
         return "failed", "Failed. No training model was written."
-    failed = [step.name for step in proof.steps if step.status == "failed"] if proof else []
-    end = "no training model was written." if error else "do not train with this model."
-    return "check_failed", f"A check failed ({', '.join(failed) or 'see below'}): {end}"
-
-
-def _success(proof: Proof | None) -> str:
-    """Return a sentence about a training model that was built. It says if it was proved, or why not."""
-    if proof is None:
-        return "Built, not proved: no proof was requested."
-    if proof.verdict == PROVED:
-        return "Built and proved: every check passed."
-    return f"Built, not proved: {proof.why}."
+    last = built.records[-1].name if built and built.records else ""
+    if built and last and pipeline_for(built.options)[-1].name not in {r.name for r in built.records}:
+        return "stopped", f"Stopped after the pass '{last}', as requested. This is not a training model yet."
+    if proof and proof.verdict == PROVED:
+        return "built", "Built and proved: every check passed."
+    return "built", f"Built, not proved: {proof.why if proof else 'no proof was requested'}."
 
 
 def _of_error(error: Exception | None) -> dict[str, Any]:
@@ -254,33 +239,35 @@ def _dtype(dtype: int) -> str:
     return str(TensorProto.DataType.Name(dtype)).lower() if dtype else "unknown"
 
 
+def _type(graph: Graph, name: str) -> tuple[str, Shape | None]:
+    """Return the element type and the shape of a value."""
+    value_type = graph.types.get(name)
+    return _dtype(dtype_of(value_type)), shape_of(value_type)
+
+
 def _weights(graph: Graph, training: Training) -> list[Weight]:
     shapes = {name: tuple(graph.initializers[name].dims) for name in training.trained}
-    total = sum(map(math.prod, shapes.values()))
-    found = []
-    for name, shape in shapes.items():
-        dtype, count = _dtype(graph.initializers[name].data_type), math.prod(shape)
-        share = count / total if total else 0.0
-        found.append(Weight(name, dtype, shape, count, share, training.gradients.get(name, "")))
-    return found
+    counts = {name: math.prod(shape) for name, shape in shapes.items()}
+    total = sum(counts.values()) or 1
+    types = {name: _dtype(graph.initializers[name].data_type) for name in shapes}
+    return [
+        Weight(name, types[name], shape, counts[name], counts[name] / total, training.gradients.get(name, ""))
+        for name, shape in shapes.items()
+    ]
 
 
 def _untrained(graph: Graph, training: Training) -> list[Untrained]:
     found = []
     for name, reason in training.not_trained.items():
-        value_type = graph.types.get(name)
-        shape = shape_of(value_type)
-        sizes = [dim for dim in shape or () if isinstance(dim, int)]
+        dtype, shape = _type(graph, name)
+        count = math.prod(dim for dim in shape or () if isinstance(dim, int))
         heuristic = training.heuristics.get(name, "")
-        found.append(
-            Untrained(name, _dtype(dtype_of(value_type)), shape, math.prod(sizes), as_cli_flags(reason), heuristic)
-        )
+        found.append(Untrained(name, dtype, shape, count, as_cli_flags(reason), heuristic))
     return found
 
 
 def _value(graph: Graph, name: str, role: Role) -> Value:
-    value_type = graph.types.get(name)
-    return Value(name, role.role, role.of, _dtype(dtype_of(value_type)), shape_of(value_type))
+    return Value(name, role.role, role.of, *_type(graph, name))
 
 
 def _passes(built: TrainingModel) -> list[PassRow]:
@@ -378,12 +365,9 @@ def folded_normalizations(model: ModelProto) -> list[str]:
     """
     stored = {tensor.name for tensor in model.graph.initializer}
     statistics = sum(name.endswith("running_mean") for name in provenance(model).fixed - stored)
-    made_up = sum(
-        node.op_type in ("Conv", "ConvTranspose") and node.input[1].startswith("onnx::") for node in model.graph.node
-    )
-    count = statistics or made_up
-    convolutions = sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node)
-    where = several(count, "convolution" if convolutions >= count else "layer")
+    convolutions = [node for node in model.graph.node if node.op_type in ("Conv", "ConvTranspose")]
+    count = statistics or sum(node.input[1].startswith("onnx::") for node in convolutions)
+    where = several(count, "convolution" if len(convolutions) >= count else "layer")
     return [f"BatchNormalization was folded into {where}: its parameters can't be trained"] if count else []
 
 
@@ -403,7 +387,5 @@ def export_cautions(folded: Iterable[str], weights: Sequence[str]) -> Iterator[C
         yield Caution("note", "", text)
     if unnamed := invented_names(weights):
         count = f"{len(unnamed):,} of {several(len(weights), 'weight')}"
-        text = (
-            f"the exporter invented the names of {count}, such as '{unnamed[0]}', so `train` can't select them by layer"
-        )
-        yield Caution("note", unnamed[0], as_cli_flags(text))
+        text = f"the exporter invented the names of {count}, such as '{unnamed[0]}'"
+        yield Caution("note", unnamed[0], as_cli_flags(f"{text}, so `train` can't select them by layer"))

@@ -29,6 +29,7 @@ from onnxgrad_cli.report.glance import (
     losses_in_words,
     recomputed_in_words,
     sizes_in_words,
+    with_sizes,
 )
 from onnxgrad_cli.report.model import KINDS, Operator, Report, Value
 from onnxgrad_cli.report.words import names, number, percent, pieces, quoted, scaled, several, shape
@@ -69,8 +70,13 @@ def _obstacles(report: Report) -> Iterator[Block]:
     if report.hint:
         yield Paragraph(("Fix: ", *pieces(quoted(report.hint)), "."))
     rows: list[Row] = [(Name(r.node), Name(r.op_type), quoted(r.reason), quoted(r.hint)) for r in report.refusals]
+    yield from _table(("node", "operator", "reason", "fix"), rows)
+
+
+def _table(head: tuple[str, ...], rows: list[Row], *right: int) -> Iterator[Block]:
+    """Yield a table, unless it has no rows. `right` has the positions of the columns with numbers."""
     if rows:
-        yield Table(("node", "operator", "reason", "fix"), rows)
+        yield Table(head, rows, frozenset(right))
 
 
 def _asked(report: Report) -> Iterator[Block]:
@@ -82,24 +88,21 @@ def _asked(report: Report) -> Iterator[Block]:
     rows: list[Row] = [("model", Name(asked.model))] if asked.model else []
     rows += [("loss", losses_in_words(report))] if asked.losses else []
     rows += [(Name(option), Name(value)) for option, value in asked.options.items()]
-    if rows:
-        yield Table(("option", "value"), rows)
+    yield from _table(("option", "value"), rows)
 
 
 def _weights(report: Report) -> Iterator[Block]:
     if not report.weights:
         return
-    done = any(weight.gradient for weight in report.weights)
     rows: list[Row] = [
         (ModelName(w.name), w.dtype, shape(w.shape), number(w.count), percent(w.share), Name(w.gradient))
         for w in report.weights
     ]
     total = sum(weight.count for weight in report.weights)
-    rows = [*_short(rows, 6), ("all of them", "", "", number(total), percent(1.0), "")]
-    head: tuple[str, ...] = ("weight", "type", "shape", "parameters", "share", "gradient")
-    if not done:
-        rows, head = [row[:-1] for row in rows], head[:-1]
-    yield Table(head, rows, frozenset({3, 4}))
+    rows = [*_short(rows), ("all of them", "", "", number(total), percent(1.0), "")]
+    head = ("weight", "type", "shape", "parameters", "share", "gradient")
+    shown = len(head) if any(weight.gradient for weight in report.weights) else len(head) - 1
+    yield Table(head[:shown], [row[:shown] for row in rows], frozenset({3, 4}))
 
 
 def _adapters(report: Report) -> Iterator[Block]:
@@ -116,14 +119,14 @@ def _adapters(report: Report) -> Iterator[Block]:
         text += " The weights of each output are then scaled to a trained length; their norms are treated as constants."
     head = ("frozen weight", "shape", "A", "shape", "B", "shape")
     yield Paragraph(text)
-    yield Table(head, _short(rows, 6))
+    yield Table(head, _short(rows))
 
 
-def _short(rows: list[Row], columns: int) -> list[Row]:
+def _short(rows: list[Row]) -> list[Row]:
     if len(rows) <= MAX_ROWS:
         return rows
     more = f"... and {len(rows) - MAX_ROWS:,} more (the JSON report lists all)"
-    return [*rows[:MAX_ROWS], (more, *[""] * (columns - 1))]
+    return [*rows[:MAX_ROWS], (more, *[""] * (len(rows[0]) - 1))]
 
 
 def _not_trained(report: Report) -> Iterator[Block]:
@@ -162,8 +165,7 @@ def _ports(report: Report) -> Iterator[Block]:
     ]
     if len(rows) < len(report.inputs):
         rows.append((f"the {several(len(weights), 'trained weight')}", "weight", "", "see above", _MEANING["weight"]))
-    if rows:
-        yield Table(("input", "role", "type", "shape", "meaning"), _short(rows, 5))
+    yield from _table(("input", "role", "type", "shape", "meaning"), _short(rows))
     rows = [
         (Name(v.name), _role(v), v.dtype, shape(v.shape))
         for v in report.outputs
@@ -171,8 +173,7 @@ def _ports(report: Report) -> Iterator[Block]:
     ]
     if len(rows) < len(report.outputs):
         rows.append((f"the {several(len(weights), 'gradient')} of the trained weights", "gradient", "", "see above"))
-    if rows:
-        yield Table(("output", "role", "type", "shape"), _short(rows, 4))
+    yield from _table(("output", "role", "type", "shape"), _short(rows))
 
 
 def _role(value: Value) -> Inline:
@@ -283,20 +284,19 @@ def _shares(cost: Cost, what: str, parts: Sequence[tuple[str, int, int]]) -> Ite
     """Yield a table of the operations of each operator or module: (name, forward part, backward part)."""
     total = cost.flops_forward + cost.flops_backward
     rows: list[Row] = [(name, number(a), number(b), percent((a + b) / total)) for name, a, b in parts]
-    if rows:
-        yield Table((f"operations by {what}", "forward", "backward", "share"), rows, frozenset({1, 2, 3}))
+    yield from _table((f"operations by {what}", "forward", "backward", "share"), rows, 1, 2, 3)
 
 
 def _memory(report: Report, cost: Cost) -> Iterator[Block]:
     """Yield a table of the bytes of weights, gradients, and forward values kept for the backward part."""
-    rows: list[Row] = [
-        ("trained weights", number(cost.weight_bytes), scaled(cost.weight_bytes, "B")),
-        ("gradients", number(cost.gradient_bytes), scaled(cost.gradient_bytes, "B")),
-        ("activations kept for the backward part", number(cost.kept_bytes), scaled(cost.kept_bytes, "B")),
-    ]
-    if cost.memory:
-        rows.append(("peak of all values", number(max(cost.memory)), scaled(max(cost.memory), "B")))
-    yield Table(("memory", "bytes", ""), rows, frozenset({1, 2}))
+    sizes = {
+        "trained weights": cost.weight_bytes,
+        "gradients": cost.gradient_bytes,
+        "activations kept for the backward part": cost.kept_bytes,
+        "peak of all values": max(cost.memory, default=0),
+    }
+    rows: list[Row] = [(what, number(size), scaled(size, "B")) for what, size in sizes.items()]
+    yield Table(("memory", "bytes", ""), rows if cost.memory else rows[:-1], frozenset({1, 2}))
     if report.recomputed:
         yield Paragraph(f"Computed again in the backward part: {recomputed_in_words(report.recomputed)}.")
 
@@ -343,12 +343,10 @@ def _proof(report: Report) -> Iterator[Block]:
     rows: list[Row] = [
         (step.name, "FAILED" if step.status == "failed" else step.status, quoted(step.detail)) for step in proof.steps
     ]
-    if rows:
-        yield Table(("check", "result", "detail"), rows)
+    yield from _table(("check", "result", "detail"), rows)
     limits = ""
     if proof.sizes:
-        sizes = ", ".join(f"{symbol} = {size:,}" for symbol, size in proof.sizes.items())
-        limits = f"The data were drawn at random, with {sizes}. "
+        limits = f"The data were drawn at random, with {with_sizes(proof.sizes)}. "
     if proof.executor:
         limits += "The gradients were compared with central differences of the loss along random directions, computed "
         limits += f"by {proof.executor}. The proof holds for these sizes and data."
@@ -360,15 +358,13 @@ def _files(report: Report) -> Iterator[Block]:
     rows: list[Row] = [
         (Name(f.path), f.role, number(f.bytes), Name(f.sha256) if f.sha256 else "not read") for f in report.files
     ]
-    if rows:
-        yield Table(("file", "role", "bytes", "sha256"), rows, frozenset({2}))
+    yield from _table(("file", "role", "bytes", "sha256"), rows, 2)
 
 
 def _versions(report: Report) -> Iterator[Block]:
-    versions = [f"{name} {version}" for name, version in report.versions.items()]
-    versions += [f"opset {report.asked.opset}"] if report.asked.opset else []
+    versions = report.versions | ({"opset": str(report.asked.opset)} if report.asked.opset else {})
     if versions:
-        yield Paragraph(f"{', '.join(versions)}.")
+        yield Paragraph(f"{', '.join(map(' '.join, versions.items()))}.")
 
 
 def _next(report: Report, programs: bool = False) -> Iterator[Block]:

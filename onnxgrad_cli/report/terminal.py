@@ -29,14 +29,13 @@ def summary(report: Report) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    style = COLORS[report.tone]
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
     lines = _inspection(report, report.diagnosis) if report.diagnosis else _summary(report)
     for label, words in lines:
         grid.add_row(label, Text(plain(words)))
-    return Group(Text(plain(report.verdict), style=f"bold {style}"), grid)
+    return Group(Text(plain(report.verdict), style=f"bold {COLORS[report.tone]}"), grid)
 
 
 def _summary(report: Report) -> Iterator[tuple[str, Inline]]:
@@ -79,10 +78,8 @@ def _inspection_parts(report: Report, found: Diagnosis) -> Iterator[tuple[str, l
     yield "not trained", [*_not_trained(report)]
     yield "in doubt", [*found.doubts]
     yield "names", [_unnamed(report, found)] if report.weights else []
-    yield (
-        "equal",
-        [f"{plain(names(each, MOST_NAMES))}: have equal values and are trained separately" for each in found.equal],
-    )
+    equal = [plain(names(each, MOST_NAMES)) for each in found.equal]
+    yield "equal", [f"{each}: have equal values and are trained separately" for each in equal]
     yield "modes", [*found.normalization]
     shown = {*found.repaired, *found.doubts}
     others = [c for c in report.cautions if c.kind not in (UNTRAINED, *CONVENTIONS) and c.text not in shown]

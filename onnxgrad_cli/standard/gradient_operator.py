@@ -11,15 +11,18 @@ Source: the operator's page, https://onnx.ai/onnx/operators/onnx_aionnxpreviewtr
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from onnx import FunctionProto, GraphProto, ModelProto
 
+from onnxgrad_cli import errors
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
+from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
@@ -92,10 +95,9 @@ def _sort(graph: Graph) -> None:
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
         circle = next(GradientRequest(graph.nodes[i]) for i in error.args[1] if is_gradient(graph.nodes[i]))
-        raise UsageError(
-            f"{circle.what} is part of the graph that it differentiates, because '{circle.y}' depends on its outputs",
-            f"compute '{circle.y}' from copies of these nodes that do not read the outputs of the Gradient node",
-        ) from None
+        message = f"{circle.what} is part of the graph that it differentiates, because '{circle.y}' depends on it"
+        hint = f"compute '{circle.y}' from copies of these nodes that do not read the outputs of the Gradient node"
+        raise errors.conflict(message, hint) from None
     graph.set_nodes(graph.nodes[i] for i in order)
 
 
@@ -182,26 +184,20 @@ class GradientRequest:
         for attribute, names in (("xs", self.xs), ("y", [self.y])):
             for name in names:
                 if not is_float(graph.types.get(name)):
-                    raise UsageError(
-                        f"{self.what}: '{name}' in {attribute} is {_type(graph, name)}, but only float tensors "
-                        "have a derivative",
-                        "put the name in zs instead" if attribute == "xs" else "use a float tensor",
-                    )
+                    hint = "put the name in zs instead" if attribute == "xs" else "use a float tensor"
+                    message = f"{self.what}: '{name}' in {attribute} is {_type(graph, name)}"
+                    raise errors.wrong_type(f"{message}, but only float tensors have a derivative", hint)
         for name, value in zip(self.named, self.fed, strict=True):
             if not _fits(graph, name, value):
-                raise UsageError(
-                    f"{self.what}: the value '{value}', {_type(graph, value)}, is passed for '{name}', "
-                    f"{_type(graph, name)}",
-                    "pass a tensor of the same type and rank",
-                )
+                message = f"{self.what}: the value '{value}', {_type(graph, value)}, is passed for '{name}'"
+                raise errors.wrong_type(f"{message}, {_type(graph, name)}", "pass a tensor of the same type and rank")
         self._check_independent(graph)
         fed = set(graph.input_names).difference(graph.initializers, self.named)
         missing = sorted(fed & graph.ancestors([self.y], self.named))
         if missing:
-            raise UsageError(
-                f"{self.what}: '{self.y}' also depends on {_listed(missing)}, but neither xs nor zs contains that name",
-                "add each input that it depends on to xs (for its gradient) or to zs, and to the inputs of the node",
-            )
+            message = f"{self.what}: '{self.y}' also depends on {listed(missing)}, which neither xs nor zs contains"
+            hint = "add each input that it depends on to xs (for its gradient) or to zs, and to the inputs of the node"
+            raise errors.missing_value(message, hint)
 
     def _check_typed(self, graph: Graph) -> None:
         needed = graph.ancestors([self.y, *self.xs])
@@ -221,18 +217,12 @@ class GradientRequest:
             above = sorted(named & graph.ancestors(reads(node)))
             if above:
                 name = next(output for output in node.output if output in named)
-                raise UsageError(
-                    f"{self.what}: '{name}' is computed from {_listed(above)}, but xs and zs contain both",
-                    f"leave out '{name}' or {_listed(above)}: the named tensors must be independent",
-                )
+                message = f"{self.what}: '{name}' is computed from {listed(above)}, but xs and zs contain both"
+                raise errors.conflict(message, f"leave out '{name}' or {listed(above)}: they must be independent")
 
 
 def _what(node: Node) -> str:
     return f"Gradient '{node.name or next(filter(None, node.output), '')}'"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def _type(graph: Graph, name: str) -> str:
@@ -277,10 +267,8 @@ def _mark(nodes: Iterable[Node], given: Sequence[str], where: str) -> bool:
     for node in nodes:
         for inner in with_bodies(each for body in subgraphs(node) for each in body.node):
             if is_gradient(inner):
-                raise UnsupportedError(
-                    f"{_what(inner)} is inside the body of '{node.name or node.op_type}', where it can't be expanded",
-                    hint="move it out of the body, after that node",
-                )
+                message = f"{_what(inner)} can't be expanded inside the body of '{node.name or node.op_type}'"
+                raise UnsupportedError(message, hint="move it out of the body, after that node")
     known = dict.fromkeys([*given, *(name for node in nodes for name in node.output if name)])
     found = [node for node in nodes if is_gradient(node)]
     for node in found:
@@ -294,32 +282,22 @@ def _check_names(node: Node, known: Iterable[str], where: str) -> None:
     """Raise an error unless a Gradient node names existing tensors, each once, and is fed one tensor for each."""
     what, (xs, zs, y) = _what(node), xs_zs_y(node)
     if any(attribute.ref_attr_name for attribute in node.attribute):
-        raise UnsupportedError(
-            f"{what} in {where} uses names from the caller of the function",
-            hint="use names of the function's own tensors",
-        )
+        message = f"{what} in {where} uses names from the caller of the function"
+        raise UnsupportedError(message, hint="use names of the function's own tensors")
     for name in (*xs, *zs, y):
         if name not in known:
-            raise unknown_name(
-                f"{what} refers to '{name}', but {where} has no such tensor",
-                suggest(name, known, "tensors"),
-            )
+            message = f"{what} refers to '{name}', but {where} has no such tensor"
+            raise errors.unknown_name(message, errors.suggest(name, known, "tensors"))
     named = [*xs, *zs]
-    twice = [name for name in dict.fromkeys(named) if named.count(name) > 1]
-    if twice:
-        raise UsageError(
-            f"{what} contains {_listed(twice)} more than once in xs and zs", "list each tensor once, in xs or in zs"
-        )
+    if twice := [name for name, count in Counter(named).items() if count > 1]:
+        message = f"{what} contains {listed(twice)} more than once in xs and zs"
+        raise errors.wrong_value(message, "list each tensor once, in xs or in zs")
     if len(node.input) != len(named) or not all(node.input):
-        raise UsageError(
-            f"{what} has {len(list(filter(None, node.input)))} inputs, but {len(named)} names in xs and zs",
-            "pass one input for each name: those of xs first, then those of zs",
-        )
+        message = f"{what} has {len(list(filter(None, node.input)))} inputs, but {len(named)} names in xs and zs"
+        raise errors.wrong_shape(message, "pass one input for each name: those of xs first, then those of zs")
     if not xs or len(node.output) > len(xs):
-        raise UsageError(
-            f"{what} has {len(node.output)} outputs, but {len(xs)} names in xs",
-            "give the node one output for each name in xs, in the same order",
-        )
+        message = f"{what} has {len(node.output)} outputs, but {len(xs)} names in xs"
+        raise errors.wrong_shape(message, "give the node one output for each name in xs, in the same order")
 
 
 def _own_inputs(function: FunctionProto) -> None:

@@ -18,7 +18,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringString
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import conflicts
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict, missing_value
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.graph import Graph
@@ -28,7 +28,7 @@ from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
-from onnxgrad_cli.metadata import LOSS, ROLES, VERSION
+from onnxgrad_cli.metadata import LOSS, ROLES, rewrite
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.gradient_op import rename_named, xs_zs_y
 from onnxgrad_cli.passes.identifiers import as_identifier
@@ -58,18 +58,14 @@ def check_request(options: Options) -> None:
     one = "leave out one of them"
     conflicts("`lora`", {"`training_info`, which does not change the inference graph": bool(options.lora)}, one)
     if not options.optimizer:
-        raise UsageError(
-            "`training_info` requires an optimizer, because it contains complete steps", "add `optimizer=NAME`"
-        )
+        message = "`training_info` requires an optimizer, because it contains complete steps"
+        raise missing_value(message, "add `optimizer=NAME`")
     stored = "`training_info`, which always stores the state in initializers"
     conflicts("`embed_state=False`", {stored: not options.embed_state}, one)
     runs = "`yield_='keep'`, because its steps must run"
     conflicts("`training_info`", {runs: options.yield_ == "keep"}, "leave out `yield_`")
-    if options.dims or options.shapes:
-        raise UsageError(
-            "`dims` and `shapes` can't be combined with `training_info`, which does not change the inference graph",
-            "set the shapes in the model first",
-        )
+    graph = "`training_info`, which does not change the inference graph"
+    conflicts("`dims` and `shapes`", {graph: bool(options.dims or options.shapes)}, "set the shapes in the model first")
 
 
 def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
@@ -138,27 +134,20 @@ def _part_names(nodes: Iterable[NodeProto], fresh: Callable[[str], str]) -> None
 def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str], slots: Iterable[str]) -> None:
     """Raise an error unless both models use the same opsets and the original stores all tensors that change."""
     if original.training_info:
-        raise UsageError(
-            "the model already has training information",
-            "remove it with `onnxgrad expand MODEL -o plain.onnx`, and add `training_info` to that model",
-        )
+        hint = "remove it with `onnxgrad expand MODEL -o plain.onnx`, and add `training_info` to that model"
+        raise conflict("the model already has training information", hint)
     own = {plain_domain(entry.domain): entry.version for entry in original.opset_import}
     for entry in trained.opset_import:
         version = own.get(plain_domain(entry.domain), entry.version)
         if version != entry.version:
-            raise UsageError(
-                f"the training requires version {entry.version} of {entry.domain or STANDARD}, but the model uses "
-                f"version {version}, and with `training_info` both must use the same version",
-                AS_PREPARED,
-            )
+            needed = f"version {entry.version} of {entry.domain or STANDARD}"
+            message = f"`training_info`: the training requires {needed}, but the model uses version {version}"
+            raise conflict(message, AS_PREPARED)
     stored = {tensor.name for tensor in original.graph.initializer} | set(slots)
     for name in mutable:
         if name not in stored:
-            raise UsageError(
-                f"'{name}' is trained, but it is not an initializer of the model's main graph, so no update "
-                "can be bound to it",
-                f"{AS_PREPARED}; or freeze it with `freeze`",
-            )
+            message = f"`training_info`: '{name}' is trained, but it is not an initializer of the model's main graph"
+            raise conflict(message, f"{AS_PREPARED}; or freeze it with `freeze`")
 
 
 def _bind(binding: Any, pairs: Mapping[str, str]) -> None:
@@ -305,9 +294,8 @@ def check_training_info(model: ModelProto, path: Path | None = None) -> None:
                 if made is not None:
                     faults += (f"{where}: {fault}" for fault in _type_faults(Graph(made, path), variables, binding))
     if faults:
-        raise OnnxgradError(
-            "the model's training information violates the standard:", "create the training information again", faults
-        )
+        message = "the model's training information violates the standard:"
+        raise OnnxgradError(message, "create the training information again", faults, code="unreadable_file")
 
 
 def _faults(model: ModelProto) -> Iterator[str]:
@@ -414,7 +402,7 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
     graph.remove_unused(keep=[name for xs, zs, y in requests for name in (*xs, *zs, y)])
     _declare_variables(graph, model, updates)
     graph.drop_unread(list(graph.initializers))
-    _describe(step, said if ROLES in said else {ROLES: _roles_of_step(graph, updates)})
+    rewrite(step, said if ROLES in said else {ROLES: _roles_of_step(graph, updates)})
     return graph.commit()
 
 
@@ -472,7 +460,7 @@ def initial_model(model: ModelProto, index: int) -> ModelProto | None:
     initial = inference_model(model)
     initial.graph.CopyFrom(info.initialization)
     outputs = {pair.value: ("initial value", pair.key) for pair in info.initialization_binding}
-    _describe(initial, {ROLES: _roles({}, outputs)})
+    rewrite(initial, {ROLES: _roles({}, outputs)})
     return initial
 
 
@@ -486,10 +474,3 @@ def inference_model(model: ModelProto) -> ModelProto:
 def _roles(inputs: Mapping[str, str], outputs: Mapping[str, Sequence[str]]) -> str:
     said = {name: {"role": role, "of": of} for name, (role, of) in outputs.items()}
     return json.dumps({"inputs": dict(inputs), "outputs": said})
-
-
-def _describe(model: ModelProto, said: Mapping[str, str]) -> None:
-    for old in [entry for entry in model.metadata_props if entry.key in (LOSS, ROLES, VERSION)]:
-        model.metadata_props.remove(old)
-    for key, value in said.items():
-        model.metadata_props.add(key=key, value=value)

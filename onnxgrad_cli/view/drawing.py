@@ -230,7 +230,5 @@ def _above(part: Part, path: tuple[Part, ...]) -> Iterator[tuple[str, tuple[Part
 
 def short(text: str) -> str:
     """Return a text on one line. If it has more than `MAX_TEXT_LENGTH` characters, its middle is omitted."""
-    text = escaped(text)
-    return (
-        text if len(text) <= MAX_TEXT_LENGTH else f"{text[: MAX_TEXT_LENGTH // 2]}…{text[1 - MAX_TEXT_LENGTH // 2 :]}"
-    )
+    text, half = escaped(text), MAX_TEXT_LENGTH // 2
+    return text if len(text) <= MAX_TEXT_LENGTH else f"{text[:half]}…{text[1 - half :]}"

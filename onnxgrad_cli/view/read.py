@@ -7,6 +7,7 @@ training model of onnxruntime-training, the names of the nodes give it. All node
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -98,17 +99,17 @@ class _Scope:
         return _Scope(dict(self.makers), dict(self.constants), dict(self.types))
 
 
+@dataclass
 class _Unit:
     """A forward node with its bodies and the nodes of its gradient, which are drawn side by side.
 
     `label` is the name of the forward node. If the model lacks that node, the unit contains only its gradient.
     """
 
-    def __init__(self, label: str, scope: tuple[str, ...]) -> None:
-        self.label = label
-        self.scope = scope
-        self.own: list[Part] = []
-        self.gradient: list[Part] = []
+    label: str
+    scope: tuple[str, ...]
+    own: list[Part] = field(default_factory=list)
+    gradient: list[Part] = field(default_factory=list)
 
 
 class _Reader:
@@ -145,7 +146,7 @@ class _Reader:
         ends = {value.name for value in graph.output}
         plain = [node for node in graph.node if self.kind(node, kind) == BoxKind.FORWARD]
         module_of = module_finder(plain, {tensor.name for tensor in graph.initializer})
-        drawn_nodes: list[tuple[NodeProto, str]] = []
+        keys: list[tuple[NodeProto, str]] = []
         for node, twin in _in_order(graph, typed):
             if (text := _inline(node)) is not None and not ends.intersection(node.output):
                 scope.constants[node.output[0]] = text
@@ -158,12 +159,9 @@ class _Reader:
                 units.append(_Unit(of or _label(node), folders(of) if of else module))
                 known.setdefault(units[-1].label, units[-1])
             drawn = self.node(node, twin, scope, own, module)
-            if of:
-                known[of].gradient.extend(drawn)
-            else:
-                units[-1].own.extend(drawn)
-            drawn_nodes.append((node, drawn[0].key))
-        for node, key in drawn_nodes:  # now the boxes of all values are known
+            (known[of].gradient if of else units[-1].own).extend(drawn)
+            keys.append((node, drawn[0].key))
+        for node, key in keys:  # now the boxes of all values are known
             for name in node.input:
                 self.edge(name, key, scope)
         parts += map(_part, units)
@@ -195,15 +193,14 @@ class _Reader:
         for value in graph.output:
             gradient = value.name.removesuffix("_grad") in scope.makers and value.name.endswith("_grad")
             kind = self.roles[1].get(value.name, BoxKind.GRADIENT if gradient else BoxKind.OUTPUT)
-            box = Box(self.key("v"), kind, short(value.name), _lines(in_words(scope.types.get(value.name))),
-                      escaped(value.name))  # fmt: skip
+            box = Box(self.key("v"), kind, short(value.name), _typed_as(value.name, scope), escaped(value.name))
             self.edge(value.name, box.key, scope)
             yield box
 
     def value(self, name: str, kind: BoxKind, scope: _Scope, value_type: TypeProto) -> Box:
         scope.types[name] = value_type
         scope.makers[name] = self.key("v")
-        return Box(scope.makers[name], kind, short(name), _lines(in_words(value_type)), escaped(name))
+        return Box(scope.makers[name], kind, short(name), _typed_as(name, scope), escaped(name))
 
     def edge(self, name: str, target: str, scope: _Scope) -> None:
         if name in scope.makers:
@@ -224,9 +221,8 @@ class _Reader:
                 scope.makers[name] = key
         outputs = [_named(name, scope) for name in node.output if name]
         if node.op_type == "Constant":
-            box = Box(key, BoxKind.CONSTANT, short(node.output[0]), _lines(in_words(scope.types.get(node.output[0]))),
-                      details(node), 1, module)  # fmt: skip
-            return [box]
+            name = node.output[0]
+            return [Box(key, BoxKind.CONSTANT, short(name), _typed_as(name, scope), details(node), 1, module)]
         constants = [f"{self.operand(node, i)} = {scope.constants[name]}" for i, name in enumerate(node.input)
                      if name in scope.constants]  # fmt: skip
         more = [f"and {len(outputs) - SHOWN} more"] if len(outputs) > SHOWN else []
@@ -251,12 +247,10 @@ class _Reader:
 
 def _part(unit: _Unit) -> Part:
     """Return a unit as a box, or as a group of the node's box, its bodies and its gradient."""
-    gradient: list[Part] = []
+    parts = [*unit.own]
     if unit.gradient:
-        key = f"g{unit.gradient[0].key}"
-        title = short(f"gradient of {unit.label}")
-        gradient = [Cluster(key, title, BoxKind.BACKWARD, tuple(unit.gradient), scope=unit.scope)]
-    parts = [*unit.own, *gradient]
+        key, title = f"g{unit.gradient[0].key}", short(f"gradient of {unit.label}")
+        parts.append(Cluster(key, title, BoxKind.BACKWARD, tuple(unit.gradient), scope=unit.scope))
     if len(parts) == 1:
         return parts[0]
     return Cluster(f"u{unit.own[0].key}", "", None, tuple(parts), beside=True, scope=unit.scope)
@@ -307,13 +301,16 @@ def _attribute(attribute: AttributeProto) -> str:
         return short(f"{attribute.name} = @{attribute.ref_attr_name}")
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, TensorProto):
-        text = _values(value) if not is_external(value) and np.prod(value.dims) <= INLINE else _tensor(value)
+        type_of = onnx.helper.make_tensor_type_proto(value.data_type, list(value.dims))
+        text = _values(value) if _is_small(value) else in_words(type_of)
     else:
         text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return short(f"{attribute.name} = {text}")
 
 
-def _lines(text: str) -> tuple[str, ...]:
+def _typed_as(name: str, scope: _Scope) -> tuple[str, ...]:
+    """Return the type of a value as lines of a box: one line, or none if the type is unknown."""
+    text = in_words(scope.types.get(name))
     return (escaped(text),) if text else ()
 
 
@@ -322,19 +319,17 @@ def _named(name: str, scope: _Scope) -> str:
     return escaped(f"{name}: {value_type}" if value_type else name)
 
 
-def _tensor(tensor: TensorProto) -> str:
-    return in_words(onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
-
-
 # -- constants ------------------------------------------------------------------------------------------------------
 
 
 def _is_constant(tensor: TensorProto) -> bool:
     """Return True if an initializer is small and is no float weight with a name of its own."""
-    small = not is_external(tensor) and np.prod(tensor.dims) <= INLINE
-    others = GENERATED.fullmatch(tensor.name) or is_generated(tensor.name)
-    named = tensor.data_type in FLOATS and len(tensor.dims) > 0 and not others
-    return bool(small and not named)
+    generated = GENERATED.fullmatch(tensor.name) or is_generated(tensor.name)
+    return _is_small(tensor) and bool(tensor.data_type not in FLOATS or not tensor.dims or generated)
+
+
+def _is_small(tensor: TensorProto) -> bool:
+    return not is_external(tensor) and math.prod(tensor.dims) <= INLINE
 
 
 def _inline(node: NodeProto) -> str | None:
@@ -345,7 +340,7 @@ def _inline(node: NodeProto) -> str | None:
         return None
     value = onnx.helper.get_attribute_value(node.attribute[0])
     if isinstance(value, TensorProto):
-        return _values(value) if not is_external(value) and np.prod(value.dims) <= INLINE else None
+        return _values(value) if _is_small(value) else None
     if isinstance(value, onnx.SparseTensorProto) or (isinstance(value, list) and len(value) > INLINE):
         return None
     return _array(np.asarray(value))

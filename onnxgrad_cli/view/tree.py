@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.view.drawing import Box, BoxKind, Cluster, Drawing, Part, connected, is_value
@@ -159,11 +160,5 @@ def _leaves(branch: Branch) -> Iterator[Box]:
 
 def _common(paths: list[tuple[Branch, ...]]) -> tuple[Branch, ...]:
     """Return the branches that all paths share, from the outermost one on. The last branch of a path is not counted."""
-    if not paths:
-        return ()
-    shared: list[Branch] = []
-    for level in zip(*(path[:-1] for path in paths), strict=False):
-        if any(other is not level[0] for other in level):
-            break
-        shared.append(level[0])
-    return tuple(shared)
+    levels = zip(*(path[:-1] for path in paths), strict=False)
+    return tuple(level[0] for level in takewhile(lambda level: all(other is level[0] for other in level), levels))

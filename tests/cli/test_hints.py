@@ -525,8 +525,7 @@ CASES = [
         then="check t.onnx",
     ),
     Case(
-        "pass the model that it was made from; to run the training model, use `Trainer` in Python, `onnxgrad pack` "
-        "or onnxruntime",
+        "pass the model that it was made from; to run it, use `Trainer`, `onnxgrad pack` or onnxruntime",
         "build t.onnx --loss mse -o u.onnx",
         "`onnxgrad pack`",
         {"onnxgrad pack": "onnxgrad pack t.onnx -o site --data data.npz"},
@@ -604,7 +603,7 @@ CASES = [
         ("$ mkdir t.onnx.run && ln -s /tmp t.onnx.run/tensorboard",),
     ),
     Case(
-        "make one with `onnxgrad build MODEL`; the models of initializations and of other tools can't be used here",
+        "make one with `onnxgrad build MODEL`; models of initializations and of other tools can't be used here",
         "check parts.init0.onnx",
         "`onnxgrad build MODEL`",
         {"MODEL": "mlp.onnx --loss mse --no-verify -o t.onnx"},

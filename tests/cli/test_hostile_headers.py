@@ -41,7 +41,7 @@ def test_many_patterns_of_an_adapter(shell: Shell) -> None:
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["m"], "rank_pattern": patterns}
     write(peft(json.dumps(config)), "{}", b"")
     refused = shell("export", "peft", "--model", "mlp.onnx", "-o", "out.onnx")
-    assert refused.code == 1 and refused.facts == ("failed", "adapter_config.json", "10,000")
+    assert refused.code == 1 and refused.facts == ("unreadable_file", "adapter_config.json", "10,000")
 
 
 # -- other JSON -----------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_many_patterns_of_an_adapter(shell: Shell) -> None:
 def test_a_configuration_of_adapters(shell: Shell) -> None:
     write(peft('{"peft_type": "LORA", "r": 1, "r": 2, "lora_alpha": 1}'), "{" + TENSOR + "}")
     refused = shell("export", "peft", "--model", "mlp.onnx", "-o", "out.onnx")
-    assert refused.code == 1 and refused.facts == ("failed", "adapter_config.json", "r")
+    assert refused.code == 1 and refused.facts == ("unreadable_file", "adapter_config.json", "r")
 
 
 def test_lines_of_data(shell: Shell) -> None:

@@ -21,7 +21,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import describe, read
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from tests.cli_harness import Shell
-from tests.facts import raises
+from tests.facts import facts, raises
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
@@ -120,7 +120,7 @@ def test_there_and_back(shell: Shell) -> None:
     Path("notes.txt").write_text("mine")
     for other in ("notes.txt", "art/my_training_model.onnx"):
         kept = Path(other).read_bytes()
-        with pytest.raises(UsageError, match="is not a checkpoint"):
+        with raises(UsageError, "file_exists", Path(other).name):
             save_checkpoint(other, trainer)
         assert Path(other).read_bytes() == kept
     again = open_artifacts("art", "my_", threads=1)
@@ -157,7 +157,7 @@ def test_the_nominal_checkpoint(shell: Shell) -> None:
     stored = {t.name: [str(numpy_helper.to_array(t).dtype), list(t.dims)] for t in onnx.load(MODEL).graph.initializer}
     assert found["fc1.weight"] == stored["fc1.weight"] and found["step"] == ["int64", []]
     assert Path("art/checkpoint").stat().st_size < 10_000
-    with pytest.raises(OnnxgradError, match="nominal checkpoint"):
+    with raises(OnnxgradError, "failed", "checkpoint"):
         open_artifacts("art")
     assert "nominal" in shell("export", "art/checkpoint", "--model", MODEL).err
 
@@ -166,7 +166,7 @@ def test_outputs_besides(shell: Shell) -> None:
     generate(additional_output_names=["logits"], optimizer=None)
     assert not Path("art/optimizer_model.onnx").exists()
     assert "logits" in ports("art/training_model.onnx")[1] and ports("art/eval_model.onnx")[1] == ["loss", "logits"]
-    with pytest.raises(OnnxgradError, match="optimizer"):
+    with raises(OnnxgradError, "missing_file", "optimizer_model.onnx"):
         open_artifacts("art")
     with raises(UsageError, "unknown_name", "logit"):
         generate(additional_output_names=["logit"])
@@ -211,19 +211,21 @@ def test_nothing_is_made_of_the_value_of_a_frozen_parameter(shell: Shell) -> Non
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "expected"),
     [
-        ({"ort_format": True}, "ort_format"),
-        ({"custom_op_library": "x.so"}, "custom_op_library"),
-        ({"loss_input_names": ["a", "b"]}, "one output"),
-        ({"loss": 3}, "a int is not a loss"),
-        ({"requires_grad": ["fc9.weight"]}, "fc9.weight"),
-        ({"frozen_params": ["fc9.weight"]}, "fc9.weight"),
-        ({"optimizer": "adamm"}, "adamm"),
+        ({"ort_format": True}, ("wrong_value", "ort_format=True")),
+        ({"custom_op_library": "x.so"}, ("wrong_value", "custom_op_library")),
+        ({"loss_input_names": ["a", "b"]}, ("wrong_value", "loss_input_names")),
+        ({"loss": 3}, ("wrong_value", "losses=3")),
+        ({"loss": ""}, ("unknown_name", "")),
+        ({"loss": []}, ("usage", "losses")),
+        ({"requires_grad": ["fc9.weight"]}, ("unknown_name", "train", "fc9.weight")),
+        ({"frozen_params": ["fc9.weight"]}, ("unknown_name", "freeze", "fc9.weight")),
+        ({"optimizer": "adamm"}, ("unknown_name", "adamm")),
     ],
 )
-def test_what_is_not_to_be_had_is_refused(shell: Shell, more: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)):
+def test_what_is_not_to_be_had_is_refused(shell: Shell, more: dict[str, Any], expected: tuple[str, ...]) -> None:
+    with raises(UsageError, *expected):
         generate(**more)
     assert not shell.files()
 
@@ -312,11 +314,10 @@ def test_a_loss_in_a_file_of_another_opset(shell: Shell, text: str, formula: Any
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
-    [({"op_type": "Gelu"}, "is not a valid ONNX model"), ({"op_type": "Conv"}, "onnxruntime does not load")],
+    ("fault", "code"), [({"op_type": "Gelu"}, "unreadable_file"), ({"op_type": "Conv"}, "check_failed")]
 )
 def test_what_onnxruntime_would_refuse_is_not_written(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: dict[str, str], words: str
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: dict[str, str], code: str
 ) -> None:
     """What is wrong with a model that no proof has seen, the optimizer's, is noticed before a file is there."""
     onnx.save(onnx.parser.parse_model(LINE), "line.onnx")
@@ -330,6 +331,7 @@ def test_what_onnxruntime_would_refuse_is_not_written(
         return made
 
     monkeypatch.setattr("onnxgrad_cli.compat.artifacts.make_artifacts", broken)
-    with pytest.raises(OnnxgradError, match=f"'optimizer_model.onnx'.*{words}|{words}.*'optimizer_model.onnx'"):
+    with pytest.raises(OnnxgradError) as caught:
         generate_artifacts("line.onnx", loss=LossType.MSELoss, optimizer="sgd", artifact_directory="art")
+    assert facts(caught.value)[:2] == (code, "optimizer_model.onnx")
     assert not list(Path("art").iterdir())

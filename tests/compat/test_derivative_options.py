@@ -25,6 +25,7 @@ from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.gradients.gradcheck import directional
+from tests.facts import raises
 from tests.harness import fed
 
 Zero = DerivativeOptions.Zero
@@ -405,9 +406,9 @@ def test_bug_1_inputs_are_honoured() -> None:
         derived = onnx_derivative(model, inputs=inputs)
         assert names(derived.graph.output) == [f"{name}_grad" for name in (*expected, "w")]
         assert names(derived.graph.input)[:3] == ["X", "Z", "w"], "they stay inputs"
-    with pytest.raises(UsageError, match="nope"):
+    with raises(UsageError, "unknown_name", "nope"):
         onnx_derivative(model, inputs=["nope"])
-    with pytest.raises(UsageError, match="ids"):
+    with raises(UsageError, "unknown_name", "ids"):
         onnx_derivative(NETS["an integer input"].model, inputs=["ids"])
 
 
@@ -423,7 +424,7 @@ def test_bug_3_loss_has_a_bit_of_its_own() -> None:
     bits = [Yield, Keep, Fill, Loss]
     assert [int(option) for option in (Zero, *bits)] == [0, 1, 2, 4, 8]
     assert not any(Loss & other for other in (Yield, Keep, Fill))
-    with pytest.raises(UsageError, match="KeepYieldOp"):
+    with raises(UsageError, "conflict", "DerivativeOptions", "KeepYieldOp"):
         onnx_derivative(by_text(LINEAR), options=Yield | Fill, loss="loss", label="label")
 
 
@@ -557,10 +558,10 @@ def test_weights_without_inputs_and_inputs_without_weights() -> None:
 
 @pytest.mark.parametrize("weight", ["w", "r", "two"])
 def test_a_weight_is_a_float_that_nothing_computes(weight: str) -> None:
-    with pytest.raises(UsageError, match=weight) as error:
+    with raises(UsageError, "unknown_name", weight) as error:
         onnx_derivative(NETS["perceptron"].model, weights=[weight])
     assert error.value.hint
-    assert weight != "w" or "w1" in error.value.hint, "the nearest name is suggested"
+    assert weight != "w" or "w1" in error.value.hint
 
 
 def test_nothing_to_differentiate() -> None:
@@ -753,27 +754,27 @@ def test_labels_may_be_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "match"),
+    ("given", "expected"),
     [
-        ({"loss": "lost"}, "lost"),
-        ({"loss": "q"}, "q"),
-        ({"loss": "loss", "label": "lable"}, "lable"),
-        ({"loss": "loss", "label": "Y"}, "Y"),
-        ({"loss": "loss", "inputs": ["nope"]}, "nope"),
-        ({"loss": "loss", "weights": ["nope"]}, "nope"),
-        ({"loss": "loss", "inputs": []}, ""),
+        ({"loss": "lost"}, ("unknown_name", "lost")),
+        ({"loss": "q"}, ("unknown_name", "q")),
+        ({"loss": "loss", "label": "lable"}, ("unknown_name", "lable")),
+        ({"loss": "loss", "label": "Y"}, ("unknown_name", "Y")),
+        ({"loss": "loss", "inputs": ["nope"]}, ("unknown_name", "nope")),
+        ({"loss": "loss", "weights": ["nope"]}, ("unknown_name", "nope")),
+        ({"loss": "loss", "inputs": []}, ("usage",)),
     ],
     ids=str,
 )
-def test_what_the_loss_mode_refuses(given: dict, match: str) -> None:
-    with pytest.raises(UsageError, match=match or None) as error:
+def test_what_the_loss_mode_refuses(given: dict, expected: tuple[str, ...]) -> None:
+    with raises(UsageError, *expected) as error:
         onnx_derivative(by_text(LINEAR), options=Loss, **given)
     assert error.value.hint
 
 
 def test_a_loss_of_several_elements_is_refused() -> None:
     model = by_text("g (float[3, 2] X) => (float[3, 2] loss) { loss = Mul(X, X) }")
-    with pytest.raises(UsageError, match="loss"):
+    with raises(UsageError, "wrong_shape", "loss", "3", "2"):
         onnx_derivative(model, options=Loss)
 
 
@@ -817,7 +818,7 @@ def test_older_no_weight() -> None:
 
 
 def test_older_fill_needs_the_outputs() -> None:
-    with pytest.raises(UsageError, match="KeepOutputs"):
+    with raises(UsageError, "missing_value", "DerivativeOptions", "FillGrad", "KeepOutputs"):
         onnx_derivative(ADD.model, weights=[], options=Fill)
     derived = onnx_derivative(ADD.model, weights=[], options=Fill | Keep)
     assert names(derived.graph.input) == ["X"]
@@ -826,7 +827,7 @@ def test_older_fill_needs_the_outputs() -> None:
 
 
 def test_older_options_are_no_integers() -> None:
-    with pytest.raises(UsageError, match="int") as error:
+    with raises(UsageError, "wrong_value", "options=1", "DerivativeOptions") as error:
         onnx_derivative(ADD.model, weights=[], options=1)  # type: ignore[arg-type]
     assert error.value.hint
     assert "DerivativeOptions" in error.value.hint

@@ -12,7 +12,7 @@ from onnxgrad_cli.compat.gradient_lists import gradient_definition
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.verification.gradients.gradcheck import gradcheck
-from tests.facts import raises_as
+from tests.facts import raises, raises_as
 from tests.harness import with_gradient
 
 
@@ -172,16 +172,16 @@ def test_a_malformed_definition_is_refused(nodes: Any, what: str | tuple[str, ..
 
 def test_what_is_registered_already_must_be_overridden() -> None:
     nodes = [("Neg", ["GO(0)"], ["GI(0)"])]
-    with pytest.raises(OnnxgradError, match="two rules"):
+    with raises(OnnxgradError, "failed", "onnxgrad_cli", "onnxgrad_cli", "gradient_lists", "gradient_definition"):
         gradient_definition("", "Neg")(nodes)
     gradient_definition("", "Neg", override=True)(nodes)
     assert registry.lookup("Neg").source.endswith("gradient_definition of Neg")
 
 
 def test_the_keys_of_aten_are_refused() -> None:
-    with pytest.raises(OnnxgradError, match=r"org\.pytorch\.aten::ATen::embedding:: is a gradient of"):
+    with raises(OnnxgradError, "failed", "PyTorch"):
         gradient_definition("org.pytorch.aten", "ATen", "embedding", "")
-    with pytest.raises(OnnxgradError, match="ATen"):
+    with raises(OnnxgradError, "failed", "PyTorch"):
         gradient_definition("org.pytorch.aten", "ATen")
 
 
@@ -193,16 +193,17 @@ def test_the_keys_of_aten_are_refused() -> None:
         ([("Mul", ["GO(0)", "O(1)"], ["GI(0)"]), ("Neg", ["I(1)"], ["GI(1)"])], r"reads O\(1\), which the node"),
         ([("Neg", ["GO(0)"], ["GI(0)"]), ("Neg", ["I(1)"], ["GI(1)"]), ("Neg", ["I(1)"], ["GI(2)"])], r"makes GI\(2\)"),
         ([("Gelu", ["GO(0)"], ["GI(0)"]), ("ReduceMax", ["I(1)"], ["GI(1)"],
-          {"axes": {"value": [0], "dtype": "int"}})], "valid at none of the opsets"),
+          {"axes": {"value": [0], "dtype": "int"}})], ("failed", "1", "ReduceMax", "13", "28")),
         ([("Transpose", ["GO(0)"], ["GI(0)"], {"perm": {"value": [0, 1, 2], "dtype": "int"}}),
           ("Neg", ["I(1)"], ["GI(1)"])], r"node 0 \(Transpose\): internal"),
         ([("Cast", ["GO(0)"], ["GI(0)"], {"to": {"value": 1, "dtype": "int"}}), ("Neg", ["I(1)"], ["GI(1)"])],
-         "returns a cotangent of type FLOAT for"),
-        ([("ReduceSum", ["GO(0)"], ["GI(0)"]), ("Neg", ["I(1)"], ["GI(1)"])], "a cotangent of shape"),
+         "cotangent of type FLOAT"),
+        ([("ReduceSum", ["GO(0)"], ["GI(0)"]), ("Neg", ["I(1)"], ["GI(1)"])],
+         ("refused", "y", "f::slope", "1", "1", "a", "N", "3")),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_a_node_is_refused(nodes: Any, what: str) -> None:
-    with pytest.raises(OnnxgradError, match=what):
+def test_what_does_not_fit_a_node_is_refused(nodes: Any, what: str | tuple[str, ...]) -> None:
+    with raises_as(OnnxgradError, what):
         gradient_definition("f", "slope")(nodes)
         with_gradient(model_of(SLOPE, PRODUCT), ["a", "b"], ["y"], "g_")
 
@@ -210,7 +211,7 @@ def test_what_does_not_fit_a_node_is_refused(nodes: Any, what: str) -> None:
 def test_an_attribute_that_a_list_can_not_see_is_refused() -> None:
     gradient_definition("f", "slope")([("Neg", ["GO(0)"], ["GI(0)"])])
     model = model_of("y = f.slope<alpha = 2.0>(a, b)", "slope <alpha: float = 1.0> (a, b) => (y) { y = Mul(a, b) }")
-    with pytest.raises(UnsupportedError, match="attribute alpha"):
+    with raises(UnsupportedError, "refused", "y", "f::slope", "2.0"):
         with_gradient(model, ["a"], ["y"], "g_")
 
 

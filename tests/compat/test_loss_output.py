@@ -358,19 +358,19 @@ def test_other_outputs_are_kept_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("score", "option", "hint"),
+    ("score", "option", "hint", "more"),
     [
-        ("l2", "l1_weight", "squared_error|l2 takes no options"),
-        ("squared_error", "delta", "takes no options"),
-        ("elastic", "l1_wieght", "did you mean l1_weight"),
-        ("log", "espilon", "eps"),
-        ("log", "l1_weight", "eps, label_column"),
+        ("l2", "l1_weight", "l2", ["l2"]),
+        ("squared_error", "delta", "squared_error", ["squared_error"]),
+        ("elastic", "l1_wieght", "`l1_weight`", []),
+        ("log", "espilon", "eps", []),
+        ("log", "l1_weight", "eps, `label_column`", []),
     ],
 )
-def test_unknown_options_are_refused_not_ignored(score: str, option: str, hint: str) -> None:
-    with pytest.raises(UsageError, match=f"{score} has no option '{option}'") as caught:
+def test_unknown_options_are_refused_not_ignored(score: str, option: str, hint: str, more: list[str]) -> None:
+    with raises(UsageError, "unknown_name", *more, option) as caught:
         add_loss_output(linear(last="Softmax"), score, **{option: 1})
-    assert any(part in caught.value.hint for part in hint.split("|"))
+    assert hint in (caught.value.hint or "")
 
 
 def test_the_default_is_a_sum_and_a_mean_can_be_asked_for() -> None:
@@ -457,16 +457,15 @@ def test_an_intermediate_that_a_body_reads_gives_way() -> None:
     result = add_loss_output(parser.parse_model(text))
     x = np.array([1, 2], np.float32)
     assert loss_of(result, x=x, c=np.array(True), label=np.zeros(2, np.float32)) == 5
-    with pytest.raises(UsageError, match="already has a 'q' in a body"):
+    with raises(UsageError, "conflict", "label_name", "q"):
         add_loss_output(parser.parse_model(text), label_name="q")
 
 
 @pytest.mark.parametrize("taken", ["x", "y", "coef"])
 @pytest.mark.parametrize("argument", ["loss_name", "label_name", "weight_name"])
 def test_what_the_user_named_keeps_its_name(taken: str, argument: str) -> None:
-    with pytest.raises(UsageError, match=f"{argument}: the model already has a '{taken}'") as caught:
+    with raises(UsageError, "conflict", argument, taken):
         add_loss_output(linear(), **{argument: taken})
-    assert argument in caught.value.hint
 
 
 def test_a_node_may_bear_the_name_of_the_label() -> None:
@@ -506,7 +505,7 @@ def test_external_weights_stay_where_they_are(tmp_path: Path) -> None:
     x, t = X.astype(np.float32), np.zeros((N, 600), np.float32)
     expected = ((x @ coef) ** 2).sum() + 0.1 * (coef**2).sum()
     assert session.run(["loss"], {"x": x, "label": t})[0][0, 0] == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(UsageError, match="in another file"):
+    with raises(UsageError, "missing_value", "coef"):
         get_train_initializer(light)
 
 
@@ -549,42 +548,43 @@ def test_train_initializers_are_the_float_ones() -> None:
 # -- asked wrongly -----------------------------------------------------------------------------------------------
 
 WRONG = {
-    "a misspelt loss": ({"score_name": "squared_eror"}, "no loss 'squared_eror'", "squared_error"),
-    "a loss of another kind": ({"score_name": "huber"}, "no loss 'huber'", "losses:"),
-    "a misspelt reduction": ({"reduction": "average"}, "reduction is 'average'", "'sum', 'mean'"),
-    "no reduction": ({"reduction": "none"}, "reduction is 'none'", "'sum', 'mean'"),
-    "an empty penalty": ({"penalty": {}}, "penalty is empty", "leave it out"),
-    "a misspelt weight": ({"penalty": {"coeff": 0.1}}, "no float initializer 'coeff'", "did you mean coef?"),
-    "a penalty of an input": ({"penalty": {"x": 0.1}}, "no float initializer 'x'", "coef"),
-    "a misspelt factor": ({"penalty": {"coef": {"L1": 0.1}}}, "penalty of 'coef'", "l1"),
-    "no factor": ({"penalty": {"coef": {}}}, "penalty of 'coef'", "l1"),
-    "a factor that is not a number": ({"penalty": {"coef": {"l1": "a"}}}, "'a' is not a finite number", "l1"),
-    "a factor that is not finite": ({"penalty": {"coef": np.nan}}, "nan is not a finite number", "l1"),
-    "a misspelt output": ({"output_index": "yy"}, "no output 'yy'", "did you mean y?"),
-    "a position beyond": ({"output_index": 1}, "output_index can't be 1", "0 or 'y'"),
-    "a negative position": ({"output_index": -1}, "output_index can't be -1", "0 or 'y'"),
-    "a truth value": ({"output_index": False}, "output_index can't be False", "0 or 'y'"),
-    "one name for two": ({"weight_name": "label"}, "label_name and weight_name are both 'label'", "another name"),
-    "an empty name": ({"label_name": ""}, "label_name can't be ''", "name"),
-    "an option of another kind": ({"score_name": "elastic", "l1_weight": "a"}, "`l1_weight` takes a number", "weight"),
-    "an eps of 0": ({"score_name": "log", "eps": 0}, "eps must lie between", ""),
-    "an eps of 1/2": ({"score_name": "log", "eps": 0.5}, "eps must lie between", ""),
-}
+    "a misspelt loss": ({"score_name": "squared_eror"}, ("unknown_name", "squared_eror"), "squared_error"),
+    "a loss of another kind": ({"score_name": "huber"}, ("unknown_name", "huber"), "losses:"),
+    "a misspelt reduction": ({"reduction": "average"}, ("wrong_value", "reduction='average'", "mean", "sum"), "'sum'"),
+    "no reduction": ({"reduction": "none"}, ("wrong_value", "reduction='none'", "mean", "sum"), "'sum'"),
+    "an empty penalty": ({"penalty": {}}, ("no_data", "penalty"), "l1"),
+    "a misspelt weight": ({"penalty": {"coeff": 0.1}}, ("unknown_name", "penalty", "coeff"), "coef?"),
+    "a penalty of an input": ({"penalty": {"x": 0.1}}, ("unknown_name", "penalty", "x"), "coef"),
+    "a misspelt factor": (
+        {"penalty": {"coef": {"L1": 0.1}}}, ("unknown_name", "penalty", "coef", "L1", "0.1", "l1", "l2"), "l1"),
+    "no factor": ({"penalty": {"coef": {}}}, ("unknown_name", "penalty", "coef", "l1", "l2"), "l1"),
+    "a factor that is not a number": (
+        {"penalty": {"coef": {"l1": "a"}}}, ("wrong_value", "penalty", "coef", "a"), "l1"),
+    "a factor that is not finite": ({"penalty": {"coef": np.nan}}, ("wrong_value", "penalty", "coef"), "l1"),
+    "a misspelt output": ({"output_index": "yy"}, ("unknown_name", "output_index", "yy"), "did you mean y?"),
+    "a position beyond": ({"output_index": 1}, ("wrong_value", "output_index=1"), "0 or 'y'"),
+    "a negative position": ({"output_index": -1}, ("wrong_value", "output_index=-1"), "0 or 'y'"),
+    "a truth value": ({"output_index": False}, ("wrong_value", "output_index=False"), "0 or 'y'"),
+    "one name for two": ({"weight_name": "label"}, ("conflict", "label_name", "weight_name", "label"), ""),
+    "an empty name": ({"label_name": ""}, ("wrong_value", "label_name=''"), ""),
+    "an option of another kind": ({"score_name": "elastic", "l1_weight": "a"}, ("usage", "l1_weight", "a"), "weight"),
+    "an eps of 0": ({"score_name": "log", "eps": 0}, ("usage", "3.72e-44", "0.5"), ""),
+    "an eps of 1/2": ({"score_name": "log", "eps": 0.5}, ("usage", "3.72e-44", "0.5"), ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_asked_wrongly(wrong: str) -> None:
-    arguments, message, hint = WRONG[wrong]
-    with pytest.raises(UsageError) as caught:
+    arguments, expected, hint = WRONG[wrong]
+    with raises(UsageError, *expected) as caught:
         add_loss_output(linear(), **arguments)
-    assert message in caught.value.message
     assert hint in (caught.value.hint or "")
 
 
 def test_several_outputs_ask_for_a_choice() -> None:
-    with pytest.raises(UsageError, match="has 2 outputs") as caught:
+    with raises(UsageError, "ambiguous", "output_index", "2") as caught:
         add_loss_output(linear(outputs=("y", "product")))
-    assert caught.value.hint == "choose one with output_index: 0 or 'y', 1 or 'product'"
+    assert "0 or 'y', 1 or 'product'" in caught.value.hint
 
 
 def test_outputs_that_cannot_be_judged() -> None:
@@ -598,17 +598,17 @@ def test_outputs_that_cannot_be_judged() -> None:
     }"""
     model = parser.parse_model(text)
     model.graph.output[3].type.tensor_type.ClearField("shape")
-    for name, score, message in (
-        ("i", "l2", "not a float output"),
-        ("s", "l2", "not a float output"),
-        ("u", "l2", "rank of output 'u' is unknown"),
-        ("one", "log", "a column for each class"),
-        ("z", "log", "a column for each class"),
+    for name, score, expected in (
+        ("i", "l2", ("wrong_type", "i")),
+        ("s", "l2", ("wrong_type", "s")),
+        ("u", "l2", ("wrong_shape", "u")),
+        ("one", "log", ("wrong_shape", "one", "1")),
+        ("z", "log", ("wrong_shape", "z")),
     ):
-        with pytest.raises(UsageError, match=message):
+        with raises(UsageError, *expected):
             add_loss_output(model, score, output_index=name)
     with raises(UsageError, "conflict", "weight_name", "z"):
         add_loss_output(model, output_index="z", weight_name="w")
     model.opset_import[0].version = 999
-    with pytest.raises(OnnxgradError, match="opset 999"):
+    with raises(OnnxgradError, "refused", "999", "28"):
         add_loss_output(model, output_index="one")

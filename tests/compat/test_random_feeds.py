@@ -7,6 +7,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.compat import random_feed
 from onnxgrad_cli.errors import UsageError
+from tests.facts import raises
 
 TYPES = [t for t in TensorProto.DataType.values() if t != TensorProto.UNDEFINED]
 LOADED = "FLOAT DOUBLE FLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL STRING".split()
@@ -145,20 +146,21 @@ def test_what_is_no_tensor_is_refused() -> None:
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
     sequence = helper.make_value_info("s", helper.make_sequence_type_proto(tensor))
     optional = helper.make_value_info("o", helper.make_optional_type_proto(tensor))
-    with pytest.raises(UsageError, match="input 's' is not a tensor but of type sequence"):
+    with raises(UsageError, "wrong_type", "s"):
         random_feed([sequence])
-    with pytest.raises(UsageError, match="input 'o' is not a tensor but of type optional"):
+    with raises(UsageError, "wrong_type", "o"):
         random_feed([optional])
     nodes = [helper.make_node("SequenceLength", ["s"], ["n"])]
-    with pytest.raises(UsageError, match=r"input 's' is not a tensor but seq\(tensor\(float\)\)"):
+    with raises(UsageError, "wrong_type", "s"):
         random_feed(session(model([sequence], nodes)).get_inputs())
-    with pytest.raises(UsageError, match="rank of input 'x' is unknown"):
+    with raises(UsageError, "wrong_shape", "x"):
         random_feed([value("x", None)])
-    with pytest.raises(UsageError, match="input 'x' has no type"):
+    with raises(UsageError, "wrong_type", "x"):
         random_feed([ValueInfoProto(name="x")])
 
 
 @pytest.mark.parametrize("sizes", [{"batch": -1}, {"batch": 2.5}, {"empty_dimension": "a"}, {"batch": True}])
 def test_sizes_that_are_none(sizes: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"batch can't be|empty_dimension can't be"):
+    ((argument, size),) = sizes.items()
+    with raises(UsageError, "wrong_value", f"{argument}={size!r}", "0"):
         random_feed([value("x", ["n"])], **sizes)

@@ -86,7 +86,7 @@ def test_a_function_says_what_its_label_is() -> None:
 
     with raises(UsageError, "wrong_value", "wrong", "int"):
         Options(losses=wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="the keyword 'how' needs a default, and one of the annotations float, int"):
+    with raises(UsageError, "usage", "keyword", "how"):
         Options(losses=keyword)  # type: ignore[arg-type]
 
 
@@ -115,13 +115,13 @@ def test_the_command_takes_code_that_is_typed_alone(shell: Shell) -> None:
     assert (
         shell("build", model, "--loss", "my_loss.py:focal", "--loss-option", "logits:gamma=1", "-o", "f.onnx").code == 0
     )
-    for arguments, said in (
-        (("--config", "c.toml"), "--loss names code to run, which a configuration must not do"),
-        (("--loss", "my_loss.py:fokal"), "'my_loss.py' has no function 'fokal'"),
-        (("--loss", "your_loss.py:focal"), "no such file: 'your_loss.py'"),
+    for arguments, code, expected in (
+        (("--config", "c.toml"), 2, ("usage", "my_loss.py:focal")),
+        (("--loss", "my_loss.py:fokal"), 2, ("usage", "my_loss.py", "fokal")),
+        (("--loss", "your_loss.py:focal"), 1, ("missing_file", "your_loss.py")),
     ):
         found = shell("build", model, *arguments, "-o", "g.onnx")
-        assert found.code == (1 if "no such file" in said else 2) and said in found.err, found.err
+        assert found.code == code and found.facts == expected, found.err
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3), (4, 5, 3, 2)])

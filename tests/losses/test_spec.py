@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses.spec import LossSpec, parse_loss
@@ -32,7 +30,7 @@ def test_options_of_nobody_are_refused() -> None:
     focal = functions()["focal"]
     with raises(UsageError, "usage", "loss_options", "q"):
         built((2, 3), Options(losses=focal, loss_options={"q:gamma": 1.0}, grad_of_input=("x",)))
-    with pytest.raises(UsageError, match="focal has no option 'gama'"):
+    with raises(UsageError, "unknown_name", "gama"):
         built((2, 3), Options(losses=focal, loss_options={"p:gama": 1.0}, grad_of_input=("x",)))
 
 

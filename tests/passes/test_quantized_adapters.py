@@ -279,7 +279,7 @@ def test_what_could_not_be_written_back_is_told_before_training(shell: Shell) ->
         "text.npz",
     )
     refused = shell(*words, "-o", "taught.onnx")
-    assert refused.code == 2 and refused.facts == ("usage", "q", "h", "DynamicQuantizeMatMul")
+    assert refused.code == 2 and refused.facts == ("conflict", "q", "h", "DynamicQuantizeMatMul")
     assert not Path("taught.onnx").exists() and not Path("taught.onnx.run").exists()
     done = shell(*words, "--lora-target", "mlp", "--epochs", "1", "-o", "taught.onnx")
     assert done.code == 0, done.err

@@ -195,8 +195,8 @@ def test_stopping_early_is_no_training_model() -> None:
 
 
 def test_an_error_before_anything_was_built() -> None:
-    report = make_report(error=OnnxgradError("no such file 'x'", "look again"), model="x")
-    assert (report.status, report.error, report.hint, report.cost) == ("failed", "no such file 'x'", "look again", None)
+    report = make_report(error=OnnxgradError("no file 'x'", "look again"), model="x")
+    assert (report.status, report.error, report.hint, report.cost) == ("failed", "no file 'x'", "look again", None)
     for kind in FORMATS:
         assert "look again" in render(report, kind)
 
@@ -204,10 +204,7 @@ def test_an_error_before_anything_was_built() -> None:
 def test_a_failed_check_names_what_failed() -> None:
     proof = Proof("failed", steps=[ProofStep("gradients", "failed", "wrong: w1", 0.1)])
     report = make_report(built=build(mlp()), error=CheckFailed("wrong"), proof=proof)
-    assert (report.status, report.verdict) == (
-        "check_failed",
-        "A check failed (gradients): no training model was written.",
-    )
+    assert report.status == "check_failed" and "(gradients)" in report.verdict
 
 
 def told(refusals: Iterable[Refusal]) -> list[Refusal]:

@@ -509,40 +509,40 @@ def misused(attributes: str, fed: str, outputs: str = "g", before: str = "") -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "hint"),
+    ("text", "expected", "hint"),
     [
-        (misused('xs = ["q"], zs = ["b"], y = "y"', "a, b"), "'grad' refers to 'q', but the model", "tensors:"),
-        (misused('xs = ["a"], zs = ["hh"], y = "y"', "a, b"), "refers to 'hh'", "did you mean h"),
-        (misused('xs = ["a"], zs = ["b"], y = "z"', "a, b"), "'grad' refers to 'z'", "tensors:"),
-        (misused('xs = ["h"], zs = ["a", "b"], y = "y"', "h, a, b"), "'h' is computed from 'a', but xs and zs contain",
+        (misused('xs = ["q"], zs = ["b"], y = "y"', "a, b"), ("unknown_name", "grad", "q"), "tensors:"),
+        (misused('xs = ["a"], zs = ["hh"], y = "y"', "a, b"), ("unknown_name", "grad", "hh"), "did you mean h"),
+        (misused('xs = ["a"], zs = ["b"], y = "z"', "a, b"), ("unknown_name", "grad", "z"), "tensors:"),
+        (misused('xs = ["h"], zs = ["a", "b"], y = "y"', "h, a, b"), ("conflict", "grad", "h", "a"),
          "leave out 'h' or 'a'"),
-        (misused('xs = ["a", "y"], zs = ["b"], y = "y"', "a, y, b"), "'y' is computed from 'a', 'b'", "independent"),
-        (misused('xs = ["a"], y = "y"', "a"), "'y' also depends on 'b', but neither xs nor zs", "or to zs"),
-        (misused('xs = ["w"], y = "y"', "w"), "also depends on 'a', 'b'", "add each input"),
-        (misused('xs = ["a", "a"], zs = ["b"], y = "y"', "a, a, b"), "contains 'a' more than once", "once"),
-        (misused('xs = ["a"], zs = ["b", "a"], y = "y"', "a, b, a"), "contains 'a' more than once", "once"),
-        (misused('xs = ["a"], zs = ["b"], y = "y"', "a"), "has 1 inputs, but 2 names", "one input for each"),
-        (misused('xs = ["a"], zs = ["b"], y = "y"', "a, b, w"), "has 3 inputs, but 2 names", "one input for each"),
-        (misused('xs = ["a"], zs = ["b"], y = "y"', "a, b", "g, k"), "has 2 outputs, but 1 names in xs", "same order"),
-        (misused('xs = ["i"], zs = ["a", "b"], y = "y"', "i, a, b"), "'i' in xs is int64[2]", "in zs instead"),
-        (misused('xs = ["a"], zs = ["b"], y = "n"', "a, b"), "'n' in y is int64", "use a float tensor"),
-        (misused('xs = ["a"], zs = ["b"], y = "y"', "i, b"), "'i', int64[2], is passed for 'a'", "type and rank"),
-        (misused('xs = ["a"], zs = ["b"], y = "y"', "m, b"), "'m', float[2, 2], is passed for 'a', float[2]", "rank"),
+        (misused('xs = ["a", "y"], zs = ["b"], y = "y"', "a, y, b"), ("conflict", "grad", "y", "a", "b"), "a"),
+        (misused('xs = ["a"], y = "y"', "a"), ("missing_value", "grad", "y", "b"), "or to zs"),
+        (misused('xs = ["w"], y = "y"', "w"), ("missing_value", "grad", "y", "a", "b"), "add each input"),
+        (misused('xs = ["a", "a"], zs = ["b"], y = "y"', "a, a, b"), ("wrong_value", "grad", "a"), "once"),
+        (misused('xs = ["a"], zs = ["b", "a"], y = "y"', "a, b, a"), ("wrong_value", "grad", "a"), "once"),
+        (misused('xs = ["a"], zs = ["b"], y = "y"', "a"), ("wrong_shape", "grad", "1", "2"), "one input"),
+        (misused('xs = ["a"], zs = ["b"], y = "y"', "a, b, w"), ("wrong_shape", "grad", "3", "2"), "one input"),
+        (misused('xs = ["a"], zs = ["b"], y = "y"', "a, b", "g, k"), ("wrong_shape", "grad", "2", "1"), "same order"),
+        (misused('xs = ["i"], zs = ["a", "b"], y = "y"', "i, a, b"), ("wrong_type", "grad", "i", "int64", "2"), "zs"),
+        (misused('xs = ["a"], zs = ["b"], y = "n"', "a, b"), ("wrong_type", "grad", "n", "int64", "1"), "float"),
+        (misused('xs = ["a"], zs = ["b"], y = "y"', "i, b"),
+         ("wrong_type", "grad", "i", "int64", "2", "a", "2"), "rank"),
+        (misused('xs = ["a"], zs = ["b"], y = "y"', "m, b"), ("wrong_type", "grad", "m", "2", "2", "a", "2"), "rank"),
         (misused('xs = ["a"], zs = ["b"], y = "q"', "a, b", "g", "p = Neg(g)\n q = Add(p, y)"),
-         "'grad' is part of the graph that it differentiates, because 'q' depends on its outputs", "copies"),
+         ("conflict", "grad", "q"), "copies"),
     ],
 )  # fmt: skip
-def test_misuse(text: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as error:
+def test_misuse(text: str, expected: tuple[str, ...], hint: str) -> None:
+    with raises(UsageError, *expected) as error:
         expand_gradients(model(text))
-    assert message in error.value.message
     assert hint in (error.value.hint or "")
 
 
 def test_a_missing_attribute_is_told() -> None:
     proto = model(misused('xs = ["a"], zs = ["b"], y = "y"', "a, b"))
     del proto.graph.node[-1].attribute[-1]
-    with pytest.raises(UsageError, match="refers to ''"):
+    with raises(UsageError, "unknown_name", "grad", ""):
         expand_gradients(proto)
 
 
@@ -571,7 +571,7 @@ def test_what_has_no_rule_is_refused_by_name() -> None:
       [turn] y = own.Twirl(x)
       d = {GRADIENT}<xs = ["x"], y = "y">(x)
     }}"""
-    with pytest.raises(UnsupportedError, match=r"turn \(own::Twirl\)"):
+    with raises(UnsupportedError, "refused", "turn", "own::Twirl", "y"):
         expand_gradients(model(text))
 
 
@@ -582,7 +582,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
       y = Mul(a, b)
       d = {GRADIENT}<xs = ["a"], zs = ["b"], y = "y">(c, b)
     }}"""
-    with pytest.raises(OnnxgradError, match="contradict each other"):
+    with raises(OnnxgradError, "failed", "Mul_y_1"):
         expand_gradients(model(text))
 
 
@@ -649,7 +649,6 @@ def test_the_command(shell: Shell) -> None:
     assert report["proof"]["status"] == "passed"
     assert report["cost"]["nodes"]["backward"] == 1
     assert any("onnxgrad expand" in step["text"] for step in report["next"])
-    text = (shell.folder / "compact.onnx.report.md").read_text()
-    assert "one Gradient node" in text
-    assert "Train a few steps" not in text
+    assert not any(step["language"] == "python" for step in report["next"])
+    assert "backward" in (shell.folder / "compact.onnx.report.md").read_text()
     assert shell("check", "compact.onnx").code == 0
