@@ -223,7 +223,8 @@ def _fault(graph: Graph, node: Node) -> tuple[str, str]:
     if why := _wrong_convolution(graph, node):
         return why, "replace auto_pad by explicit pads, and use groups with another number of channels"
     if node.op_type in AXES and any(node.input[1:2]) and graph.constant(node.input[1]) is None:
-        return "OpenVINO requires axes that are constants", "set the unknown sizes with `dims` or `shapes`"
+        hint = "set the unknown sizes with `dims` or `shapes`"
+        return "OpenVINO requires axes that are constants", hint
     if any(dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16 for name in node.output):
         return "JavaScript does not support bfloat16", "convert the model to float32"
     return "", ""

@@ -180,7 +180,7 @@ def test_a_class_is_called_by_the_name_that_the_model_stores(
     ):
         with raises(UsageError, "unknown_name", "cot"):
             call()
-    with raises(UsageError, "usage", "cat"):
+    with raises(UsageError, "wrong_value", "class_", "cat"):
         run_attack(*files, fooling=Fooling(targeted="cat"), verify=False)
     with raises(UsageError, "usage", "targeted='argmax'"):
         run_attack(*named, fooling=Fooling(targeted="argmax"), verify=False)
