@@ -32,7 +32,6 @@ from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec
 from onnxgrad_cli.passes.dora import bias_apart, gains, squared_norms, store
 from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.stored_integers import is_transpose, quantized_matrices
 from onnxgrad_cli.record import ParameterRecord
 
@@ -91,7 +90,7 @@ class Reader(NamedTuple):
         return (self.position == 1) != transposed
 
 
-def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> bool:
+def add_adapters(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> None:
     """Freeze the chosen weights, and add an adapter to every product that reads one of them."""
     spec = options.lora
     assert spec is not None
@@ -114,7 +113,6 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
     graph.set_nodes([
         each for node in graph.nodes for each in (*before.get(node.name, ()), node, *after.get(node.name, ()))
     ])  # fmt: skip
-    return True
 
 
 # -- choosing the weights -------------------------------------------------------------------------------------------
@@ -420,5 +418,3 @@ def _scaled(thin: Val, scale: float) -> Val:
 
 
 _THROUGH = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv}
-
-ADAPTERS = Pass("adapters", "with --lora: freezes weights and adds low-rank adapters to them", _run, ("prepare",))

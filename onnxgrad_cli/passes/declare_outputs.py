@@ -18,12 +18,11 @@ from onnxgrad_cli.ir.node import ROLE, Node, make_node
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 from onnxgrad_cli.options import SignatureOptions
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.record import StepRecord
 
 
-def _run(graph: Graph, options: SignatureOptions, training: StepRecord) -> bool:
+def declare_outputs(graph: Graph, options: SignatureOptions, training: StepRecord) -> None:
     """Replace the YieldOp, and declare the inputs and outputs of the training model."""
     if training.yielded:
         settle_yield(graph, options.yield_, training.yielded)
@@ -44,7 +43,6 @@ def _run(graph: Graph, options: SignatureOptions, training: StepRecord) -> bool:
         fed = {*graph.input_names, *graph.initializers}
         graph.proto.graph.value_info.extend(value for value in others if value.name not in known | fed)
     embed(graph, options, training)
-    return True
 
 
 def settle_yield(graph: Graph, how: str, yielded: Mapping[str, str]) -> None:
@@ -91,6 +89,3 @@ def forget_domain(graph: Graph, domain: str) -> None:
     if not any(node.domain == domain for node in with_bodies(graph.nodes)):
         for entry in [e for e in imports if e.domain == domain]:
             imports.remove(entry)
-
-
-OUTPUTS = Pass("outputs", "replaces YieldOp by ones, and declares the inputs and outputs", _run, ("backward",))

@@ -21,7 +21,6 @@ from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import is_gradient
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.options import GradientNodeOptions
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
 
 
@@ -43,7 +42,7 @@ def rename_named(node: Node, identifier: Callable[[str], str]) -> None:
             attribute.s = identifier(decoded(attribute.s)).encode()
 
 
-def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bool:
+def append_gradient_node(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> None:
     """Append one Gradient node. First differentiate on trial, so that errors of a later expansion are raised now."""
     _refuse_what_it_can_not_say(options)
     training.forward_nodes = len(graph.nodes)
@@ -66,7 +65,6 @@ def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bo
     )
     graph.nodes.append(node)
     graph.use_domain(PREVIEW)
-    return True
 
 
 def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
@@ -97,8 +95,3 @@ def _rehearse(graph: Graph, training: StepRecord, xs: list[str]) -> None:
     found = differentiate(graph, {training.loss: op.fill(1.0, op.val(training.loss))}, xs, op, training)
     for name in xs:
         or_zero(op, name, found[name], training)
-
-
-GRADIENT = Pass(
-    "gradient", "with --as-gradient-op, instead of yield and backward: adds one Gradient node", _run, ("loss",)
-)

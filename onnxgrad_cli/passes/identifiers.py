@@ -18,7 +18,6 @@ from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.record import StepRecord
 
@@ -71,11 +70,8 @@ def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
             _rename(body, identifier)
 
 
-def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
-    """Turn the names that onnxgrad added into valid C identifiers, in the graph and in the record of the build.
-
-    Return True if a name changed.
-    """
+def rename_to_identifiers(graph: Graph, options: NamingOptions, training: StepRecord) -> None:
+    """Turn the names that onnxgrad added into valid C identifiers, in the graph and in the record of the build."""
     asked = [] if training.sets else training.labels  # the labels of data sets have names that onnxgrad made
     names = make_identifiers(graph, [*asked, training.sample_weight or ""])
 
@@ -112,9 +108,3 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     if training.chunks is not None:
         training.chunks = training.chunks._replace(values=tuple(map(own, training.chunks.values)))
     embed(graph, options, training)
-    return bool(names)
-
-
-IDENTIFIERS = Pass(
-    "identifiers", "with --identifiers: turns the names that onnxgrad adds into valid C identifiers", _run, ("cleanup",)
-)

@@ -15,7 +15,6 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import DYNAMIC, LossScale, StepOptions, check_loss_scale
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
 
 
@@ -31,7 +30,7 @@ def parse_loss_scale(text: str) -> LossScale:
     return check_loss_scale(float(found) if isinstance(found, int) and not isinstance(found, bool) else found)
 
 
-def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
+def scale_loss(graph: Graph, options: StepOptions, training: StepRecord) -> None:
     """Scale the cotangent of the loss up, and the gradients down again, in float32."""
     asked = options.loss_scale
     assert asked is not None, "the pipeline has this pass where it is asked for"
@@ -58,7 +57,6 @@ def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
     graph.types.update((new, graph.types[old]) for old, new in scaled.items())
     op.rename_all({training.gradients[name]: value for name, value in unscaled.items()})
     graph.nodes.extend(op.nodes)
-    return True
 
 
 def _scale_up(op: Op, training: StepRecord, scale: Val) -> None:
@@ -71,11 +69,3 @@ def _scale_up(op: Op, training: StepRecord, scale: Val) -> None:
         rename(after, {name: (seed * op.cast(scale, seed)).name})
     graph.nodes[where:where] = op.nodes[before:]
     del op.nodes[before:]
-
-
-LOSS_SCALE = Pass(
-    "loss-scale",
-    "with --loss-scale: multiplies the gradient of the loss by a scale, and divides the gradients of the weights by it",
-    _run,
-    ("backward",),
-)

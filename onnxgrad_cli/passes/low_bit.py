@@ -30,7 +30,6 @@ from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import BackwardOptions
 from onnxgrad_cli.passes.control_dependencies import zero_after
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.stored_integers import is_transpose
 from onnxgrad_cli.record import Training
 
@@ -216,12 +215,11 @@ FED = {"MatMulNBits": 0, "GatherBlockQuantized": 1}
 """Map from an operator that reads a low-bit matrix to the position of its input that is not stored."""
 
 
-def _run(graph: Graph, options: BackwardOptions, training: Training) -> bool:
+def restore_kernels(graph: Graph, options: BackwardOptions, training: Training) -> None:
     """Restore kernels whose definitions were expanded. For other products, unpack the matrix just before it is used."""
     writer = _LowBitWriter(graph)
-    if training.forward_stays or not writer.matrices:
-        return False
-    return graph.rewrite(writer.replaced)
+    if not training.forward_stays and writer.matrices:
+        graph.rewrite(writer.replaced)
 
 
 class _LowBitWriter:
@@ -318,11 +316,3 @@ class _LowBitWriter:
         self.graph.use_domain(kernel.domain)
         self.graph.declared_shapes.update(node.output)
         return written
-
-
-FEW_BITS = Pass(
-    "few-bits",
-    "multiplies low-bit matrices with their kernels, and dequantizes them only where they are used",
-    _run,
-    ("outputs",),
-)

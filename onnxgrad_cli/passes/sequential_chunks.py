@@ -20,25 +20,22 @@ from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
 from onnxgrad_cli.ir.nodes import depending_on, reads
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.passes.control_dependencies import zero_after
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import Training
 
 
-def _run(graph: Graph, options: object, training: Training) -> bool:
+def run_chunks_in_turn(graph: Graph, options: object, training: Training) -> None:
+    """Delay each chunk of the loss until the gradients of the preceding chunk have been computed."""
     chunks = training.chunks
     if chunks is None:
-        return False
+        return
     graph.remove_unused()  # there is no need to wait for unused values
     _let_the_seed_come_first(graph, training)
-    changed = False
     for at in range(1, len(chunks.starts)):
         later = {name for starts in chunks.starts[at:] for name in starts}
         ends = _ends(graph, chunks.nodes[at - 1], depending_on(graph.nodes, later))
         if ends:
             _hold_back(graph, chunks.starts[at], ends)
-            changed = True
     graph.set_nodes(_sorted(graph.nodes))
-    return changed
 
 
 def _let_the_seed_come_first(graph: Graph, training: Training) -> None:
@@ -94,8 +91,3 @@ def _sorted(nodes: Sequence[Node]) -> list[Node]:
                 heapq.heappush(ready, reader)
     assert len(found) == len(nodes), "a chunk depends on itself"
     return found
-
-
-IN_TURN = Pass(
-    "in-turn", "computes the chunks of a loss one after the other, each with its gradient", _run, ("few-bits",)
-)

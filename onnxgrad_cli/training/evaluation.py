@@ -22,7 +22,6 @@ from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.ir.weightless_copy import copied, without_initializers
 from onnxgrad_cli.metadata import Term, describe, has_derivatives
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.loss.append import LOSS
 from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
@@ -124,7 +123,7 @@ def make_eval_model(
     graph, training = built.graph, built.training
     before = 0  # the number of cautions that are not about the losses
     for step, _ in built.steps("loss"):
-        before = before if step is LOSS else len(training.cautions)
+        before = before if step.name == "loss" else len(training.cautions)
     compared = list(dict.fromkeys([*training.predictions, *outputs]))
     terms = [
         EvalTerm(name, training.divisors.get(position, ""), spec.weight)

@@ -1005,7 +1005,8 @@ def test_a_provider_of_another_build(name: str, package: str, shell: Shell, monk
 
 PLACES = {"OnnxgradError": 1, "UsageError": 1, "CheckFailed": 1, "InternalError": 1, "UnsupportedError": 2,
           "Refusal": 3, "no": 1, "refuse": 2, "missing_file": 1, "unknown_name": 1, "unreadable": 1, "unwritable": 1,
-          "wrong_value": 1, "conflicts": 2, "of_type": 4}  # fmt: skip
+          "wrong_value": 1, "wrong_type": 1, "wrong_shape": 1, "missing_value": 1, "no_data": 1, "ambiguous": 1,
+          "conflict": 1, "mismatch": 1, "conflicts": 2, "of_type": 4}  # fmt: skip
 """Calls that take a hint -> its place among the arguments."""
 
 COMMAND = re.compile(r"--[a-z]|(^|\W)-o |pip install|onnxgrad [a-z]|\bcp |python -m")

@@ -18,7 +18,8 @@ from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.weightless_copy import copied
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import LoraSpec, Options, RecomputeSpec
+from onnxgrad_cli.passes.pipeline import pipeline_for
 
 HEADER = '<ir_version: 10, opset_import: ["" : 18]>'
 
@@ -67,6 +68,21 @@ def test_the_four_stages() -> None:
     assert ops[position - 1] == "Shape"
     fill = seen["outputs"].graph.node[position]
     assert numpy_helper.to_array(fill.attribute[0].t).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(as_gradient_op=True),
+        Options(lora=LoraSpec(2), loss_scale=8.0, recompute=RecomputeSpec("elementwise"), optimizer="sgd"),
+        Options(target="ort-cpu", identifiers=True),
+    ],
+)
+def test_each_pass_follows_the_pass_that_it_needs(options: Options) -> None:
+    passes = pipeline_for(options)
+    names = [step.name for step in passes]
+    assert all(step.needs in ["", *names[:at]] for at, step in enumerate(passes))
 
 
 def test_every_unsupported_node_is_listed_at_once() -> None:

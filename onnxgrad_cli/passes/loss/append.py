@@ -35,7 +35,6 @@ from onnxgrad_cli.passes.loss.data_sets import evaluations
 from onnxgrad_cli.passes.loss.function import LossOp
 from onnxgrad_cli.passes.loss.model_file import LossFile
 from onnxgrad_cli.passes.parameters.select import drop_untied, refuse_constant_loss
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.proof_part import keep_for_proof
 from onnxgrad_cli.record import LossRecord, StepRecord
 
@@ -43,7 +42,7 @@ LABEL = LossOptions.label
 """The default name of the label input."""
 
 
-def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
+def append_losses(graph: Graph, options: AppendOptions, training: StepRecord) -> None:
     """Append every loss and penalty, and their sum, called `loss`."""
     op = LossOp(graph, training)
     _refuse_unknown_options(options, training)
@@ -87,7 +86,6 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     if any(spec.function for spec in options.losses):
         _drop_unread_labels(graph, training)
     fed_first(graph)
-    return True
 
 
 def _drop_unread_labels(graph: Graph, training: LossRecord) -> None:
@@ -505,6 +503,3 @@ def fed_first(graph: Graph) -> None:
     ordered = sorted(inputs, key=lambda value: value.name in graph.initializers)
     if [v.name for v in ordered] != [v.name for v in inputs]:
         refill(graph.proto.graph.input, ordered)
-
-
-LOSS = Pass("loss", "adds the loss to the model", _run, ("prepare",))

@@ -54,8 +54,8 @@ OFFERS = 40
 """Largest number of alternative plans that the report shows."""
 
 
-def recompute(graph: Graph, options: RematerializationOptions, training: Training) -> bool:
-    """Recompute values as the options request. Return True if any value is recomputed."""
+def recompute(graph: Graph, options: RematerializationOptions, training: Training) -> None:
+    """Recompute values as the options request."""
     spec = options.recompute
     assert spec is not None
     results = [training.loss, *training.gradients.values(), *training.state.values()]
@@ -70,7 +70,6 @@ def recompute(graph: Graph, options: RematerializationOptions, training: Trainin
     training.recomputed = Recomputed(str(spec), count, before.kept_bytes, after.kept_bytes, added, _thinned(offers))
     for text in _shortfalls(spec, training.recomputed, before.assumed):
         training.cautions.append(Caution("note", "", f"`recompute={spec}`: {text}"))
-    return count > 0
 
 
 def _plan(

@@ -109,7 +109,7 @@ def test_a_weight_in_a_function_is_one_weight():
         <domain: "f", opset_import: ["": 18]> layer (a) => (b) {
             w = Constant<value = float[2, 2] {1, 2, 3, 4}>() b = MatMul(a, w) }"""
     graph, training = Graph(model_of(text)), Training()
-    prepare.PREPARE.run(graph, Options(), training)
+    prepare.prepare(graph, Options(), training)
     assert training.trained == ["w"]
     assert [node.input[1] for node in graph.nodes] == ["w", "w"]
 
