@@ -30,7 +30,7 @@ from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import BackwardOptions
 from onnxgrad_cli.passes.control_dependencies import zero_after
-from onnxgrad_cli.passes.stored_integers import is_transpose
+from onnxgrad_cli.passes.stored_integers import before_views
 from onnxgrad_cli.record import Training
 
 MIN_UNPACKED, MAX_UNPACKED, PIECES = 2**19, 2**22, 4
@@ -254,21 +254,10 @@ class _LowBitWriter:
         if kernel is not None and kernel.op_type == "GatherBlockQuantized":
             return [self._kernel(node, kernel, list(kernel.input))]
         for position, name in enumerate(node.input[:2] if node.op_type in ("Gemm", "MatMul") else ()):
-            value, turned = self._before_views(name)
+            value, turned = before_views(self._makers, name, self.matrices)
             if value in self.matrices:
                 return self._product(node, position, self.matrices[value], turned)
         return None
-
-    def _before_views(self, name: str) -> tuple[str, bool]:
-        """Return (matrix, is transposed) if a value is a low-bit matrix or a view of one, otherwise ("", False)."""
-        turned, makers = False, self._makers
-        while name not in self.matrices:
-            node = makers.get(name)
-            if node is None or not (is_transpose(node) or node.op_type == "Identity"):
-                return "", False
-            turned ^= node.op_type == "Transpose"
-            name = node.input[0]
-        return name, turned
 
     def _product(self, node: Node, position: int, source: Node, turned: bool) -> list[Node] | None:
         """Return the nodes of a product with a low-bit matrix (transposed if `turned`) that the node `source` reads."""

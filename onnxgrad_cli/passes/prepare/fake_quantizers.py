@@ -32,7 +32,7 @@ from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
 from onnxgrad_cli.metadata import IntegerWeight
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
-from onnxgrad_cli.passes.stored_integers import scale_of, scaling_chain, spread
+from onnxgrad_cli.passes.stored_integers import scale_of, scaling_chain, spread, stored_array
 from onnxgrad_cli.record import ParameterRecord
 
 WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -180,7 +180,7 @@ class _Floats:
             scale, zero = (self.stored_as.get(each, each) for each in (weight.scale, weight.zero_point))
             self.training.integer_weights.append(replace(weight, scale=scale, zero_point=zero))
             if plain:
-                self.steps[name] = _step(graph, node)
+                self.steps[name] = _spread(graph, node, 1)
         if plain:
             self.renamed[node.output[0]] = self.written[integers]
             return []
@@ -203,23 +203,24 @@ class _Floats:
 
 def _values(graph: Graph, node: Node) -> np.ndarray:
     """Compute the output of a DequantizeLinear whose inputs are all stored."""
-    folder = str(graph.path.parent) if graph.path else ""
-    q, scale, *zero = (numpy_helper.to_array(graph.initializers[name], folder) for name in node.input if name)
-    attributes = {attribute.name: attribute.i for attribute in node.attribute}
-    form = {name: attributes[name] for name in ("axis", "block_size") if name in attributes}
-    steps = q.astype(np.float32)
-    if zero:
-        steps = steps - spread(zero[0].astype(np.float32), steps.shape, **form)
-    values = steps * spread(scale.astype(np.float32), steps.shape, **form)
-    return values.astype(helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[node.output[0]])))
+    values = _array(graph, node, 0)
+    if any(node.input[2:]):
+        values = values - _spread(graph, node, 2)
+    return (values * _spread(graph, node, 1)).astype(
+        helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[node.output[0]]))
+    )
 
 
-def _step(graph: Graph, node: Node) -> np.ndarray:
-    """Return the scale of a DequantizeLinear in a shape that broadcasts with its output."""
-    folder = str(graph.path.parent) if graph.path else ""
-    scale = numpy_helper.to_array(graph.initializers[node.input[1]], folder).astype(np.float32)
+def _array(graph: Graph, node: Node, position: int) -> np.ndarray:
+    array = stored_array(graph, node.input[position])
+    assert array is not None
+    return array.astype(np.float32)
+
+
+def _spread(graph: Graph, node: Node, position: int) -> np.ndarray:
+    """Return the scale or zero point of a DequantizeLinear in a shape that broadcasts with its output."""
     form = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ("axis", "block_size")}
-    return spread(scale, list(graph.initializers[node.input[0]].dims), **form)
+    return spread(_array(graph, node, position), list(graph.initializers[node.input[0]].dims), **form)
 
 
 def _described(graph: Graph, node: Node, name: str, factors: tuple[str, ...], times: float) -> IntegerWeight:
