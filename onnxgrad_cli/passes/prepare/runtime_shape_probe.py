@@ -224,7 +224,8 @@ def check_hints(graph: Graph, training: Cautions, asked: bool | None = None) -> 
             quick.
     """
     tested = [name for name, value_type in graph.assumed.items() if shape_of(value_type) is not None]
-    tested = [name for name in tested if name not in graph.confirmed and name not in _of_any_rank(graph)]
+    known = graph.confirmed | _of_any_rank(graph) if tested else set()
+    tested = [name for name in tested if name not in known]
     if not tested or asked is False or (asked is None and not is_quick(graph.proto)):
         return False
     with within_budget(limited=not asked):

@@ -87,9 +87,9 @@ def test_a_past_is_known_by_its_name_or_its_use(past: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dims": {"batch": 0}}, ("usage", "dims", "0", "ids")),
-        ({"dims": {"seq": 0}}, ("usage", "dims", "1", "ids")),
-        ({"shapes": {"ids": ("batch", 0)}}, ("usage", "shapes", "1", "ids")),
+        ({"dims": {"batch": 0}}, ("wrong_value", "dims", "0", "ids")),
+        ({"dims": {"seq": 0}}, ("wrong_value", "dims", "1", "ids")),
+        ({"shapes": {"ids": ("batch", 0)}}, ("wrong_value", "shapes", "1", "ids")),
         ({"dims": {"past_len": -1}}, ("wrong_value", "dims", "past_len", "-1")),
     ],
 )
@@ -124,5 +124,5 @@ def test_dims_and_shapes() -> None:
     assert graph.proto.graph.input[1].type.tensor_type.shape.dim[0].dim_value == 5
     with raises(UsageError, "unknown_name", "dims", "batch"):
         build(parse(LINEAR), Options(dims={"batch": 4}))
-    with raises(UsageError, "usage", "shapes", "1", "x", "3", "4"):
+    with raises(UsageError, "wrong_shape", "shapes", "1", "x", "3", "4"):
         build(parse(LINEAR), Options(shapes={"x": (5, 4)}))
