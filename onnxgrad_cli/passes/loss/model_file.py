@@ -14,7 +14,7 @@ from onnx import TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError, mismatch
 from onnxgrad_cli.files import load_external_data, load_model
 from onnxgrad_cli.ir.dialects import checker_error, repair
 from onnxgrad_cli.ir.domains import is_standard
@@ -63,7 +63,7 @@ class ModelFile:
         self.inputs = {value.name: value for value in declared if value.name not in self._graph.initializers}
 
     def _unfit(self, what: str, hint: str) -> UsageError:
-        return UsageError(f"the {self.kind} '{self.path}' {what}", hint or None)
+        return mismatch(f"the {self.kind} '{self.path}' {what}", hint or None)
 
     def _convert(self, graph: Graph) -> None:
         """Convert the file's model to the opset of `graph`. Import its other domains into `graph`."""
