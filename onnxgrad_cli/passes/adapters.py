@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import Caution, UsageError, missing_value, suggest, unknown_name, wrong_value
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
@@ -48,7 +48,9 @@ def parse_lora(text: str) -> LoraSpec:
     try:
         return LoraSpec(int(rank), float(alpha) if alpha else None)
     except ValueError:
-        raise UsageError(f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "write, for example, 8 or 8:16") from None
+        raise wrong_value(
+            f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "write, for example, 8 or 8:16"
+        ) from None
 
 
 def adapters_asked(options: AdaptationOptions) -> bool:
@@ -60,7 +62,7 @@ def adapters_asked(options: AdaptationOptions) -> bool:
     own = {"lora_target": (), "lora_scaling": "lora", "lora_dropout": 0.0, "lora_dora": False}
     told = next((name for name, usual in own.items() if getattr(options, name) != usual), "")
     if told and options.lora is None:
-        raise UsageError(f"`{told}` requires adapters", "request adapters with `lora=RANK`")
+        raise missing_value(f"`{told}` requires adapters", "request adapters with `lora=RANK`")
     return options.lora is not None
 
 

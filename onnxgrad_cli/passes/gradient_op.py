@@ -14,7 +14,7 @@ from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.common.escape import decoded
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
@@ -82,7 +82,7 @@ def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
 def _refuse_bfloat16(graph: Graph, names: Iterable[str]) -> None:
     found = [name for name in names if dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16]
     if found:
-        raise UsageError(
+        raise conflict(
             "`as_gradient_op`: the standard's Gradient operator doesn't support bfloat16, which is the type "
             f"of '{found[0]}'",
             "leave out the option",

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from onnxgrad_cli.common.settings import value_of
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import missing_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import DYNAMIC, LossScale, StepOptions, check_loss_scale
@@ -35,7 +35,7 @@ def scale_loss(graph: Graph, options: StepOptions, training: StepRecord) -> None
     asked = options.loss_scale
     assert asked is not None, "the pipeline has this pass where it is asked for"
     if asked == DYNAMIC and not options.optimizer:
-        raise UsageError(
+        raise missing_value(
             "`loss_scale='dynamic'` requires an optimizer, because it adapts the scale at each step",
             "add `optimizer=NAME`, or set `loss_scale` to a number",
         )

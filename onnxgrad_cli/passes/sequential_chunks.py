@@ -9,8 +9,8 @@ again.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence, Set
+from graphlib import TopologicalSorter
 
 import numpy as np
 
@@ -75,19 +75,13 @@ def _hold_back(graph: Graph, starts: Iterable[str], ends: Sequence[str]) -> None
 def _sorted(nodes: Sequence[Node]) -> list[Node]:
     """Sort nodes so that each follows those it depends on, and otherwise stays in the old order."""
     makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-    needs = [{makers[name] for name in reads(node) if name in makers} for node in nodes]
-    readers = defaultdict[int, list[int]](list)
-    for at, own in enumerate(needs):
-        for maker in own:
-            readers[maker].append(at)
-    ready = [at for at, own in enumerate(needs) if not own]
-    found = []
-    while ready:
-        at = heapq.heappop(ready)
-        found.append(nodes[at])
-        for reader in readers[at]:
-            needs[reader].discard(at)
-            if not needs[reader]:
-                heapq.heappush(ready, reader)
-    assert len(found) == len(nodes), "a chunk depends on itself"
+    needs = {at: {makers[name] for name in reads(node) if name in makers} for at, node in enumerate(nodes)}
+    sorter, ready, found = TopologicalSorter(needs), list[int](), list[Node]()
+    sorter.prepare()
+    while sorter.is_active():
+        for at in sorter.get_ready():
+            heapq.heappush(ready, at)
+        first = heapq.heappop(ready)
+        found.append(nodes[first])
+        sorter.done(first)
     return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxgrad_cli.common.choices import Preset
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import no_data, wrong_value
 from onnxgrad_cli.ir import modules
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -66,7 +66,7 @@ def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], 
     for name in options.preset:
         group = PRESETS[name](graph, predictions, weights)
         if not group:
-            raise UsageError(
+            raise no_data(
                 f"`preset={name!r}` selects no weight that can be trained",
                 "leave `preset` out, and choose weights with `train=GLOB`",
             )
@@ -120,7 +120,7 @@ def _last(graph: Graph, predictions: Sequence[str], weights: Sequence[str], coun
     every = layers(graph, predictions, weights)
     if not 0 < count <= len(every):
         last = ", ".join(layer.first.name for layer in every[:-6:-1])
-        raise UsageError(
+        raise wrong_value(
             f"`train_last={count}` is out of range: the model has {len(every)} layers with weights that can be trained",
             f"the last layers, from the end, are {last}" if every else None,
         )

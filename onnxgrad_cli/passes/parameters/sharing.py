@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as, module_path
 from onnxgrad_cli.ir.node import Node, make_node
@@ -123,7 +123,7 @@ def untie(graph: Graph, patterns: Sequence[str]) -> None:
             derivatives.
     """
     if graph.derived:
-        raise UsageError(
+        raise conflict(
             "`untie`: the derivatives in the model read the shared weights too, and would not use the copies",
             "leave `untie` out",
         )

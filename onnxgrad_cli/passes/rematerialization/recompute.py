@@ -13,7 +13,7 @@ from onnxgrad_cli.common.checks import bytes_of
 from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.training_cost import Cost, cost
-from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import Caution, no_data, suggest, unknown_name, wrong_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.options import RecomputeSpec, RematerializationOptions
@@ -45,7 +45,7 @@ def parse_recompute(text: str) -> RecomputeSpec:
     if kind is None:
         raise unknown_name(f"{FORM}, not '{text}'", suggest(word, KINDS, "kinds"))
     if bool(rest) != (kind != ELEMENTWISE):
-        raise UsageError(f"{FORM}, not '{text}'", "write, for example, block:'*layer*/output' or budget:512MB")
+        raise wrong_value(f"{FORM}, not '{text}'", "write, for example, block:'*layer*/output' or budget:512MB")
     size = bytes_of(rest, f"`recompute` {kind}") if kind in SIZED else 0
     return RecomputeSpec(kind, rest if kind == BLOCK else "", size)
 
@@ -140,7 +140,7 @@ def _layers(forward: Sequence[Node]) -> list[int]:
     """
     found = ends_of_layers(forward)
     if not found:
-        raise UsageError(
+        raise no_data(
             f"`recompute` block:{AUTO} found no repeating layers",
             "name the ends of the layers with block:GLOB, or use elementwise",
         )

@@ -101,7 +101,7 @@ def test_presets_that_name_nothing() -> None:
         build(copied(model), Options(preset=("norm",)))
     with raises(UsageError, "wrong_value", "preset='norms'", "bias", "norm", "head"):
         build(copied(model), Options(preset=("norms",)))
-    with raises(UsageError, "usage", "train_last=2", "1"):
+    with raises(UsageError, "wrong_value", "train_last=2", "1"):
         build(copied(model), Options(train_last=2))
     with pytest.raises(UnsupportedError, match="no weight is left to train"):
         build(copied(model), Options(lora=LoraSpec(2), freeze=("*",)))

@@ -276,8 +276,8 @@ SIZES = "give a number and one of B, kB, MB, GB, KiB, MiB, GiB, such as 512MB"
     [
         ("elementwize", ("unknown_name", "recompute", "elementwize"), "did you mean elementwise?"),
         ("", ("unknown_name", "recompute", ""), "kinds: elementwise, block, budget, optimal"),
-        ("block", ("usage", "recompute", "block"), FORMS),
-        ("elementwise:3", ("usage", "recompute", "elementwise:3"), FORMS),
+        ("block", ("wrong_value", "recompute", "block"), FORMS),
+        ("elementwise:3", ("wrong_value", "recompute", "elementwise:3"), FORMS),
         ("budget:lots", ("usage", "recompute", "lots"), SIZES),
         ("budget:5QB", ("usage", "recompute", "5QB"), SIZES),
         ("budget:-5MB", ("usage", "recompute", "-5MB"), SIZES),
