@@ -32,10 +32,8 @@ from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec
 from onnxgrad_cli.passes.dora import bias_apart, gains, squared_norms, store
 from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.passes.stored_integers import is_transpose, quantized_matrices
+from onnxgrad_cli.passes.stored_integers import Uses, is_transpose, quantized_matrices
 from onnxgrad_cli.record import ParameterRecord
-
-Uses = Mapping[str, list[tuple[Node, int]]]
 
 
 def parse_lora(text: str) -> LoraSpec:

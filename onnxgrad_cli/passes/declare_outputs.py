@@ -18,7 +18,7 @@ from onnxgrad_cli.ir.node import ROLE, Node, make_node
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 from onnxgrad_cli.options import SignatureOptions
-from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.passes.roles import write_roles
 from onnxgrad_cli.record import StepRecord
 
 
@@ -42,7 +42,7 @@ def declare_outputs(graph: Graph, options: SignatureOptions, training: StepRecor
         known = {value.name for value in graph.proto.graph.value_info}
         fed = {*graph.input_names, *graph.initializers}
         graph.proto.graph.value_info.extend(value for value in others if value.name not in known | fed)
-    embed(graph, options, training)
+    write_roles(graph, options, training)
 
 
 def settle_yield(graph: Graph, how: str, yielded: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ No runtime has a kernel for Gradient; `onnxgrad expand` replaces it by plain ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from onnx import TensorProto
 
@@ -50,7 +50,13 @@ def append_gradient_node(graph: Graph, options: GradientNodeOptions, training: S
     _rehearse(graph, training, xs)
     needed = graph.ancestors([training.loss]).difference(xs)
     zs = [name for name in dict.fromkeys((*graph.input_names, *training.state)) if name in needed]
-    _refuse_bfloat16(graph, [*xs, *zs, training.loss])
+    narrow = [n for n in (*xs, *zs, training.loss) if dtype_of(graph.types.get(n)) == TensorProto.BFLOAT16]
+    if narrow:
+        raise conflict(
+            "`as_gradient_op`: the standard's Gradient operator doesn't support bfloat16, which is the type of "
+            f"'{narrow[0]}'",
+            "leave out the option",
+        )
     training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in xs)
     graph.types.update((gradient, graph.types[name]) for name, gradient in training.gradients.items())
     node = make_node(
@@ -77,16 +83,6 @@ def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
         (f"quantization={options.quantization!r}", options.quantization != "refuse", itself),
     ):
         conflicts("`as_gradient_op`", {f"`{option}`": is_set}, f"leave out one of them: {why}")
-
-
-def _refuse_bfloat16(graph: Graph, names: Iterable[str]) -> None:
-    found = [name for name in names if dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16]
-    if found:
-        raise conflict(
-            "`as_gradient_op`: the standard's Gradient operator doesn't support bfloat16, which is the type "
-            f"of '{found[0]}'",
-            "leave out the option",
-        )
 
 
 def _rehearse(graph: Graph, training: StepRecord, xs: list[str]) -> None:

@@ -19,7 +19,7 @@ from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
-from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.passes.roles import write_roles
 from onnxgrad_cli.record import BackwardRecord, LossRecord, ParameterRecord, StateRecord, StepRecord
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -81,7 +81,7 @@ def rename_to_identifiers(graph: Graph, options: NamingOptions, training: StepRe
             setattr(training, field, _renamed(getattr(training, field), names))
     rename(training.proof_nodes, names)
     graph.held = _renamed(graph.held, names)
-    embed(graph, options, training)
+    write_roles(graph, options, training)
 
 
 def _renamed(part: Any, names: Mapping[str, str]) -> Any:

@@ -32,30 +32,28 @@ def parse_loss_scale(text: str) -> LossScale:
 
 def scale_loss(graph: Graph, options: StepOptions, training: StepRecord) -> None:
     """Scale the cotangent of the loss up, and the gradients down again, in float32."""
-    asked = options.loss_scale
-    assert asked is not None, "the pipeline has this pass where it is asked for"
-    if asked == DYNAMIC and not options.optimizer:
+    if options.loss_scale == DYNAMIC and not options.optimizer:
         raise missing_value(
             "`loss_scale='dynamic'` requires an optimizer, because it adapts the scale at each step",
             "add `optimizer=NAME`, or set `loss_scale` to a number",
         )
     op = Op(graph)
     op.role, op.scope = "backward", "loss_scale"
-    if asked == DYNAMIC:
+    if options.loss_scale == DYNAMIC:
         from onnxgrad_cli.passes.optimizer.step import first_scale  # few builds need this module
 
         scale = first_scale(op, options, training)
     else:
-        scale = op.const(asked, TensorProto.FLOAT)
+        scale = op.const(options.loss_scale, TensorProto.FLOAT)
     _scale_up(op, training, scale)
     unscaled = {}
-    for name, gradient in training.gradients.items():
+    for gradient in training.gradients.values():
         wide = op.wide(op.val(gradient))
-        unscaled[name] = wide / op.cast(scale, wide)
+        unscaled[gradient] = wide / op.cast(scale, wide)
     scaled = {gradient: graph.fresh(f"{gradient}_scaled") for gradient in training.gradients.values()}
     rename([*graph.nodes, *op.nodes], scaled)
     graph.types.update((new, graph.types[old]) for old, new in scaled.items())
-    op.rename_all({training.gradients[name]: value for name, value in unscaled.items()})
+    op.rename_all(unscaled)
     graph.nodes.extend(op.nodes)
 
 

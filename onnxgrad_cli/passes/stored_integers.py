@@ -16,6 +16,12 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import NARROW, dtype_of, is_external, is_float, nbytes
 
+Uses = Mapping[str, list[tuple[Node, int]]]
+"""Map from a value to its readers, as (node, input position)."""
+
+Makers = Mapping[str, Node]
+"""Map from a value to the node that computes it."""
+
 PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
 
@@ -69,7 +75,7 @@ def is_integer(tensor: TensorProto) -> bool:
     return "INT" in TensorProto.DataType.Name(tensor.data_type)
 
 
-def before_views(makers: Mapping[str, Node], name: str, known: Container[str] = ()) -> tuple[str, bool]:
+def before_views(makers: Makers, name: str, known: Container[str] = ()) -> tuple[str, bool]:
     """Return the matrix that a value is a view of, and True if the value is its transpose.
 
     The search ends at values in `known`.
@@ -92,9 +98,7 @@ def scaled_integers(graph: Graph) -> set[str]:
     return {chain[0].input[0] for chain in chains if chain and scale_of(graph, chain, makers)}
 
 
-def scaling_chain(
-    graph: Graph, cast: Node, uses: Mapping[str, list[tuple[Node, int]]], kept: Collection[str]
-) -> list[Node]:
+def scaling_chain(graph: Graph, cast: Node, uses: Uses, kept: Collection[str]) -> list[Node]:
     """Return the nodes Cast, (Sub,) Mul that dequantize stored integers, beginning with `cast`; [] if there are none.
 
     Args:
@@ -118,9 +122,11 @@ def scaling_chain(
     return chain
 
 
-def scale_of(
-    graph: Graph, chain: list[Node], makers: Mapping[str, Node]
-) -> tuple[list[str], np.ndarray, np.ndarray, int] | None:
+Scaling = tuple[list[str], np.ndarray, np.ndarray, int]
+"""The names of a scale and a zero point, the scale, the zero point, and the axis along which they vary."""
+
+
+def scale_of(graph: Graph, chain: list[Node], makers: Makers) -> Scaling | None:
     """Return (names of scale and zero point, scale, zero point, axis) for a chain of `scaling_chain`.
 
     The axis is -1 if there is a single scale and zero point. If DequantizeLinear can't compute the same, return None.

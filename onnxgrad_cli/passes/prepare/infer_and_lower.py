@@ -75,9 +75,9 @@ def infer_and_lower(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET,
     keep_ranks(graph)
     settle_hints(graph, training)
     if graph.branches:
-        text = "only one branch fits the shapes of the model; a run that chooses the other branch ends with an error: "
-        text += listed([f"{name} ({branch})" for name, branch in graph.branches.items()])
-        training.cautions.append(Caution("note", "If", text))
+        text = "only one branch fits the shapes of the model; a run that chooses the other branch ends with an error"
+        names = listed([f"{name} ({branch})" for name, branch in graph.branches.items()])
+        training.cautions.append(Caution("note", "If", f"{text}: {names}"))
 
 
 def _refuse_inputs_of_any_rank(graph: Graph) -> None:

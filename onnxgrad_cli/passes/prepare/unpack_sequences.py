@@ -50,11 +50,10 @@ def _position(graph: Graph, node: Node, at: int, default: int) -> int | None:
     return None if value is None else int(value.item())
 
 
-def _with_op(graph: Graph, node: Node, result: Callable[[Op], Val]) -> list[Node]:
+def _op(graph: Graph, node: Node) -> Op:
     op = Op(graph)
     op.replaces(node)
-    op.rename(result(op), node.output[0])
-    return op.nodes
+    return op
 
 
 # -- each step returns None, or the nodes that replace a node; it records the sequences that become known ---------
@@ -83,8 +82,7 @@ def _same(graph: Graph, node: Node, known: dict[str, Elements]) -> None:
 
 def _split(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     """Return nodes that replace a SplitToSequence by a Split, or None if the number of parts is unknown or large."""
-    op = Op(graph)
-    op.replaces(node)
+    op = _op(graph, node)
     x = op.val(node.input[0])
     if x.known_shape is None or node.output[0] in known:
         return None
@@ -100,9 +98,8 @@ def _split(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] |
     parts: Sequence[Val] = op.split(x, sizes, axis)
     if len(node.input) == 1 and not attributes_of(node).get("keepdims", 1):
         parts = [op.squeeze(part, [axis]) for part in parts]
-    sequence = op.SequenceConstruct(*parts)
     known[node.output[0]] = [part.name for part in parts]
-    op.rename(sequence, node.output[0])
+    op.rename(op.SequenceConstruct(*parts), node.output[0])
     return op.nodes
 
 
@@ -115,7 +112,11 @@ def _at(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | No
 
 def _length(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     elements = known.get(node.input[0])
-    return None if elements is None else _with_op(graph, node, lambda op: op.const(len(elements)))
+    if elements is None:
+        return None
+    op = _op(graph, node)
+    op.rename(op.const(len(elements)), node.output[0])
+    return op.nodes
 
 
 def _concat(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
@@ -123,12 +124,10 @@ def _concat(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] 
     if not elements or any(name not in graph.types for name in elements):  # new nodes get their types in the next round
         return None
     axis, new = attributes_of(node).get("axis", 0), attributes_of(node).get("new_axis", 0)
-
-    def joined(op: Op) -> Val:
-        parts = [op.val(name) for name in elements]
-        return op.Concat(*(op.unsqueeze(x, [axis]) for x in parts) if new else parts, axis=axis)
-
-    return _with_op(graph, node, joined)
+    op = _op(graph, node)
+    parts = [op.val(name) for name in elements]
+    op.rename(op.Concat(*(op.unsqueeze(x, [axis]) for x in parts) if new else parts, axis=axis), node.output[0])
+    return op.nodes
 
 
 def _map(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:

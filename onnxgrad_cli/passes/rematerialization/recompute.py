@@ -6,8 +6,8 @@ chooses which are recomputed, and `rewrite` writes the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from onnxgrad_cli.common.checks import bytes_of
 from onnxgrad_cli.common.choices import Recomputation
@@ -76,12 +76,12 @@ def _plan(
     graph: Graph, options: RematerializationOptions, training: Training, spec: RecomputeSpec, sizes: Facts, before: Cost
 ) -> Plan:
     """Return the plan that `spec` requests. `sizes` has all values' sizes, `before` the cost without recomputation."""
-    by_layers = spec.kind == BLOCK and spec.pattern == AUTO
-    boundaries = _boundaries(graph, training, spec) if spec.kind == BLOCK and not by_layers else set()
-    longest = None if spec.kind == BLOCK else LONGEST_CHAIN
-    flow = _flow(graph, options, training, boundaries, longest, _layers if by_layers else None)
+    if spec.kind == BLOCK and spec.pattern == AUTO:
+        return plan_blocks(_flow(graph, options, training, longest=None, ends=_layers), ())
     if spec.kind == BLOCK:
-        return plan_blocks(flow, boundaries)
+        boundaries = _boundaries(graph, training, spec)
+        return plan_blocks(_flow(graph, options, training, longest=None, boundaries=boundaries), boundaries)
+    flow = _flow(graph, options, training)
     if spec.kind in SIZED:
         budget = (spec.size, sizes, before.kept_bytes)
         found = plan_budget(flow, *budget)
@@ -95,16 +95,12 @@ def _thinned(offers: Sequence[tuple[int, float]]) -> tuple[tuple[int, int], ...]
     return tuple((kept, int(flops)) for kept, flops in dict.fromkeys((*offers[::every], offers[-1])))
 
 
-def _flow(
-    graph: Graph,
-    options: RematerializationOptions,
-    training: Training,
-    boundaries: Collection[str] = (),
-    longest: int | None = LONGEST_CHAIN,
-    layers: Callable[[Sequence[Node]], list[int]] | None = None,
-) -> Dataflow:
-    """Return the dataflow of a model; next states, kept outputs and values of loss chunks must be stored."""
-    flow = Dataflow(graph, training, boundaries, longest, layers)
+def _flow(graph: Graph, options: RematerializationOptions, training: Training, **cut: Any) -> Dataflow:
+    """Return the dataflow of a model; next states, kept outputs and values of loss chunks must be stored.
+
+    The keywords say where the forward part is cut into segments, as for `Dataflow`.
+    """
+    flow = Dataflow(graph, training, **{"longest": LONGEST_CHAIN, **cut})
     flow.must_store.update(training.state.values(), graph.output_names if options.keep_outputs else ())
     if training.chunks is not None:  # their memory is free before the other backward nodes begin
         own = frozenset().union(*training.chunks.nodes)
