@@ -136,6 +136,7 @@ def _targets(graph: Graph, spec: LoraSpec, options: AdaptationOptions, training:
             f"{option}: {what} have an adapter of rank {spec.rank}",
             "name other weights with `lora_target`, choose a smaller rank, or train these weights fully with `train`",
             [f"{name}: {why}" for name, why in list(barred.items())[:20]],
+            code="wrong_value",
         )
     training.not_trained.update((name, f"frozen, without an adapter: {why}") for name, why in barred.items())
     training.cautions.extend(Caution("note", name, f"'{name}' gets no adapter: {why}") for name, why in barred.items())

@@ -86,10 +86,10 @@ def test_inputs_and_state_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"), [({"yield_": "input"}, "`yield_='input'`"), ({"quantization": "ste"}, "`quantization='ste'`")]
+    ("change", "word"), [({"yield_": "input"}, "yield_='input'"), ({"quantization": "ste"}, "quantization='ste'")]
 )
 def test_what_the_operator_can_not_say_is_refused(change: dict[str, str], word: str) -> None:
-    with pytest.raises(UsageError, match=f"`as_gradient_op` can't be combined with {word}"):
+    with raises(UsageError, "conflict", "as_gradient_op", word):
         build(onnx.load(SAMPLES / "digits_mlp.onnx"), options("digits_mlp", True, **change))
 
 
@@ -103,7 +103,7 @@ def test_bfloat16_is_refused_for_the_standard_leaves_it_out() -> None:
 
 def test_what_can_not_be_differentiated_is_refused_as_ever() -> None:
     text = "unknown (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { h = Mul(x, w)\n [turn] y = own.Twirl(h) }"
-    with pytest.raises(UnsupportedError, match=r"turn \(own::Twirl\)"):
+    with raises(UnsupportedError, "refused", "turn", "own::Twirl"):
         build(model(text), Options(as_gradient_op=True))
 
 

@@ -650,7 +650,7 @@ def test_labels_that_the_loss_does_not_read_are_no_inputs(shell: Shell) -> None:
     result = shell("build", "net.onnx", "--loss", "losses.py:squared", "-o", "train.onnx", "--verify")
     assert result.code == 0, result.err
     for name in ("label", "old"):
-        assert f"no loss reads the label '{name}'" in result.out
+        assert f"label '{name}'" in result.out
     session = onnxruntime.InferenceSession("train.onnx")
     assert [value.name for value in session.get_inputs()] == ["x", "edge"]
     x, edge = torch.randn(2, 5, 3)
@@ -742,7 +742,6 @@ def test_a_loss_that_depends_on_its_batch_is_not_computed_in_parts(shell: Shell)
     assert judged.code == 0 and words in judged.err
     command = ("net.onnx", "--data", "data.npz", "--batch-size", "32", "--memory", "1kB", "-o", "t.onnx")
     refused = shell("train", *command, "--loss", "losses.py:centered")
-    assert refused.code == 2 and "can't be split into several runs" in refused.err
-    assert "reduces along the axis of the samples" in refused.err
+    assert refused.code == 2 and "split" in refused.err and "(ReduceMean)" in refused.err
     refused = shell("train", *command, "--loss", "losses.py:of_a_slope")
-    assert refused.code == 2 and "can't be split" not in refused.err
+    assert refused.code == 2 and "split" not in refused.err
