@@ -91,7 +91,7 @@ class Reader(NamedTuple):
 
 
 def add_adapters(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> None:
-    """Freeze the chosen weights, and add an adapter to every product that reads one of them."""
+    """With --lora: freeze the chosen weights, and add a low-rank adapter to every product that reads one of them."""
     spec = options.lora
     assert spec is not None
     targets = _targets(graph, spec, options, training)

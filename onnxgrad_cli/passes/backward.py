@@ -16,7 +16,10 @@ from onnxgrad_cli.targets import find_target
 
 
 def append_backward(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> None:
-    """Append the nodes that compute the gradients, and name each gradient after its weight or input."""
+    """Append the gradient of each node between the loss and the trained weights.
+
+    Each gradient is named after its weight or input.
+    """
     op = Op(graph)
     op.role = "backward"
     training.straight_through = options.straight_through

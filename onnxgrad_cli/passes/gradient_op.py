@@ -43,7 +43,10 @@ def rename_named(node: Node, identifier: Callable[[str], str]) -> None:
 
 
 def append_gradient_node(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> None:
-    """Append one Gradient node. First differentiate on trial, so that errors of a later expansion are raised now."""
+    """With --as-gradient-op, instead of yield and backward: append one Gradient node.
+
+    First differentiate on trial, so that errors of a later expansion are raised now.
+    """
     _refuse_what_it_can_not_say(options)
     training.forward_nodes = len(graph.nodes)
     xs = [*training.trained, *training.grad_of_input]

@@ -72,7 +72,7 @@ def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
 
 
 def rename_to_identifiers(graph: Graph, options: NamingOptions, training: StepRecord) -> None:
-    """Turn the names that onnxgrad added into valid C identifiers, in the graph and in the record of the build."""
+    """With --identifiers: turn the names that onnxgrad adds into valid C identifiers."""
     asked = [] if training.sets else training.labels  # the labels of data sets have names that onnxgrad made
     names = make_identifiers(graph, [*asked, training.sample_weight or ""])
 

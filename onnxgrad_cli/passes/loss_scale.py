@@ -31,7 +31,10 @@ def parse_loss_scale(text: str) -> LossScale:
 
 
 def scale_loss(graph: Graph, options: StepOptions, training: StepRecord) -> None:
-    """Scale the cotangent of the loss up, and the gradients down again, in float32."""
+    """With --loss-scale: multiply the gradient of the loss by a scale, and divide the gradients of weights by it.
+
+    The division is in float32.
+    """
     if options.loss_scale == DYNAMIC and not options.optimizer:
         raise missing_value(
             "`loss_scale='dynamic'` requires an optimizer, because it adapts the scale at each step",

@@ -216,7 +216,10 @@ FED = {"MatMulNBits": 0, "GatherBlockQuantized": 1}
 
 
 def restore_kernels(graph: Graph, options: BackwardOptions, training: Training) -> None:
-    """Restore kernels whose definitions were expanded. For other products, unpack the matrix just before it is used."""
+    """Multiply low-bit matrices with their kernels, and dequantize them only where they are used.
+
+    Kernels whose definitions were expanded are restored. Other products unpack the matrix just before it is used.
+    """
     writer = _LowBitWriter(graph)
     if not training.forward_stays and writer.matrices:
         graph.rewrite(writer.replaced)

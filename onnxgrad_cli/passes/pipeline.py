@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from onnxgrad_cli.common.catalogue import Documented
 from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
@@ -31,6 +33,7 @@ from onnxgrad_cli.targets import STANDARD
 
 
 def _recompute(graph: Graph, options: Options, training: Training) -> None:
+    """With --recompute: compute values again in the backward part instead of storing them."""
     from onnxgrad_cli.passes.rematerialization.recompute import recompute  # few builds need this module
 
     recompute(graph, options, training)
@@ -44,104 +47,39 @@ def _in_full(options: Options) -> bool:
     return not options.as_gradient_op
 
 
-class Pass(NamedTuple):
-    """A pass.
+@dataclass(frozen=True)
+class Pass(Documented):
+    """A pass. The first line of its function's docstring describes it to users.
 
     Attributes:
-        name, summary: the name, and a description for users.
-        run: `run(graph, options, training)` changes the graph and the record of the build.
+        name: the name.
+        function: `function(graph, options, training)` changes the graph and the record of the build.
         needs: the name of a pass that must run before it.
         is_asked: returns True if a build with these options runs the pass.
     """
 
     name: str
-    summary: str
-    run: Callable[[Graph, Options, Training], None]
-    needs: str
+    function: Callable[[Graph, Options, Training], None]
+    needs: str = ""
     is_asked: Callable[[Options], bool] = _always
 
 
 PASSES = (
-    Pass("prepare", "inlines functions, raises the opset if needed, infers types, chooses weights", prepare, ""),
-    Pass(
-        "adapters",
-        "with --lora: freezes weights and adds low-rank adapters to them",
-        add_adapters,
-        "prepare",
-        adapters_asked,
-    ),
-    Pass("loss", "adds the loss to the model", append_losses, "prepare"),
-    Pass("yield", "adds the YieldOp marker between forward and backward", mark_loss, "loss", _in_full),
-    Pass(
-        "backward",
-        "adds the gradient computation of each node between the loss and the trained weights",
-        append_backward,
-        "yield",
-        _in_full,
-    ),
-    Pass(
-        "gradient",
-        "with --as-gradient-op, instead of yield and backward: adds one Gradient node",
-        append_gradient_node,
-        "loss",
-        lambda options: options.as_gradient_op,
-    ),
-    Pass(
-        "loss-scale",
-        "with --loss-scale: multiplies the gradient of the loss by a scale, and divides the gradients of the weights "
-        "by it",
-        scale_loss,
-        "backward",
-        lambda options: options.loss_scale is not None,
-    ),
-    Pass(
-        "recompute",
-        "with --recompute: computes values again in the backward part instead of storing them",
-        _recompute,
-        "backward",
-        lambda options: options.recompute is not None,
-    ),
-    Pass(
-        "outputs",
-        "replaces YieldOp, if there is one, by ones, and declares the inputs and outputs",
-        declare_outputs,
-        "loss",
-    ),
-    Pass("optimizer", "with --optimizer: adds the optimizer's step", append_optimizer, "outputs", is_optimizer_asked),
-    Pass(
-        "few-bits",
-        "multiplies low-bit matrices with their kernels, and dequantizes them only where they are used",
-        restore_kernels,
-        "outputs",
-        _in_full,
-    ),
-    Pass(
-        "in-turn",
-        "computes the chunks of a loss one after the other, each with its gradient",
-        run_chunks_in_turn,
-        "few-bits",
-        _in_full,
-    ),
-    Pass(
-        "cleanup",
-        "removes unused nodes, folds constants, fuses transposes into products, writes scaled channels as convolutions",
-        clean_up,
-        "outputs",
-    ),
-    Pass(
-        "target",
-        "with --target: uses operators of one runtime where they are faster, and refuses those that it doesn't support",
-        rewrite_for_target,
-        "cleanup",
-        lambda options: options.target != STANDARD,
-    ),
-    Pass(
-        "identifiers",
-        "with --identifiers: turns the names that onnxgrad adds into valid C identifiers",
-        rename_to_identifiers,
-        "cleanup",
-        lambda options: options.identifiers,
-    ),
+    Pass("prepare", prepare),
+    Pass("adapters", add_adapters, "prepare", adapters_asked),
+    Pass("loss", append_losses, "prepare"),
+    Pass("yield", mark_loss, "loss", _in_full),
+    Pass("backward", append_backward, "yield", _in_full),
+    Pass("gradient", append_gradient_node, "loss", lambda options: options.as_gradient_op),
+    Pass("loss-scale", scale_loss, "backward", lambda options: options.loss_scale is not None),
+    Pass("recompute", _recompute, "backward", lambda options: options.recompute is not None),
+    Pass("outputs", declare_outputs, "loss"),
+    Pass("optimizer", append_optimizer, "outputs", is_optimizer_asked),
+    Pass("few-bits", restore_kernels, "outputs", _in_full),
+    Pass("in-turn", run_chunks_in_turn, "few-bits", _in_full),
+    Pass("cleanup", clean_up, "outputs"),
+    Pass("target", rewrite_for_target, "cleanup", lambda options: options.target != STANDARD),
+    Pass("identifiers", rename_to_identifiers, "cleanup", lambda options: options.identifiers),
 )
 """All passes of `onnxgrad build`, in the order in which they run.
 
@@ -150,7 +88,7 @@ The check (`verify`) runs after them, on the written model. With --as-gradient-o
 
 VERIFY = "verify"
 SUMMARIES = {step.name: step.summary for step in PASSES} | {
-    VERIFY: "proves the training model: checker, runtime, equal results, finite differences of the loss"
+    VERIFY: "Prove the training model: checker, runtime, equal results, finite differences of the loss."
 }
 """Map from the name of each step of a build to its description, in order."""
 
@@ -193,7 +131,7 @@ def run(
     """
     for step in passes:
         before, start = len(graph.nodes), time.perf_counter()
-        step.run(graph, options, training)
+        step.function(graph, options, training)
         yield step, PassRecord(step.name, time.perf_counter() - start, before, len(graph.nodes))
         if step.name == stop_after:
             break

@@ -24,7 +24,7 @@ from onnxgrad_cli.record import Training
 
 
 def run_chunks_in_turn(graph: Graph, options: object, training: Training) -> None:
-    """Delay each chunk of the loss until the gradients of the preceding chunk have been computed."""
+    """Compute the chunks of a loss one after the other, each with its gradient."""
     chunks = training.chunks
     if chunks is None:
         return

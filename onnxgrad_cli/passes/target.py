@@ -16,7 +16,7 @@ from onnxgrad_cli.targets import find_target
 
 
 def rewrite_for_target(graph: Graph, options: GradientOptions, training: Training) -> None:
-    """Use a target's operators, and record how many nodes they replace."""
+    """With --target: use operators of one runtime where they are faster, and refuse those that it doesn't support."""
     target = find_target(options.target)
     if target.fit:
         target.fit(graph)

@@ -50,6 +50,6 @@ def _feeds(graph: Graph, name: str, outputs: Sequence[str]) -> bool:
 
 
 def mark_loss(graph: Graph, options: object, training: StepRecord) -> None:
-    """Append a YieldOp over the loss."""
+    """Append the YieldOp, which marks the end of the forward part."""
     training.forward_nodes = len(graph.nodes)
     training.yielded = insert_yield(graph, [training.loss])

@@ -26,7 +26,7 @@ from onnxgrad_cli.targets import find_target
 
 
 def clean_up(graph: Graph, options: Options, training: Training) -> None:
-    """Remove unused nodes and rewrite others in better forms."""
+    """Remove unused nodes, fold constants, fuse transposes into products, and write scaled channels as convolutions."""
     compute_constants(graph)
     turn_products(graph)
     target = find_target(options.target)

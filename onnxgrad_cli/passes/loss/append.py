@@ -55,7 +55,7 @@ LABEL = LossOptions.label
 
 
 def append_losses(graph: Graph, options: AppendOptions, training: StepRecord) -> None:
-    """Append every loss and penalty, and their sum, called `loss`."""
+    """Append every loss and penalty, and their sum, which is called 'loss'."""
     op = LossOp(graph, training)
     _refuse_unknown_options(options, training)
     if options.training_info:

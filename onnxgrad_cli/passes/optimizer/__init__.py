@@ -28,7 +28,7 @@ def _set_options(options: OptimizerOptions) -> list[str]:
 
 
 def append_optimizer(graph: Graph, options: UpdateOptions, training: StepRecord) -> None:
-    """Append the optimizer's step, if the options fit together."""
+    """With --optimizer: append the optimizer's step."""
     if not options.optimizer:
         raise missing_value(
             f"`{_set_options(options)[0]}` requires an optimizer", "choose an optimizer with `optimizer=NAME`"

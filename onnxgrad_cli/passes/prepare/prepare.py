@@ -31,7 +31,7 @@ from onnxgrad_cli.record import ModeRecord, PreparationRecord
 
 
 def prepare(graph: Graph, options: PreparationOptions, training: PreparationRecord) -> None:
-    """Bring a model into the form that the other passes expect, and choose the weights to train."""
+    """Inline functions, raise the opset if needed, infer types, and choose the weights to train."""
     if graph.proto.training_info:
         text = "the training information in the model was removed, because it describes the original graph"
         training.cautions.append(Caution("note", "training_info", text))
