@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.jobs.check import run_check
 from onnxgrad_cli.metadata import describe
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import LoraSpec, Options, RecomputeSpec
 from onnxgrad_cli.passes.gradient_op import rename_named, xs_zs_y
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.verification.proof import prove
@@ -86,9 +87,16 @@ def test_inputs_and_state_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"), [({"yield_": "input"}, "yield_='input'"), ({"quantization": "ste"}, "quantization='ste'")]
+    ("change", "word"),
+    [
+        ({"yield_": "input"}, "yield_='input'"),
+        ({"quantization": "ste"}, "quantization='ste'"),
+        ({"loss_scale": 8.0}, "loss_scale"),
+        ({"recompute": RecomputeSpec("elementwise")}, "recompute"),
+        ({"lora": LoraSpec(2), "lora_dora": True}, "lora_dora"),
+    ],
 )
-def test_what_the_operator_can_not_say_is_refused(change: dict[str, str], word: str) -> None:
+def test_what_the_operator_can_not_say_is_refused(change: dict[str, Any], word: str) -> None:
     with raises(UsageError, "conflict", "as_gradient_op", word):
         build(onnx.load(SAMPLES / "digits_mlp.onnx"), options("digits_mlp", True, **change))
 

@@ -438,3 +438,11 @@ def test_nothing_is_told_of_a_label_that_nothing_takes() -> None:
     training = build(with_a_label_of_its_own(), Options(losses=(LossSpec("identity"),))).training
     assert not training.labels
     assert [caution.kind for caution in training.cautions] == [UNTRAINED]
+
+
+@pytest.mark.parametrize("head", ["Softmax", "LogSoftmax"])
+def test_a_softmax_over_one_class_is_refused(head: str) -> None:
+    text = '<ir_version: 10, opset_import: ["":18]> g (float[n, 3] x) => (float[n, 1] y) <float[3, 1] w = {1, 2, 3}> '
+    one = parser.parse_model(text + f"{{ h = MatMul(x, w) y = {head}(h) }}")
+    facts = ("wrong_shape", "2", "1", "y", "1", "1")
+    refused("cross-entropy", model=one, facts=facts, hint=f"Sigmoid instead of the {head}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,21 @@ def test_presets_that_name_nothing() -> None:
     with raises(UnsupportedError, "refused") as refused:
         build(copied(model), Options(lora=LoraSpec(2), freeze=("*",)))
     assert refused.value.details
+
+
+def decomposed(text: str) -> Any:
+    model = parser.parse_model(text)
+    shapes = {"w1": (4, 5), "b1": (5,), "gamma": (5,), "beta": (5,), "w2": (3, 5), "b2": (3,)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in shapes.items())
+    return model
+
+
+def test_the_hint_lists_the_last_layers_from_the_end() -> None:
+    with raises(UsageError, "wrong_value", "train_last=4", "3") as refused:
+        build(decomposed(DECOMPOSED), Options(train_last=4))
+    assert re.findall(r"\w+_\w+", refused.value.hint or "") == ["MatMul_u", "Mul_g1", "MatMul_h"]
+
+
+def test_a_root_of_a_mean_behind_several_steps_is_that_of_a_normalization() -> None:
+    steps = DECOMPOSED.replace("s = Sqrt(ve)", "vc = Cast<to = 1>(ve) vm = Max(vc, eps) s = Sqrt(vm)")
+    assert build(decomposed(steps), Options(preset=("norm",))).training.trained == ["gamma", "beta"]

@@ -122,7 +122,8 @@ def test_dims_and_shapes() -> None:
     graph = build(parse(LINEAR), Options(shapes={"x": (5, 3)})).graph
     assert graph.proto.graph.output[0].name == "loss"
     assert graph.proto.graph.input[1].type.tensor_type.shape.dim[0].dim_value == 5
-    with raises(UsageError, "unknown_name", "dims", "batch"):
+    with raises(UsageError, "unknown_name", "dims", "batch") as refused:
         build(parse(LINEAR), Options(dims={"batch": 4}))
+    assert " N" in (refused.value.hint or "")
     with raises(UsageError, "wrong_shape", "shapes", "1", "x", "3", "4"):
         build(parse(LINEAR), Options(shapes={"x": (5, 4)}))
