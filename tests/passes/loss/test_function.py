@@ -20,7 +20,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.passes.loss.function import LossOp
-from tests.cli_harness import Shell
+from tests.cli_harness import Shell, save
 
 LOSSES = """
 def burgers(op, u, x: "input", t: "input", *, nu: float = 0.1):
@@ -639,6 +639,19 @@ def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
     onnx.save(model, "changed.onnx")
     result = shell("check", "changed.onnx", "--original", "net.onnx")
     assert result.code == 4 and "derivatives in the loss" in result.out + result.err
+
+
+def test_the_divergence_of_samples_with_two_axes(shell: Shell) -> None:
+    save(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n, 2, 2] x) => (float[n, 2, 2] y) '
+        "<float[2] w = {0.5, 2}> { p = Mul(x, w) y = Tanh(p) }",
+        Path("cube.onnx"),
+    )
+    Path("losses.py").write_text('def flux(op, y, x: "input"): return op.divergence(y, x)')
+    assert shell("build", "cube.onnx", "--loss", "losses.py:flux", "-o", "train.onnx").code == 0
+    x, w = np.float32(np.random.default_rng(0).standard_normal((3, 2, 2))), np.float32([0.5, 2])
+    (found,) = onnxruntime.InferenceSession("train.onnx").run(["loss"], {"x": x})
+    np.testing.assert_allclose(found, (w * (1 - np.tanh(x * w) ** 2)).sum((1, 2)).mean(), rtol=1e-5)
 
 
 def test_labels_that_the_loss_does_not_read_are_no_inputs(shell: Shell) -> None:

@@ -169,6 +169,7 @@ SMALL = {
     "moved": (1, "s = Squeeze(x, zero) m = Mul(s, row) n = Unsqueeze(m, one) y = Transpose<perm = [1, 0]>(n)"),
     "of two": (2, "y = Add(x, rows)"),
     "filled": (2, "e = Expand(row, sizes) y = Mul(x, e)"),
+    "expanded": (2, "m = ReduceMean<axes = [1]>(x) y = Expand(m, sizes)"),
     "joined": (2, "r = Reshape(x, longer) t = Tanh(r) y = Reshape(t, sizes)"),
 }
 """Batch size -> nodes on x [batch, 4], each with a constant that depends on the batch size."""
