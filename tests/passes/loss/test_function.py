@@ -13,12 +13,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 from torch import Tensor, nn
 
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.passes.loss.function import LossOp
 from tests.cli_harness import Shell, save
 
@@ -639,6 +641,35 @@ def test_the_proof_notices_another_derivative_in_the_loss(shell: Shell) -> None:
     onnx.save(model, "changed.onnx")
     result = shell("check", "changed.onnx", "--original", "net.onnx")
     assert result.code == 4 and "derivatives in the loss" in result.out + result.err
+
+
+def test_a_label_that_no_loss_of_a_data_set_reads_is_none_of_its_arrays(shell: Shell) -> None:
+    Path("losses.py").write_text("def still(op, y, label): return y * y")
+    export(Net(3), "net.onnx", {"x": 3})
+    command = ("--loss", "near=mse", "--loss", "far=losses.py:still")
+    assert shell("build", "net.onnx", *command, "-o", "train.onnx").code == 0
+    sets = describe(onnx.load("train.onnx")).sets
+    assert {data: set(arrays) for data, arrays in sets.items()} == {"near": {"x", "label"}, "far": {"x"}}
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("float", "near"), ("float16", "near"), ("int64", "far")])
+def test_a_mask_has_the_first_two_axes_of_its_value(shell: Shell, kind: str, loss: str) -> None:
+    nodes = "p = MatMul(x, w) y = Tanh(p) t = ArgMax<axis = 2>(p)" if kind == "int64" else "y = Mul(x, w)"
+    ends = "float[n, k, 2] y, int64[n, k, 1] t" if kind == "int64" else f"{kind}[n, k, 2] y"
+    inner = "float" if kind == "int64" else kind
+    stored = "float[2, 2] w = {1, 2, 3, 4}" if kind == "int64" else f"{kind}[2] w = {{1, 2}}"
+    text = f'<ir_version: 8, opset_import: ["": 17]> g ({inner}[n, k, 2] x) => ({ends}) <{stored}> {{ {nodes} }}'
+    save(text, Path("net.onnx"))
+    rows = "return op.sum(op.sum(y * y, [2], keepdims=False) * real, [1])"
+    Path("losses.py").write_text(f"""def near(op, y, real: "mask y"): {rows}
+def far(op, y, real: "mask t"): {rows}
+""")
+    result = shell("build", "net.onnx", "--loss", f"losses.py:{loss}:y", "-o", "train.onnx", "--no-verify")
+    assert result.code == 0, result.err
+    (mask,) = (value for value in onnx.load("train.onnx").graph.input if value.name == "real")
+    assert describe(onnx.load("train.onnx")).losses[0].mask == "real"
+    assert shape_of(mask.type) == ("n", "k")
+    assert dtype_of(mask.type) == (TensorProto.FLOAT16 if kind == "float16" else TensorProto.FLOAT)
 
 
 def test_the_divergence_of_samples_with_two_axes(shell: Shell) -> None:
