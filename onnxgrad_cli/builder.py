@@ -12,10 +12,9 @@ from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes import pipeline, pipeline_for
+from onnxgrad_cli.passes import pipeline
 from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.passes.pipeline import PassRecord
-from onnxgrad_cli.passes.prepare import PREPARE
+from onnxgrad_cli.passes.pipeline import PassRecord, pipeline_for
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders, repeated, taken_to_be_equal
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.record import Training
@@ -64,7 +63,7 @@ class TrainingModel:
         passes = pipeline_for(self.options)
         for step, record in pipeline.run(passes, self.graph, self.options, self.training, stop_after):
             self.records.append(record)
-            if step is PREPARE and self.frozen_are_inputs:
+            if step.name == "prepare" and self.frozen_are_inputs:
                 self.graph.vary(self.frozen)
             yield step, record
 

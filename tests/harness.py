@@ -29,9 +29,8 @@ from onnxgrad_cli.ir.types import Arrays, is_float, shape_of, tensor_type
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.declare_outputs import settle_yield
 from onnxgrad_cli.passes.prepare.expand_definitions import expand
-from onnxgrad_cli.passes.rematerialization import RECOMPUTE
-from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
-from onnxgrad_cli.passes.target import TARGET
+from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute, recompute
+from onnxgrad_cli.passes.target import rewrite_for_target
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import STANDARD, TARGETS, find_target
 from onnxgrad_cli.verification.gradients.gradcheck import vjp_difference
@@ -193,11 +192,11 @@ def with_gradient(
         graph.add_output(output.output[0])
     if options.recompute:
         training.loss = marker.output[0]  # the end of the forward part
-        RECOMPUTE.run(graph, options, training)
+        recompute(graph, options, training)
     settle_yield(graph, "input", training.yielded)
     graph.remove_unused()
     if options.target != STANDARD:
-        TARGET.run(graph, options, training)
+        rewrite_for_target(graph, options, training)
     result = graph.commit()
     onnx.checker.check_model(result)
     return result

@@ -33,6 +33,7 @@ TESTS = {
     "tests/autodiff/test_kernel_variants.py",
     "onnxgrad_cli/autodiff/reverse.py": "tests/autodiff/test_reverse.py tests/autodiff/test_registry.py "
     "tests/autodiff/test_custom_operator.py tests/autodiff/test_fusions.py tests/test_builder.py",
+    "onnxgrad_cli/passes": "tests/passes",
     "onnxgrad_cli/passes/parameters": "tests/passes/parameters",
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
     "onnxgrad_cli/execution/double.py": "tests/execution/test_double.py tests/verification/test_derived.py",

@@ -23,8 +23,8 @@ from onnxgrad_cli.ir.modules import GENAI, module_path
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.metadata import Adapter
-from onnxgrad_cli.passes.adapters import PRODUCTS as PASSES_PRODUCTS, Reader, Uses, views_of
-from onnxgrad_cli.passes.stored_integers import is_integer
+from onnxgrad_cli.passes.adapters import PRODUCTS as PASSES_PRODUCTS, Reader, views_of
+from onnxgrad_cli.passes.stored_integers import Uses, is_integer
 
 PRODUCTS = PASSES_PRODUCTS | {("MatMulNBits", 1)}
 """(operator, input position) pairs: the matrix products, and the input at which each may read a stored matrix."""

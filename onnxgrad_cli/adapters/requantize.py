@@ -27,8 +27,8 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import Adapter
-from onnxgrad_cli.passes.adapters import Uses, views_of
-from onnxgrad_cli.passes.stored_integers import spread
+from onnxgrad_cli.passes.adapters import views_of
+from onnxgrad_cli.passes.stored_integers import Uses, spread
 from onnxgrad_cli.verification.feeds import DescribedModel, first_run
 from onnxgrad_cli.verification.original import with_weights
 

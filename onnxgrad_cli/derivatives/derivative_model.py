@@ -17,8 +17,8 @@ from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.types import FLOATS, is_float
 from onnxgrad_cli.metadata import Derived, write_derived, write_tensors
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.backward import BACKWARD
-from onnxgrad_cli.passes.cleanup import CLEANUP
+from onnxgrad_cli.passes.backward import append_backward
+from onnxgrad_cli.passes.cleanup import clean_up
 from onnxgrad_cli.passes.declare_outputs import settle_yield
 from onnxgrad_cli.passes.identifiers import make_identifiers
 from onnxgrad_cli.passes.parameters.changed import read_record, refuse_changed
@@ -108,7 +108,7 @@ class DerivativeModel:
         ends = [name for name in graph.output_names if name in self.outputs or name in others]
         training.yielded = insert_yield(graph, ends, self.wanted)
         training.trained = self.wanted
-        BACKWARD.run(graph, replace(self.options, yield_=cotangents), training)
+        append_backward(graph, replace(self.options, yield_=cotangents), training)
         settle_yield(graph, cotangents, training.yielded)
         self.added += training.yielded.values() if cotangents == "input" else ()
         return list(training.gradients.values())
@@ -121,7 +121,7 @@ class DerivativeModel:
         """
         self._declare_inputs(feed_weights)
         self._declare_outputs(outputs)
-        CLEANUP.run(self.graph, self.options, self.training)
+        clean_up(self.graph, self.options, self.training)
         self._forget_unread()
         if self.options.identifiers:
             make_identifiers(self.graph)

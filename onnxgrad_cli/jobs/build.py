@@ -61,8 +61,7 @@ from onnxgrad_cli.jobs.output_plan import OutputPlan, target_of
 from onnxgrad_cli.jobs.proof_data import ProofData, fit
 from onnxgrad_cli.metadata import check_is_original, describe
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes import VERIFY, pipeline_for
-from onnxgrad_cli.passes.pipeline import Pass, PassRecord
+from onnxgrad_cli.passes.pipeline import VERIFY, Pass, PassRecord, pipeline_for
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import File, Report, make_report, render
 from onnxgrad_cli.report.make import export_cautions, folded_normalizations
@@ -428,7 +427,7 @@ def prove(build: Build) -> None:
         if not is_quick(trained):
             trim()
         nodes = len(graph.nodes)
-        build.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
+        build.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes))
         if build.proof.failed:
             raise _failed(build.proof)
         if plan.verify and build.proof.verdict != PROVED:

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import Caution, UsageError, missing_value, suggest, unknown_name, wrong_value
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
@@ -32,11 +32,8 @@ from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec
 from onnxgrad_cli.passes.dora import bias_apart, gains, squared_norms, store
 from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.passes.stored_integers import is_transpose, quantized_matrices
+from onnxgrad_cli.passes.stored_integers import Uses, is_transpose, quantized_matrices
 from onnxgrad_cli.record import ParameterRecord
-
-Uses = Mapping[str, list[tuple[Node, int]]]
 
 
 def parse_lora(text: str) -> LoraSpec:
@@ -49,7 +46,9 @@ def parse_lora(text: str) -> LoraSpec:
     try:
         return LoraSpec(int(rank), float(alpha) if alpha else None)
     except ValueError:
-        raise UsageError(f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "write, for example, 8 or 8:16") from None
+        raise wrong_value(
+            f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "write, for example, 8 or 8:16"
+        ) from None
 
 
 def adapters_asked(options: AdaptationOptions) -> bool:
@@ -61,7 +60,7 @@ def adapters_asked(options: AdaptationOptions) -> bool:
     own = {"lora_target": (), "lora_scaling": "lora", "lora_dropout": 0.0, "lora_dora": False}
     told = next((name for name, usual in own.items() if getattr(options, name) != usual), "")
     if told and options.lora is None:
-        raise UsageError(f"`{told}` requires adapters", "request adapters with `lora=RANK`")
+        raise missing_value(f"`{told}` requires adapters", "request adapters with `lora=RANK`")
     return options.lora is not None
 
 
@@ -91,8 +90,8 @@ class Reader(NamedTuple):
         return (self.position == 1) != transposed
 
 
-def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> bool:
-    """Freeze the chosen weights, and add an adapter to every product that reads one of them."""
+def add_adapters(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> None:
+    """With --lora: freeze the chosen weights, and add a low-rank adapter to every product that reads one of them."""
     spec = options.lora
     assert spec is not None
     targets = _targets(graph, spec, options, training)
@@ -114,7 +113,6 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
     graph.set_nodes([
         each for node in graph.nodes for each in (*before.get(node.name, ()), node, *after.get(node.name, ()))
     ])  # fmt: skip
-    return True
 
 
 # -- choosing the weights -------------------------------------------------------------------------------------------
@@ -138,6 +136,7 @@ def _targets(graph: Graph, spec: LoraSpec, options: AdaptationOptions, training:
             f"{option}: {what} have an adapter of rank {spec.rank}",
             "name other weights with `lora_target`, choose a smaller rank, or train these weights fully with `train`",
             [f"{name}: {why}" for name, why in list(barred.items())[:20]],
+            code="wrong_value",
         )
     training.not_trained.update((name, f"frozen, without an adapter: {why}") for name, why in barred.items())
     training.cautions.extend(Caution("note", name, f"'{name}' gets no adapter: {why}") for name, why in barred.items())
@@ -420,5 +419,3 @@ def _scaled(thin: Val, scale: float) -> Val:
 
 
 _THROUGH = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv}
-
-ADAPTERS = Pass("adapters", "with --lora: freezes weights and adds low-rank adapters to them", _run, ("prepare",))

@@ -10,14 +10,16 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import depending_on
 from onnxgrad_cli.options import BackwardOptions
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.lsq import balanced
 from onnxgrad_cli.record import BackwardRecord
 from onnxgrad_cli.targets import find_target
 
 
-def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bool:
-    """Append the nodes that compute the gradients, and name each gradient after its weight or input."""
+def append_backward(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> None:
+    """Append the gradient of each node between the loss and the trained weights.
+
+    Each gradient is named after its weight or input.
+    """
     op = Op(graph)
     op.role = "backward"
     training.straight_through = options.straight_through
@@ -53,7 +55,6 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
         nodes = _cotangents_last(nodes, {*results, *(seed.name for seed in seeds.values())})
     graph.nodes.extend(nodes)
     op.forget()
-    return True
 
 
 def _cotangents_last(nodes: Sequence[Node], cotangents: Collection[str]) -> list[Node]:
@@ -67,8 +68,3 @@ def _cotangents_last(nodes: Sequence[Node], cotangents: Collection[str]) -> list
     """
     late = depending_on(nodes, cotangents)
     return sorted(nodes, key=lambda node: not late.isdisjoint(node.output))
-
-
-BACKWARD = Pass(
-    "backward", "adds the gradient computation of each node between the loss and the trained weights", _run, ("yield",)
-)

@@ -18,13 +18,12 @@ from onnxgrad_cli.ir.node import ROLE, Node, make_node
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 from onnxgrad_cli.options import SignatureOptions
-from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.passes.roles import write_roles
 from onnxgrad_cli.record import StepRecord
 
 
-def _run(graph: Graph, options: SignatureOptions, training: StepRecord) -> bool:
-    """Replace the YieldOp, and declare the inputs and outputs of the training model."""
+def declare_outputs(graph: Graph, options: SignatureOptions, training: StepRecord) -> None:
+    """Replace the YieldOp, if there is one, by ones, and declare the inputs and outputs."""
     if training.yielded:
         settle_yield(graph, options.yield_, training.yielded)
     declared = set(graph.input_names)
@@ -43,8 +42,7 @@ def _run(graph: Graph, options: SignatureOptions, training: StepRecord) -> bool:
         known = {value.name for value in graph.proto.graph.value_info}
         fed = {*graph.input_names, *graph.initializers}
         graph.proto.graph.value_info.extend(value for value in others if value.name not in known | fed)
-    embed(graph, options, training)
-    return True
+    write_roles(graph, options, training)
 
 
 def settle_yield(graph: Graph, how: str, yielded: Mapping[str, str]) -> None:
@@ -91,6 +89,3 @@ def forget_domain(graph: Graph, domain: str) -> None:
     if not any(node.domain == domain for node in with_bodies(graph.nodes)):
         for entry in [e for e in imports if e.domain == domain]:
             imports.remove(entry)
-
-
-OUTPUTS = Pass("outputs", "replaces YieldOp by ones, and declares the inputs and outputs", _run, ("backward",))

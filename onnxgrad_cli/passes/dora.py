@@ -21,8 +21,9 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
 from onnxgrad_cli.ir.nodes import attributes_of, behind, read_by
-from onnxgrad_cli.ir.types import dtype_of, is_external
+from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.passes.stored_integers import stored_array
 
 BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
 """Map from an operator that adds a bias to the input position of the bias, which is its last input."""
@@ -38,17 +39,16 @@ def squared_norms(graph: Graph, value: str, inputs_first: bool) -> np.ndarray | 
     """
     nodes = behind(graph.nodes, [value])
     made = {name for node in nodes for name in node.output}
-    stored = {name: graph.initializers.get(name) for name in {value, *read_by(nodes)} - made}
-    if any(tensor is None or (is_external(tensor) and graph.path is None) for tensor in stored.values()):
+    stored = {name: stored_array(graph, name) for name in {value, *read_by(nodes)} - made}
+    arrays = {name: array for name, array in stored.items() if array is not None}
+    if len(arrays) < len(stored):
         return None
-    folder = str(graph.path.parent) if graph.path else ""
-    tensors = [numpy_helper.from_array(numpy_helper.to_array(t, folder), n) for n, t in stored.items() if t is not None]
     if not nodes:
-        return _squares(numpy_helper.to_array(tensors[0]), inputs_first)
+        return _squares(arrays[value], inputs_first)
     model = ModelProto(ir_version=max(graph.proto.ir_version, 4), opset_import=graph.proto.opset_import)
     model.graph.name = "matrix"
     model.graph.node.extend(messages(nodes))
-    model.graph.initializer.extend(tensors)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     model.graph.output.append(helper.make_tensor_value_info(value, dtype_of(graph.types[value]), None))
     return _squares(Executor(model)({})[value], inputs_first)
 

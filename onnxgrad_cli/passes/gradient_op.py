@@ -6,7 +6,7 @@ No runtime has a kernel for Gradient; `onnxgrad expand` replaces it by plain ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from onnx import TensorProto
 
@@ -14,14 +14,13 @@ from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.common.escape import decoded
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import is_gradient
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.options import GradientNodeOptions
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
 
 
@@ -43,15 +42,24 @@ def rename_named(node: Node, identifier: Callable[[str], str]) -> None:
             attribute.s = identifier(decoded(attribute.s)).encode()
 
 
-def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bool:
-    """Append one Gradient node. First differentiate on trial, so that errors of a later expansion are raised now."""
+def append_gradient_node(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> None:
+    """With --as-gradient-op, instead of yield and backward: append one Gradient node.
+
+    First differentiate on trial, so that errors of a later expansion are raised now.
+    """
     _refuse_what_it_can_not_say(options)
     training.forward_nodes = len(graph.nodes)
     xs = [*training.trained, *training.grad_of_input]
     _rehearse(graph, training, xs)
     needed = graph.ancestors([training.loss]).difference(xs)
     zs = [name for name in dict.fromkeys((*graph.input_names, *training.state)) if name in needed]
-    _refuse_bfloat16(graph, [*xs, *zs, training.loss])
+    narrow = [n for n in (*xs, *zs, training.loss) if dtype_of(graph.types.get(n)) == TensorProto.BFLOAT16]
+    if narrow:
+        raise conflict(
+            "`as_gradient_op`: the standard's Gradient operator doesn't support bfloat16, which is the type of "
+            f"'{narrow[0]}'",
+            "leave out the option",
+        )
     training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in xs)
     graph.types.update((gradient, graph.types[name]) for name, gradient in training.gradients.items())
     node = make_node(
@@ -66,7 +74,6 @@ def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bo
     )
     graph.nodes.append(node)
     graph.use_domain(PREVIEW)
-    return True
 
 
 def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
@@ -81,24 +88,9 @@ def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
         conflicts("`as_gradient_op`", {f"`{option}`": is_set}, f"leave out one of them: {why}")
 
 
-def _refuse_bfloat16(graph: Graph, names: Iterable[str]) -> None:
-    found = [name for name in names if dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16]
-    if found:
-        raise UsageError(
-            "`as_gradient_op`: the standard's Gradient operator doesn't support bfloat16, which is the type "
-            f"of '{found[0]}'",
-            "leave out the option",
-        )
-
-
 def _rehearse(graph: Graph, training: StepRecord, xs: list[str]) -> None:
     """Differentiate as a later expansion would, only for the errors and cautions. The nodes are discarded."""
     op = Op(graph)
     found = differentiate(graph, {training.loss: op.fill(1.0, op.val(training.loss))}, xs, op, training)
     for name in xs:
         or_zero(op, name, found[name], training)
-
-
-GRADIENT = Pass(
-    "gradient", "with --as-gradient-op, instead of yield and backward: adds one Gradient node", _run, ("loss",)
-)

@@ -7,8 +7,9 @@ Intermediate Representation specification, "Names Within a Graph".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 from onnx import GraphProto
 
@@ -18,9 +19,8 @@ from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
-from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.passes.roles import embed
-from onnxgrad_cli.record import StepRecord
+from onnxgrad_cli.passes.roles import write_roles
+from onnxgrad_cli.record import BackwardRecord, LossRecord, ParameterRecord, StateRecord, StepRecord
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -71,50 +71,29 @@ def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
             _rename(body, identifier)
 
 
-def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
-    """Turn the names that onnxgrad added into valid C identifiers, in the graph and in the record of the build.
-
-    Return True if a name changed.
-    """
+def rename_to_identifiers(graph: Graph, options: NamingOptions, training: StepRecord) -> None:
+    """With --identifiers: turn the names that onnxgrad adds into valid C identifiers."""
     asked = [] if training.sets else training.labels  # the labels of data sets have names that onnxgrad made
     names = make_identifiers(graph, [*asked, training.sample_weight or ""])
 
-    def own(name: str) -> str:
-        return names.get(name, name)
-
-    for renamed in (training.gradients, training.state, training.yielded):
-        for key, value in list(renamed.items()):
-            renamed[own(key)] = own(value)
-            if key in names:
-                del renamed[key]
-    training.loss = own(training.loss)
-    for listed in (training.labels, training.judged, training.predictions):
-        listed[:] = map(own, listed)
-    training.sets = {data: {name: own(each) for name, each in arrays.items()} for data, arrays in training.sets.items()}
-    training.factors = {position: own(name) for position, name in training.factors.items()}
-    training.more = {position: list(map(own, names)) for position, names in training.more.items()}
-    training.masks = {position: own(name) for position, name in training.masks.items()}
-    training.divisors = {position: own(name) for position, name in training.divisors.items()}
-    training.trained = list(map(own, training.trained))
-    training.slots = {own(name): replace(slot, of=own(slot.of)) for name, slot in training.slots.items()}
-    if training.step is not None:
-        groups = [replace(g, weights=tuple(map(own, g.weights))) for g in training.step.groups]
-        training.step = replace(training.step, groups=tuple(groups))
-    training.adapters = [
-        replace(each, a=own(each.a), b=own(each.b), magnitude=own(each.magnitude)) for each in training.adapters
-    ]
-    training.inner = [each.renamed(names) for each in training.inner]
-    training.evaluated = [each.renamed(names) for each in training.evaluated]
+    for part in (StateRecord, ParameterRecord, LossRecord, BackwardRecord):
+        for field in vars(part)["__annotations__"]:
+            setattr(training, field, _renamed(getattr(training, field), names))
     rename(training.proof_nodes, names)
-    training.proof_constants = {own(name): tensor for name, tensor in training.proof_constants.items()}
-    graph.held = set(map(own, graph.held))
-    training.integer_weights = [replace(w, weight=own(w.weight)) for w in training.integer_weights]
-    if training.chunks is not None:
-        training.chunks = training.chunks._replace(values=tuple(map(own, training.chunks.values)))
-    embed(graph, options, training)
-    return bool(names)
+    graph.held = _renamed(graph.held, names)
+    write_roles(graph, options, training)
 
 
-IDENTIFIERS = Pass(
-    "identifiers", "with --identifiers: turns the names that onnxgrad adds into valid C identifiers", _run, ("cleanup",)
-)
+def _renamed(part: Any, names: Mapping[str, str]) -> Any:
+    """Return a part of the record with all names replaced, in containers and dataclasses too."""
+    if isinstance(part, str):
+        return names.get(part, part)
+    if isinstance(part, dict):
+        return {_renamed(key, names): _renamed(value, names) for key, value in part.items()}
+    if isinstance(part, tuple) and hasattr(part, "_fields"):
+        return type(part)(*(_renamed(each, names) for each in part))
+    if isinstance(part, (list, tuple, set, frozenset)):
+        return type(part)(_renamed(each, names) for each in part)
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{field.name: _renamed(getattr(part, field.name), names) for field in fields(part)})
+    return part

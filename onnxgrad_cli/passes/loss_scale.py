@@ -11,11 +11,10 @@ from onnx import TensorProto
 from onnxgrad_cli.common.settings import value_of
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import missing_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import DYNAMIC, LossScale, StepOptions, check_loss_scale
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
 
 
@@ -31,34 +30,34 @@ def parse_loss_scale(text: str) -> LossScale:
     return check_loss_scale(float(found) if isinstance(found, int) and not isinstance(found, bool) else found)
 
 
-def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
-    """Scale the cotangent of the loss up, and the gradients down again, in float32."""
-    asked = options.loss_scale
-    assert asked is not None, "the pipeline has this pass where it is asked for"
-    if asked == DYNAMIC and not options.optimizer:
-        raise UsageError(
+def scale_loss(graph: Graph, options: StepOptions, training: StepRecord) -> None:
+    """With --loss-scale: multiply the gradient of the loss by a scale, and divide the gradients of weights by it.
+
+    The division is in float32.
+    """
+    if options.loss_scale == DYNAMIC and not options.optimizer:
+        raise missing_value(
             "`loss_scale='dynamic'` requires an optimizer, because it adapts the scale at each step",
             "add `optimizer=NAME`, or set `loss_scale` to a number",
         )
     op = Op(graph)
     op.role, op.scope = "backward", "loss_scale"
-    if asked == DYNAMIC:
+    if options.loss_scale == DYNAMIC:
         from onnxgrad_cli.passes.optimizer.step import first_scale  # few builds need this module
 
         scale = first_scale(op, options, training)
     else:
-        scale = op.const(asked, TensorProto.FLOAT)
+        scale = op.const(options.loss_scale, TensorProto.FLOAT)
     _scale_up(op, training, scale)
     unscaled = {}
-    for name, gradient in training.gradients.items():
+    for gradient in training.gradients.values():
         wide = op.wide(op.val(gradient))
-        unscaled[name] = wide / op.cast(scale, wide)
+        unscaled[gradient] = wide / op.cast(scale, wide)
     scaled = {gradient: graph.fresh(f"{gradient}_scaled") for gradient in training.gradients.values()}
     rename([*graph.nodes, *op.nodes], scaled)
     graph.types.update((new, graph.types[old]) for old, new in scaled.items())
-    op.rename_all({training.gradients[name]: value for name, value in unscaled.items()})
+    op.rename_all(unscaled)
     graph.nodes.extend(op.nodes)
-    return True
 
 
 def _scale_up(op: Op, training: StepRecord, scale: Val) -> None:
@@ -71,11 +70,3 @@ def _scale_up(op: Op, training: StepRecord, scale: Val) -> None:
         rename(after, {name: (seed * op.cast(scale, seed)).name})
     graph.nodes[where:where] = op.nodes[before:]
     del op.nodes[before:]
-
-
-LOSS_SCALE = Pass(
-    "loss-scale",
-    "with --loss-scale: multiplies the gradient of the loss by a scale, and divides the gradients of the weights by it",
-    _run,
-    ("backward",),
-)

@@ -30,8 +30,7 @@ from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import BackwardOptions
 from onnxgrad_cli.passes.control_dependencies import zero_after
-from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.passes.stored_integers import is_transpose
+from onnxgrad_cli.passes.stored_integers import before_views
 from onnxgrad_cli.record import Training
 
 MIN_UNPACKED, MAX_UNPACKED, PIECES = 2**19, 2**22, 4
@@ -216,12 +215,14 @@ FED = {"MatMulNBits": 0, "GatherBlockQuantized": 1}
 """Map from an operator that reads a low-bit matrix to the position of its input that is not stored."""
 
 
-def _run(graph: Graph, options: BackwardOptions, training: Training) -> bool:
-    """Restore kernels whose definitions were expanded. For other products, unpack the matrix just before it is used."""
+def restore_kernels(graph: Graph, options: BackwardOptions, training: Training) -> None:
+    """Multiply low-bit matrices with their kernels, and dequantize them only where they are used.
+
+    Kernels whose definitions were expanded are restored. Other products unpack the matrix just before it is used.
+    """
     writer = _LowBitWriter(graph)
-    if training.forward_stays or not writer.matrices:
-        return False
-    return graph.rewrite(writer.replaced)
+    if not training.forward_stays and writer.matrices:
+        graph.rewrite(writer.replaced)
 
 
 class _LowBitWriter:
@@ -256,21 +257,10 @@ class _LowBitWriter:
         if kernel is not None and kernel.op_type == "GatherBlockQuantized":
             return [self._kernel(node, kernel, list(kernel.input))]
         for position, name in enumerate(node.input[:2] if node.op_type in ("Gemm", "MatMul") else ()):
-            value, turned = self._before_views(name)
+            value, turned = before_views(self._makers, name, self.matrices)
             if value in self.matrices:
                 return self._product(node, position, self.matrices[value], turned)
         return None
-
-    def _before_views(self, name: str) -> tuple[str, bool]:
-        """Return (matrix, is transposed) if a value is a low-bit matrix or a view of one, otherwise ("", False)."""
-        turned, makers = False, self._makers
-        while name not in self.matrices:
-            node = makers.get(name)
-            if node is None or not (is_transpose(node) or node.op_type == "Identity"):
-                return "", False
-            turned ^= node.op_type == "Transpose"
-            name = node.input[0]
-        return name, turned
 
     def _product(self, node: Node, position: int, source: Node, turned: bool) -> list[Node] | None:
         """Return the nodes of a product with a low-bit matrix (transposed if `turned`) that the node `source` reads."""
@@ -318,11 +308,3 @@ class _LowBitWriter:
         self.graph.use_domain(kernel.domain)
         self.graph.declared_shapes.update(node.output)
         return written
-
-
-FEW_BITS = Pass(
-    "few-bits",
-    "multiplies low-bit matrices with their kernels, and dequantizes them only where they are used",
-    _run,
-    ("outputs",),
-)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
-from typing import NamedTuple
 
 from onnx import GraphProto
 
@@ -53,18 +52,12 @@ def _values(training: LossRecord) -> set[str]:
     return named - {""}
 
 
-class ProofPart(NamedTuple):
-    """The description of the derivatives and evaluations of a loss, as in `Roles`."""
-
-    inner: tuple[InnerDerivative, ...]
-    evaluated: tuple[InnerEvaluation, ...]
-    text: str
-
-
-def proof_part(graph: Graph, training: LossRecord) -> ProofPart:
+def proof_part(
+    graph: Graph, training: LossRecord
+) -> tuple[tuple[InnerDerivative, ...], tuple[InnerEvaluation, ...], str]:
     """Return the derivatives and evaluations of the loss, and the nodes that a proof needs in addition to the graph.
 
-    The values of these nodes are renamed, because a later pass or tool may use their names again.
+    The nodes are text, as in `Roles`. Their values are renamed, because a later pass or tool may use the names again.
     """
     made = {*graph.producers(), *graph.input_names, *read_by(graph.nodes)}
     made.update(tensor.name for tensor in graph.proto.graph.initializer)
@@ -79,8 +72,9 @@ def proof_part(graph: Graph, training: LossRecord) -> ProofPart:
     for name in sorted(wanted & training.proof_constants.keys()):
         stored.initializer.append(training.proof_constants[name])
         stored.initializer[-1].name = names[name]
-    if not nodes or stored.ByteSize() > MAX_BYTES:
-        return ProofPart(tuple(training.inner), tuple(training.evaluated), "")
-    text = base64.b64encode(stored.SerializeToString(deterministic=True)).decode()
-    inner = tuple(each.renamed(names) for each in training.inner)
-    return ProofPart(inner, tuple(each.renamed(names) for each in training.evaluated), text)
+    text = ""
+    if nodes and stored.ByteSize() <= MAX_BYTES:
+        text = base64.b64encode(stored.SerializeToString(deterministic=True)).decode()
+    own = names if text else {}
+    inner = tuple(each.renamed(own) for each in training.inner)
+    return inner, tuple(each.renamed(own) for each in training.evaluated), text

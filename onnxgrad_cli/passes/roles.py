@@ -70,6 +70,6 @@ def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator
         yield Term(name, output, label, spec.weight, classes, ignored, axis, chunks, spec.data, factor, more, mask)
 
 
-def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:
+def write_roles(graph: Graph, options: StepOptions, training: StepRecord) -> None:
     """Write the roles of inputs and outputs into the model's metadata. They replace those of an earlier build."""
     write(graph.proto, roles(graph, options, training))

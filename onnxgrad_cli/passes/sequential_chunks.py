@@ -9,8 +9,8 @@ again.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence, Set
+from graphlib import TopologicalSorter
 
 import numpy as np
 
@@ -20,25 +20,22 @@ from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
 from onnxgrad_cli.ir.nodes import depending_on, reads
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.passes.control_dependencies import zero_after
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import Training
 
 
-def _run(graph: Graph, options: object, training: Training) -> bool:
+def run_chunks_in_turn(graph: Graph, options: object, training: Training) -> None:
+    """Compute the chunks of a loss one after the other, each with its gradient."""
     chunks = training.chunks
     if chunks is None:
-        return False
+        return
     graph.remove_unused()  # there is no need to wait for unused values
     _let_the_seed_come_first(graph, training)
-    changed = False
     for at in range(1, len(chunks.starts)):
         later = {name for starts in chunks.starts[at:] for name in starts}
         ends = _ends(graph, chunks.nodes[at - 1], depending_on(graph.nodes, later))
         if ends:
             _hold_back(graph, chunks.starts[at], ends)
-            changed = True
     graph.set_nodes(_sorted(graph.nodes))
-    return changed
 
 
 def _let_the_seed_come_first(graph: Graph, training: Training) -> None:
@@ -78,24 +75,13 @@ def _hold_back(graph: Graph, starts: Iterable[str], ends: Sequence[str]) -> None
 def _sorted(nodes: Sequence[Node]) -> list[Node]:
     """Sort nodes so that each follows those it depends on, and otherwise stays in the old order."""
     makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-    needs = [{makers[name] for name in reads(node) if name in makers} for node in nodes]
-    readers = defaultdict[int, list[int]](list)
-    for at, own in enumerate(needs):
-        for maker in own:
-            readers[maker].append(at)
-    ready = [at for at, own in enumerate(needs) if not own]
-    found = []
-    while ready:
-        at = heapq.heappop(ready)
-        found.append(nodes[at])
-        for reader in readers[at]:
-            needs[reader].discard(at)
-            if not needs[reader]:
-                heapq.heappush(ready, reader)
-    assert len(found) == len(nodes), "a chunk depends on itself"
+    needs = {at: {makers[name] for name in reads(node) if name in makers} for at, node in enumerate(nodes)}
+    sorter, ready, found = TopologicalSorter(needs), list[int](), list[Node]()
+    sorter.prepare()
+    while sorter.is_active():
+        for at in sorter.get_ready():
+            heapq.heappush(ready, at)
+        first = heapq.heappop(ready)
+        found.append(nodes[first])
+        sorter.done(first)
     return found
-
-
-IN_TURN = Pass(
-    "in-turn", "computes the chunks of a loss one after the other, each with its gradient", _run, ("few-bits",)
-)

@@ -5,7 +5,7 @@ Before DequantizeLinear existed, quantization tools wrote Cast, Sub and Mul inst
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -15,6 +15,12 @@ from onnxgrad_cli.ir.graph import Graph, is_generated
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import NARROW, dtype_of, is_external, is_float, nbytes
+
+Uses = Mapping[str, list[tuple[Node, int]]]
+"""Map from a value to its readers, as (node, input position)."""
+
+Makers = Mapping[str, Node]
+"""Map from a value to the node that computes it."""
 
 PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
@@ -29,7 +35,7 @@ def quantized_matrices(graph: Graph) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in graph.nodes:
         for name in node.input[:2] if node.op_type in PRODUCTS and is_standard(node.domain) else ():
-            value = _before_views(makers, name)
+            value, _ = before_views(makers, name)
             integers = stored.get(value, "") if value in makers else ""
             if integers and is_float(graph.types.get(value)) and value not in found.setdefault(integers, []):
                 found[integers].append(value)
@@ -69,10 +75,16 @@ def is_integer(tensor: TensorProto) -> bool:
     return "INT" in TensorProto.DataType.Name(tensor.data_type)
 
 
-def _before_views(makers: dict[str, Node], name: str) -> str:
-    while name in makers and (is_transpose(makers[name]) or makers[name].op_type == "Identity"):
-        name = makers[name].input[0]
-    return name
+def before_views(makers: Makers, name: str, known: Container[str] = ()) -> tuple[str, bool]:
+    """Return the matrix that a value is a view of, and True if the value is its transpose.
+
+    The search ends at values in `known`.
+    """
+    turned = False
+    while name not in known and (maker := makers.get(name)) and (is_transpose(maker) or maker.op_type == "Identity"):
+        turned ^= maker.op_type == "Transpose"
+        name = maker.input[0]
+    return name, turned
 
 
 FIRST_OF_HALVES = 19
@@ -86,9 +98,7 @@ def scaled_integers(graph: Graph) -> set[str]:
     return {chain[0].input[0] for chain in chains if chain and scale_of(graph, chain, makers)}
 
 
-def scaling_chain(
-    graph: Graph, cast: Node, uses: Mapping[str, list[tuple[Node, int]]], kept: Collection[str]
-) -> list[Node]:
+def scaling_chain(graph: Graph, cast: Node, uses: Uses, kept: Collection[str]) -> list[Node]:
     """Return the nodes Cast, (Sub,) Mul that dequantize stored integers, beginning with `cast`; [] if there are none.
 
     Args:
@@ -112,9 +122,11 @@ def scaling_chain(
     return chain
 
 
-def scale_of(
-    graph: Graph, chain: list[Node], makers: Mapping[str, Node]
-) -> tuple[list[str], np.ndarray, np.ndarray, int] | None:
+Scaling = tuple[list[str], np.ndarray, np.ndarray, int]
+"""The names of a scale and a zero point, the scale, the zero point, and the axis along which they vary."""
+
+
+def scale_of(graph: Graph, chain: list[Node], makers: Makers) -> Scaling | None:
     """Return (names of scale and zero point, scale, zero point, axis) for a chain of `scaling_chain`.
 
     The axis is -1 if there is a single scale and zero point. If DequantizeLinear can't compute the same, return None.
@@ -123,9 +135,10 @@ def scale_of(
     shift = [node for node in between if node.op_type == "Sub"]
     integers = graph.initializers[cast.input[0]]
     sources = [mul.input[1 - list(mul.input).index(chain[-2].output[0])], *(node.input[1] for node in shift)]
-    sources = [_before_cast(makers, name) for name in sources]
-    arrays = [_stored_array(graph, name) for name in sources]
-    scale, zero = [*arrays, np.zeros(1, np.float32)][:2]
+    casts = [makers.get(name) for name in sources]
+    sources = [c.input[0] if c and c.op_type == "Cast" else name for c, name in zip(casts, sources, strict=True)]
+    arrays = [None if name in graph.input_names else stored_array(graph, name) for name in sources]
+    scale, zero = [None if x is None else x.astype(np.float32) for x in [*arrays, np.zeros(1)][:2]]
     float_type = dtype_of(graph.types.get(cast.output[0]))
     if scale is None or zero is None or (float_type != TensorProto.FLOAT and (graph.opset() or 0) < FIRST_OF_HALVES):
         return None
@@ -139,17 +152,12 @@ def scale_of(
     return sources, scale, zero, axis
 
 
-def _before_cast(makers: Mapping[str, Node], name: str) -> str:
-    maker = makers.get(name)
-    return maker.input[0] if maker is not None and maker.op_type == "Cast" else name
-
-
-def _stored_array(graph: Graph, name: str) -> np.ndarray | None:
-    """Return the values of an initializer in float32, or None if they can't be read."""
+def stored_array(graph: Graph, name: str) -> np.ndarray | None:
+    """Return the values of an initializer, or None if they can't be read."""
     tensor = graph.initializers.get(name)
-    if tensor is None or name in graph.input_names or (is_external(tensor) and graph.path is None):
+    if tensor is None or (is_external(tensor) and graph.path is None):
         return None
-    return numpy_helper.to_array(tensor, str(graph.path.parent) if graph.path else "").astype(np.float32)
+    return numpy_helper.to_array(tensor, str(graph.path.parent) if graph.path else "")
 
 
 def spread(values: np.ndarray, shape: Sequence[int], axis: int = 1, block_size: int = 0) -> np.ndarray:

@@ -11,12 +11,12 @@ from collections import Counter
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.type_inference import declare
 from onnxgrad_cli.options import GradientOptions
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import Targeted, Training
 from onnxgrad_cli.targets import find_target
 
 
-def _run(graph: Graph, options: GradientOptions, training: Training) -> bool:
+def rewrite_for_target(graph: Graph, options: GradientOptions, training: Training) -> None:
+    """With --target: use operators of one runtime where they are faster, and refuse those that it doesn't support."""
     target = find_target(options.target)
     if target.fit:
         target.fit(graph)
@@ -26,12 +26,3 @@ def _run(graph: Graph, options: GradientOptions, training: Training) -> bool:
     operators = Counter(f"{node.domain}::{node.op_type}" for node in inner)
     training.targeted = Targeted(options.target, len(replaced), dict(operators))
     declare(graph)
-    return bool(replaced)
-
-
-TARGET = Pass(
-    "target",
-    "with --target: uses operators of one runtime where they are faster, and refuses those that it doesn't support",
-    _run,
-    ("cleanup",),
-)

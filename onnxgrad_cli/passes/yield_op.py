@@ -13,7 +13,6 @@ from onnxgrad_cli.autodiff.activity import on_the_way
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.types import is_float
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
 
 
@@ -50,10 +49,7 @@ def _feeds(graph: Graph, name: str, outputs: Sequence[str]) -> bool:
     return bool(others) and not on_the_way(graph, [name], [])[0].isdisjoint(others)
 
 
-def _run(graph: Graph, options: object, training: StepRecord) -> bool:
+def mark_loss(graph: Graph, options: object, training: StepRecord) -> None:
+    """Append the YieldOp, which marks the end of the forward part."""
     training.forward_nodes = len(graph.nodes)
     training.yielded = insert_yield(graph, [training.loss])
-    return True
-
-
-YIELD = Pass("yield", "adds the YieldOp marker between forward and backward", _run, ("loss",))

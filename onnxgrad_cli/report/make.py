@@ -34,8 +34,8 @@ from onnxgrad_cli.metadata import Role
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.declare import declared
 from onnxgrad_cli.options.train import NOT_OF_TRAINING
-from onnxgrad_cli.passes import SUMMARIES, pipeline_for
 from onnxgrad_cli.passes.parameters.constants import GENERATED
+from onnxgrad_cli.passes.pipeline import SUMMARIES, pipeline_for
 from onnxgrad_cli.passes.roles import roles
 from onnxgrad_cli.record import Training, parts
 from onnxgrad_cli.report.model import KINDS, Asked, File, Operator, PassRow, Report, Tuned, Untrained, Value, Weight
@@ -271,11 +271,7 @@ def _value(graph: Graph, name: str, role: Role) -> Value:
 
 
 def _passes(built: TrainingModel) -> list[PassRow]:
-    summaries = SUMMARIES | {step.name: step.summary for step in pipeline_for(built.options)}
-    return [
-        PassRow(r.name, summaries.get(r.name, ""), r.seconds, r.nodes_before, r.nodes_after, r.changed)
-        for r in built.records
-    ]
+    return [PassRow(r.name, SUMMARIES[r.name], r.seconds, r.nodes_before, r.nodes_after) for r in built.records]
 
 
 def _operators(graph: Graph, training: Training) -> list[Operator]:

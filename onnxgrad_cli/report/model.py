@@ -98,7 +98,6 @@ class PassRow:
     seconds: float
     nodes_before: int
     nodes_after: int
-    changed: bool
 
 
 @dataclass(frozen=True)

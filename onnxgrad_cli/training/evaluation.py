@@ -22,8 +22,7 @@ from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.ir.weightless_copy import copied, without_initializers
 from onnxgrad_cli.metadata import Term, describe, has_derivatives
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.loss.append import LOSS
-from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.passes.roles import write_roles
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.metrics import YES_AND_NO, Metric, RequestedMetric
@@ -124,7 +123,7 @@ def make_eval_model(
     graph, training = built.graph, built.training
     before = 0  # the number of cautions that are not about the losses
     for step, _ in built.steps("loss"):
-        before = before if step is LOSS else len(training.cautions)
+        before = before if step.name == "loss" else len(training.cautions)
     compared = list(dict.fromkeys([*training.predictions, *outputs]))
     terms = [
         EvalTerm(name, training.divisors.get(position, ""), spec.weight)
@@ -141,7 +140,7 @@ def make_eval_model(
     for name in bound:
         if name not in graph.input_names:
             graph.add_input(name, graph.types[name])
-    embed(graph, built.options, training)
+    write_roles(graph, built.options, training)
     types = with_sizes_of_pasts({value.name: value.type for value in graph.proto.graph.input}, graph)
     cautions = training.cautions[before:]
     return EvalModel(graph.commit(), training.loss, compared, bound, terms, penalties, types, cautions)

@@ -375,7 +375,7 @@ def test_the_label_of_the_first_build_keeps_its_name(shell: Shell) -> None:
     assert list(describe(onnx.load("b.onnx")).inputs)[:3] == ["x", "label", "label_1"]
     named = shell("build", "a.onnx", "--output", "x_grad", "--label", "x", "-o", "c.onnx")
     assert named.code == 2
-    assert named.facts == ("usage", "label", "x")
+    assert named.facts == ("wrong_value", "label", "x")
     assert "--label" in named.err
     assert not Path("c.onnx").exists()
 

@@ -145,7 +145,7 @@ def test_classes_of_one_column_are_refused(shell: Shell, command: str, head: str
     data = () if command == "build" else ("--data", "data.npz")
     more = (*RAN, "-o", "t.onnx") if command == "train" else ()
     result = shell(command, "net.onnx", "--loss", "cross-entropy", *data, *more)
-    assert result.code == 2 and result.facts == ("usage", "2", "1", "output.1", "1", "1")
+    assert result.code == 2 and result.facts == ("wrong_shape", "2", "1", "output.1", "1", "1")
     assert f"hint: for labels of 0 and 1 choose --loss {loss}\n" in result.err
     result = shell(command, "net.onnx", "--loss", loss, *data, *more)
     assert result.code == 0 and "zero" not in result.err + result.out, result.err

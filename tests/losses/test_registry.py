@@ -94,8 +94,8 @@ def test_a_function_says_what_its_label_is() -> None:
     ("name", "said"),
     [
         ("broken", "the function 'broken' raised an error: "),
-        ("none", ("usage", "losses", "none")),
-        ("whole", ("usage", "losses", "whole", "int64", "3")),
+        ("none", ("wrong_type", "losses", "none")),
+        ("whole", ("wrong_type", "losses", "whole", "int64", "3")),
     ],
 )
 def test_a_function_that_is_wrong_is_told_so(name: str, said: str | tuple[str, ...]) -> None:

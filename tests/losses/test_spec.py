@@ -28,7 +28,7 @@ def test_what_is_asked_for_may_be_a_name_a_function_or_several() -> None:
 
 def test_options_of_nobody_are_refused() -> None:
     focal = functions()["focal"]
-    with raises(UsageError, "usage", "loss_options", "q"):
+    with raises(UsageError, "unknown_name", "loss_options", "q"):
         built((2, 3), Options(losses=focal, loss_options={"q:gamma": 1.0}, grad_of_input=("x",)))
     with raises(UsageError, "unknown_name", "gama"):
         built((2, 3), Options(losses=focal, loss_options={"p:gama": 1.0}, grad_of_input=("x",)))

@@ -17,7 +17,7 @@ def test_a_zero_gradient_is_filled_and_said() -> None:
     { r = Floor(z) a = Mul(x, w) y = Add(a, r) }
     """
     built = build(parse(text), Options(grad_of_input=("z",)))
-    assert any("'z' is zero by mathematics" in str(caution) for caution in built.training.cautions)
+    assert ("zero gradient", "z") in [(caution.kind, caution.subject) for caution in built.training.cautions]
     x = np.ones((2, 2), np.float32)
     result = run(built.model, {"x": x, "z": x, "label": x})
     assert result["z_grad"].shape == (2, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.jobs.check import run_check
 from onnxgrad_cli.metadata import describe
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import LoraSpec, Options, RecomputeSpec
 from onnxgrad_cli.passes.gradient_op import rename_named, xs_zs_y
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.verification.proof import prove
@@ -86,10 +87,17 @@ def test_inputs_and_state_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"), [({"yield_": "input"}, "`yield_='input'`"), ({"quantization": "ste"}, "`quantization='ste'`")]
+    ("change", "word"),
+    [
+        ({"yield_": "input"}, "yield_='input'"),
+        ({"quantization": "ste"}, "quantization='ste'"),
+        ({"loss_scale": 8.0}, "loss_scale"),
+        ({"recompute": RecomputeSpec("elementwise")}, "recompute"),
+        ({"lora": LoraSpec(2), "lora_dora": True}, "lora_dora"),
+    ],
 )
-def test_what_the_operator_can_not_say_is_refused(change: dict[str, str], word: str) -> None:
-    with pytest.raises(UsageError, match=f"`as_gradient_op` can't be combined with {word}"):
+def test_what_the_operator_can_not_say_is_refused(change: dict[str, Any], word: str) -> None:
+    with raises(UsageError, "conflict", "as_gradient_op", word):
         build(onnx.load(SAMPLES / "digits_mlp.onnx"), options("digits_mlp", True, **change))
 
 
@@ -97,13 +105,13 @@ def test_bfloat16_is_refused_for_the_standard_leaves_it_out() -> None:
     text = "g (bfloat16[2] x) => (bfloat16[2] y) { y = Mul(x, w) }"
     halves = model(text)
     halves.graph.initializer.append(helper.make_tensor("w", TensorProto.BFLOAT16, [2], [1.0, 2.0]))
-    with raises(UsageError, "usage", "as_gradient_op", "bfloat16", "w"):
+    with raises(UsageError, "conflict", "as_gradient_op", "bfloat16", "w"):
         build(halves, Options(as_gradient_op=True))
 
 
 def test_what_can_not_be_differentiated_is_refused_as_ever() -> None:
     text = "unknown (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { h = Mul(x, w)\n [turn] y = own.Twirl(h) }"
-    with pytest.raises(UnsupportedError, match=r"turn \(own::Twirl\)"):
+    with raises(UnsupportedError, "refused", "turn", "own::Twirl"):
         build(model(text), Options(as_gradient_op=True))
 
 

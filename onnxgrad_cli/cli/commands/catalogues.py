@@ -129,9 +129,9 @@ def schedules(pattern: str) -> Listing:
 
 def passes(pattern: str) -> Listing:
     """List the passes of a build in their order."""
-    from onnxgrad_cli.passes import EVERY, SUMMARIES
+    from onnxgrad_cli.passes.pipeline import PASSES, SUMMARIES
 
-    needs = {step.name: list(step.needs) for step in EVERY}
+    needs = {step.name: [step.needs] for step in PASSES if step.needs}
     names = [name for name in SUMMARIES if fits(name, pattern)] or no_match(pattern, SUMMARIES, "passes")
     data = [{"name": name, "summary": SUMMARIES[name], "needs": needs.get(name, [])} for name in names]
     return Listing(data, table(("pass", "what it does"), [(name, SUMMARIES[name]) for name in names]))

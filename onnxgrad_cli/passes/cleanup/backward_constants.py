@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
 from onnxgrad_cli.ir.nodes import read_by
-from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Shape, dtype_of, known_sizes, shape_of
+from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, dtype_of, known_sizes, shape_of
+from onnxgrad_cli.passes.prepare.constant_folding import add_constants
 
 MIN_NODES_TO_FOLD_SEED = 1000
 """Smallest number of nodes of a graph for which the seed of the backward part is folded too.
@@ -29,19 +29,15 @@ In smaller models the seed stays, so that readers of the model see how the backw
 EXACT = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64})
 """Element types in which numpy computes the same as every runtime."""
 
-ARITHMETIC: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "Add": operator.add,
-    "Sub": operator.sub,
-    "Mul": operator.mul,
-}
+ARITHMETIC = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.truediv}
 SIZES = frozenset({"Shape", "Size"})
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
-COMPUTED = SIZES | VIEWS | ARITHMETIC.keys() | {"ConstantOfShape", "Expand", "Div"}
+COMPUTED = SIZES | VIEWS | ARITHMETIC.keys() | {"ConstantOfShape", "Expand"}
 """Operators that compute the ones with which the backward part begins, and counts of elements."""
 
 
-def compute_constants(graph: Graph) -> bool:
-    """Replace backward nodes that compute small constants by initializers. Return True if there were any."""
+def compute_constants(graph: Graph) -> None:
+    """Replace backward nodes that compute small constants by initializers."""
     outputs = set(graph.output_names)
     roles = ("backward", "seed") if len(graph.nodes) >= MIN_NODES_TO_FOLD_SEED else ("backward",)
     found: dict[str, np.ndarray] = {}
@@ -52,22 +48,17 @@ def compute_constants(graph: Graph) -> bool:
             found[node.output[0]] = value
     if found:
         graph.nodes = [node for node in graph.nodes if node.output[0] not in found]
-        floats = {name: value for name, value in found.items() if value.dtype.kind == "f"}
-        rename(graph.nodes, {name: graph.add_constant(value) for name, value in floats.items()})
-        for name, value in found.items():
-            if name not in floats:
-                graph.add_initializer(name, value)
-    return bool(found)
+        add_constants(graph, {**{name: value for name, value in found.items() if value.dtype.kind == "f"}, **found})
 
 
-def divide_at_once(graph: Graph, keep: Collection[str] = ()) -> bool:
-    """Write 1 / a * b as b / a in the backward part if nothing else reads the quotient. Return True if any changed.
+def divide_at_once(graph: Graph, keep: Collection[str] = ()) -> None:
+    """Write 1 / a * b as b / a in the backward part if nothing else reads the quotient.
 
     onnxruntime does so too, but then visits the graph again. Values in `keep` are not removed.
     """
     made = {node.output[0]: node for node in graph.nodes if node.op_type == "Div" and _is_reciprocal(graph, node)}
     if not made:
-        return False
+        return
     readers = Counter(filter(made.__contains__, read_by(graph.nodes)))
     kept = {*graph.output_names, *keep}
     gone: set[str] = set()
@@ -75,12 +66,12 @@ def divide_at_once(graph: Graph, keep: Collection[str] = ()) -> bool:
         if node.op_type != "Mul" or made.keys().isdisjoint(node.input[:]):
             continue
         quotient, other = sorted(node.input[:], key=lambda name: name not in made)
-        same = shape_of(graph.types.get(other)) == _known(graph, node.output[0])
+        shape = shape_of(graph.types.get(node.output[0]))
+        same = shape is not None and "?" not in shape and shape_of(graph.types.get(other)) == shape
         if same and quotient not in kept and readers[quotient] == 1 and metadata_of(node, ROLE) == "backward":
             node.op_type, node.input[:] = "Div", [other, made[quotient].input[1]]
             gone.add(quotient)
     graph.nodes = [node for node in graph.nodes if node.output[0] not in gone]
-    return bool(gone)
 
 
 def _ours(graph: Graph, name: str) -> np.ndarray | None:
@@ -90,19 +81,8 @@ def _ours(graph: Graph, name: str) -> np.ndarray | None:
 
 def _is_reciprocal(graph: Graph, node: Node) -> bool:
     """Return True if a backward node divides a constant of ones by a float value."""
-    above = _ours(graph, node.input[0])
-    return (
-        above is not None
-        and above.dtype.kind == "f"
-        and bool(np.all(above == 1))
-        and metadata_of(node, ROLE) == "backward"
-    )
-
-
-def _known(graph: Graph, name: str) -> Shape | None:
-    """Return the shape of a value if all its sizes are numbers or symbols, otherwise None."""
-    shape = shape_of(graph.types.get(name))
-    return None if shape is None or "?" in shape else shape
+    above = _ours(graph, node.input[0]) if metadata_of(node, ROLE) == "backward" else None
+    return above is not None and above.dtype.kind == "f" and bool(np.all(above == 1))
 
 
 def _value(graph: Graph, node: Node, found: dict[str, np.ndarray]) -> np.ndarray | None:
@@ -139,7 +119,7 @@ def _computed(graph: Graph, node: Node, operands: list[np.ndarray], shape: tuple
         return operands[0].reshape(shape)
     if kind == "Expand":
         return np.broadcast_to(operands[0], shape)
+    if kind == "Div" and operands[0].dtype.kind != "f":  # runtimes and numpy round quotients of integers differently
+        return None
     with np.errstate(all="ignore"):
-        if kind == "Div":  # runtimes and numpy round quotients of integers differently
-            return operands[0] / operands[1] if operands[0].dtype.kind == "f" else None
         return np.asarray(ARITHMETIC[kind](*operands))

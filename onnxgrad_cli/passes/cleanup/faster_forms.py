@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -36,24 +38,22 @@ tokens on one thread, with transposed factors and with the final transpose: 1.04
 """
 
 
-def turn_products(graph: Graph) -> bool:
-    """Write (Aᵀ B)ᵀ as Bᵀ A in the backward part if nothing else reads the product. Return True if any changed."""
+def turn_products(graph: Graph) -> None:
+    """Write (Aᵀ B)ᵀ as Bᵀ A in the backward part if nothing else reads the product."""
     turns = (node for node in graph.nodes if is_transpose(node) and is_standard(node.domain))
     transposes = {n.output[0]: n for n in turns if len(shape_of(graph.types.get(n.input[0])) or ()) == 2}
     last = _last_transposes(graph, transposes)
-    if not last:
-        return False
     turned = {node.output[0] for node in last.values()}
     factors = {name: node for name, node in transposes.items() if name not in turned}
-    dropped = {node.name for node in last.values()}
 
     def turn(node: Node) -> list[Node] | None:
-        if node.name in dropped:
+        if node.output[0] in turned:
             return []
         product = node.op_type == "MatMul" and node.output[0] in last
         return [*_turn(graph, node, last[node.output[0]].output[0], factors), node] if product else None
 
-    return graph.rewrite(turn, {"MatMul", "Transpose"})
+    if last:
+        graph.rewrite(turn, {"MatMul", "Transpose"})
 
 
 def _last_transposes(graph: Graph, transposes: Mapping[str, Node]) -> dict[str, Node]:
@@ -76,30 +76,28 @@ def _turn(graph: Graph, product: Node, result: str, transposes: Mapping[str, Nod
     added: list[Node] = []
     factors: list[str] = []
     for name in reversed(product.input):
-        if name in transposes:
-            factors.append(transposes[name].input[0])
-        else:
-            added.append(_transpose(graph, product, name))
-            factors.append(added[-1].output[0])
+        if name not in transposes:
+            shape = shape_of(graph.types[name])
+            added.append(_beside(graph, product, "Transpose", [name], shape and shape[::-1], perm=[1, 0]))
+        factors.append(transposes[name].input[0] if name in transposes else added[-1].output[0])
     product.input[:] = factors
     product.output[0] = result
     return added
 
 
-def _transpose(graph: Graph, product: Node, name: str) -> Node:
-    """Return a node that transposes the factor `name` of `product`."""
-    result = graph.fresh(f"{product.name}/Transpose_out")
-    shape = shape_of(graph.types[name])
-    graph.types[result] = tensor_type(graph.types[name].tensor_type.elem_type, shape and shape[::-1])
-    node = make_node("Transpose", [name], [result], graph.fresh(f"{product.name}/Transpose"), perm=[1, 0])
-    node.metadata = product.metadata
-    return node
+def _beside(graph: Graph, node: Node, op_type: str, inputs: list[str], shape: Shape | None, **attributes: Any) -> Node:
+    """Return a node with a result of this shape, and with the metadata of `node`."""
+    result = graph.fresh(f"{node.name}/{op_type}_out")
+    graph.types[result] = tensor_type(dtype_of(graph.types[inputs[0]]), shape)
+    beside = make_node(op_type, inputs, [result], graph.fresh(f"{node.name}/{op_type}"), **attributes)
+    beside.metadata = node.metadata
+    return beside
 
 
 def _is_wide(graph: Graph, name: str) -> bool:
     """Return True if a matrix is known to have at most `MAX_ROWS_PER_COLUMN` times as many rows as columns."""
-    rows, columns = shape_of(graph.types.get(name)) or ("?", "?")
-    return isinstance(rows, int) and isinstance(columns, int) and rows <= MAX_ROWS_PER_COLUMN * columns
+    rows, columns = known_sizes(shape_of(graph.types.get(name))) or (1, 0)
+    return rows <= MAX_ROWS_PER_COLUMN * columns
 
 
 MAX_SMALL_IMAGE = 64
@@ -110,35 +108,34 @@ For small images, the convolution is not faster, because its kernel is called fo
 """
 
 
-def convolve_channels(graph: Graph) -> bool:
-    """Write x * a + b, with a and b per channel, as a convolution, unless a is constant. Return True if any changed.
+def convolve_channels(graph: Graph) -> None:
+    """Write x * a + b, with a and b per channel, as a convolution, unless a is constant.
 
     If a is constant, onnxruntime multiplies it into the weight of the preceding convolution.
     """
     images = {id(value_type) for value_type in graph.distinct_types() if _are_images(shape_of(value_type) or ())}
     if not images:
-        return False
+        return
     products = {
         node.output[0]: found
         for node in graph.nodes
         if node.op_type == "Mul" and (found := _scaled(graph, node, images))
     }
     if not products:
-        return False
+        return
     readers = Counter(name for name in read_by(graph.nodes) if name in products)
     private = {name for name, count in readers.items() if count == 1}.difference(graph.output_names)
-    writer, gone = _ConvWriter(graph), set[str]()
+    constant, gone = cache(lambda shape: graph.add_constant(np.array(shape, np.int64))), set[str]()
 
     def convolution(node: Node) -> list[Node] | None:
         product, shift = ("", "") if node.domain else _sum(graph, node, private)
         if not product:
             return None
         gone.add(product)
-        return writer.convolution(node, *products[product], shift)
+        return _convolution(graph, node, *products[product], shift, constant)
 
     graph.rewrite(convolution, {"Add"})
     graph.nodes = [node for node in graph.nodes if node.op_type != "Mul" or node.output[0] not in gone]
-    return bool(gone)
 
 
 def _scaled(graph: Graph, product: Node, types: Collection[int]) -> tuple[str, str] | None:
@@ -182,30 +179,21 @@ def _is_vector(graph: Graph, name: str, images: Shape) -> bool:
     return shape in ((1, images[1], *ones), (images[1], *ones)) if len(images) > 1 else False
 
 
-class _ConvWriter:
-    """Writes convolutions that scale and shift channels. They share the constants of their Reshape nodes."""
+def _convolution(
+    graph: Graph, node: Node, images: str, factors: str, shift: str, constant: Callable[[Shape], str]
+) -> list[Node]:
+    """Return the nodes that compute images * factors + shift as a convolution, in place of the Add `node`.
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._shapes: dict[tuple[int, ...], str] = {}
-
-    def convolution(self, node: Node, images: str, factors: str, shift: str) -> list[Node]:
-        """Return the nodes that compute images * factors + shift as a convolution, in place of the Add `node`."""
-        shape = shape_of(self._graph.types[images]) or ()
-        channels, pixel = int(shape[1]), [1] * (len(shape) - 2)
-        weight = self._reshaped(node, factors, (channels, 1, *pixel))
-        bias = self._reshaped(node, shift, (channels,))
-        inputs = [images, weight.output[0], bias.output[0]]
-        name = self._graph.fresh(f"{node.name}/Conv")
-        conv = make_node("Conv", inputs, node.output[:], name, group=channels, kernel_shape=pixel)
-        conv.metadata = node.metadata
-        return [weight, bias, conv]
-
-    def _reshaped(self, node: Node, name: str, shape: tuple[int, ...]) -> Node:
-        if shape not in self._shapes:
-            self._shapes[shape] = self._graph.add_constant(np.array(shape, np.int64))
-        result = self._graph.fresh(f"{node.name}/Reshape_out")
-        self._graph.types[result] = tensor_type(TensorProto.FLOAT, shape)
-        view = make_node("Reshape", [name, self._shapes[shape]], [result], self._graph.fresh(f"{node.name}/Reshape"))
-        view.metadata = node.metadata
-        return view
+    `constant` returns the name of a constant vector. The nodes share these vectors.
+    """
+    shape = shape_of(graph.types[images]) or ()
+    channels, pixel = int(shape[1]), (1,) * (len(shape) - 2)
+    views = [
+        _beside(graph, node, "Reshape", [name, constant(sizes)], sizes)
+        for name, sizes in ((factors, (channels, 1, *pixel)), (shift, (channels,)))
+    ]
+    inputs = [images, *(view.output[0] for view in views)]
+    name = graph.fresh(f"{node.name}/Conv")
+    conv = make_node("Conv", inputs, node.output[:], name, group=channels, kernel_shape=pixel)
+    conv.metadata = node.metadata
+    return [*views, conv]

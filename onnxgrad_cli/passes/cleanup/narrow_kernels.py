@@ -19,10 +19,10 @@ CASTS = frozenset({"Cast", "CastLike"})
 """Operators that return bfloat16 because an attribute or an operand says so."""
 
 
-def compute_in_float32(graph: Graph) -> bool:
-    """Put casts to float32 around nodes that have no kernel for bfloat16. Return True if there were any."""
+def compute_in_float32(graph: Graph) -> None:
+    """Put casts to float32 around nodes that have no kernel for bfloat16."""
     wide: dict[str, str] = {}
-    return graph.rewrite(lambda node: _widened(graph, node, wide) if _lacks_kernel(graph, node) else None)
+    graph.rewrite(lambda node: _widened(graph, node, wide) if _lacks_kernel(graph, node) else None)
 
 
 def _lacks_kernel(graph: Graph, node: Node) -> bool:

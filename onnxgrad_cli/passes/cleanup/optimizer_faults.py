@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from onnxgrad_cli.emission.emitter import Op
@@ -23,7 +21,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.nodes import attributes_of, source_of
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.targets.standard import op_for
 
@@ -31,16 +29,11 @@ VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpo
 """Operators past which onnxruntime moves a DequantizeLinear, or which it removes before it does so."""
 
 
-def separate_views(graph: Graph) -> bool:
-    """Insert a Sum of one operand, which is a copy, between a DequantizeLinear and its views in the backward part.
-
-    Return True if there was such a view.
-    """
+def separate_views(graph: Graph) -> None:
+    """Insert a Sum of one operand, which is a copy, between a DequantizeLinear and its views in the backward part."""
     computed = set(graph.made())  # the optimizer skips computed scales
     quantized = (node for node in graph.nodes if node.op_type == "DequantizeLinear")
     made = {node.output[0]: node for node in quantized if node.input[1] not in computed}
-    if not made:
-        return False
     copies: dict[str, str] = {}
 
     def separate(node: Node) -> list[Node] | None:
@@ -57,7 +50,8 @@ def separate_views(graph: Graph) -> bool:
         copy.metadata = node.metadata
         return [copy, node]
 
-    return graph.rewrite(separate, VIEWS)
+    if made:
+        graph.rewrite(separate, VIEWS)
 
 
 def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
@@ -66,67 +60,53 @@ def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
     return view.op_type == "Reshape" and len(scales) == 1 and isinstance(scales[0], int) and scales[0] > 1
 
 
-def keep_cubic_layout(graph: Graph) -> bool:
-    """Insert a Reshape after each cubic Resize of a value that was transposed before; return True if there was one."""
-    cubic = [node for node in graph.nodes if _is_cubic(node) and _may_move(graph, node)]
-    if not cubic:
-        return False
-    views: dict[str, Node] = {}
-    for node in cubic:
+def keep_cubic_layout(graph: Graph) -> None:
+    """Insert a Reshape after each cubic Resize of a value that was transposed before."""
+
+    def kept(node: Node) -> list[Node] | None:
         name = node.output[0]
-        rank = len(shape_of(graph.types.get(name)) or ())
-        sizes = graph.add_constant(np.zeros(rank, np.int64))
+        if not _may_move(graph, node):
+            return None
+        sizes = graph.add_constant(np.zeros(len(shape_of(graph.types[name]) or ()), np.int64))
         node.output[0] = graph.fresh(f"{name}_resized")
         graph.types[node.output[0]] = graph.types[name]
-        views[node.output[0]] = make_node("Reshape", [node.output[0], sizes], [name], graph.fresh(f"{name}/view"))
-        views[node.output[0]].metadata = node.metadata
-    return graph.rewrite(lambda node: [node, views[node.output[0]]] if node.output[0] in views else None, {"Resize"})
+        view = make_node("Reshape", [node.output[0], sizes], [name], graph.fresh(f"{name}/view"))
+        view.metadata = node.metadata
+        return [node, view]
 
-
-def _is_cubic(node: Node) -> bool:
-    return node.op_type == "Resize" and any(a.name == "mode" and a.s == b"cubic" for a in node.attribute)
+    graph.rewrite(kept, {"Resize"})
 
 
 def _may_move(graph: Graph, node: Node) -> bool:
-    """Return True if the input of a Resize depends on a Transpose, and `keep_cubic_layout` has not changed it yet."""
-    if not shape_of(graph.types.get(node.output[0])):
+    """Return True if a Resize is cubic, reads a value that was transposed, and is not followed by a Reshape yet."""
+    if attributes_of(node).get("mode") != b"cubic" or not shape_of(graph.types.get(node.output[0])):
         return False
     before = graph.ancestors(node.input[:1])
     if not any(made.op_type == "Transpose" and made.output[0] in before for made in graph.nodes):
         return False
     readers = [reader for reader in graph.nodes if node.output[0] in reader.input[:1]]
-    return not (len(readers) == 1 and _is_view(graph, readers[0]))
-
-
-def _is_view(graph: Graph, node: Node) -> bool:
-    sizes = graph.constant(node.input[1]) if node.op_type == "Reshape" else None
-    return sizes is not None and not np.any(sizes)
+    sizes = graph.constant(readers[0].input[1]) if [reader.op_type for reader in readers] == ["Reshape"] else None
+    return sizes is None or bool(np.any(sizes))
 
 
 REMOVABLE = frozenset("Cast Identity Reshape Squeeze Transpose Unsqueeze".split())
 """Operators between a Pad and a convolution that onnxruntime's optimizer may remove or move away."""
 
 
-def concatenate_zeros(graph: Graph) -> bool:
-    """Replace each Pad that computes a convolution's weight by a Concat with zeros. Return True if there was one."""
+def concatenate_zeros(graph: Graph) -> None:
+    """Replace each Pad that computes a convolution's weight by a Concat with zeros."""
     makers = graph.producers() if any(node.op_type == "Pad" for node in graph.nodes) else {}
     convolutions = (node for node in graph.nodes if node.op_type == "Conv" and is_standard(node.domain))
-    pads = [_pad_of(makers, node.input[1]) for node in convolutions] if makers else []
-    replaced = {pad.output[0]: pads_of for pad in pads if pad and (pads_of := _mergeable(graph, pad))}
+    sources = [source_of(node.input[1], makers, REMOVABLE) for node in convolutions] if makers else []
+    pads = (node for node in sources if node is not None and node.op_type == "Pad" and is_standard(node.domain))
+    replaced = {pad.output[0]: amounts for pad in pads if (amounts := _mergeable(graph, pad))}
 
     def concatenated(node: Node) -> list[Node] | None:
         amounts = replaced.get(node.output[0])
         return None if amounts is None else _concatenated(graph, node, amounts)
 
-    return bool(replaced) and graph.rewrite(concatenated, {"Pad"})
-
-
-def _pad_of(makers: Mapping[str, Node], name: str) -> Node | None:
-    """Return the Pad that computes a value, possibly followed by removable operators, or None."""
-    maker = makers.get(name)
-    while maker and maker.op_type in REMOVABLE and is_standard(maker.domain):
-        maker = makers.get(maker.input[0])
-    return maker if maker and maker.op_type == "Pad" and is_standard(maker.domain) else None
+    if replaced:
+        graph.rewrite(concatenated, {"Pad"})
 
 
 def _mergeable(graph: Graph, pad: Node) -> list[tuple[int, int]] | None:

@@ -5,7 +5,3 @@
 - `model_file`: inserts a loss from an ONNX file, and other models from files, into the graph.
 - `function`: runs losses that are Python functions. Their code can take derivatives and evaluate models.
 """
-
-from onnxgrad_cli.passes.loss.append import LOSS
-
-__all__ = ["LOSS"]

@@ -15,11 +15,23 @@ from typing import Any
 from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli import losses
+from onnxgrad_cli.common.checks import conflicts
 from onnxgrad_cli.common.settings import unknown_setting
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import (
+    Caution,
+    InternalError,
+    OnnxgradError,
+    UsageError,
+    conflict,
+    suggest,
+    unknown_name,
+    wrong_shape,
+    wrong_type,
+    wrong_value,
+)
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import refill
 from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
@@ -31,11 +43,10 @@ from onnxgrad_cli.losses.same_shape import checked_axis, weighted_mean
 from onnxgrad_cli.losses.spec import LossSpec, default_loss, settings_of
 from onnxgrad_cli.options import AppendOptions, LossOptions
 from onnxgrad_cli.passes.loss.chunks import write_chunks
-from onnxgrad_cli.passes.loss.data_sets import evaluations
+from onnxgrad_cli.passes.loss.data_sets import evaluations, mask_of
 from onnxgrad_cli.passes.loss.function import LossOp
 from onnxgrad_cli.passes.loss.model_file import LossFile
 from onnxgrad_cli.passes.parameters.select import drop_untied, refuse_constant_loss
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.proof_part import keep_for_proof
 from onnxgrad_cli.record import LossRecord, StepRecord
 
@@ -43,18 +54,15 @@ LABEL = LossOptions.label
 """The default name of the label input."""
 
 
-def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
-    """Append every loss and penalty, and their sum, called `loss`."""
+def append_losses(graph: Graph, options: AppendOptions, training: StepRecord) -> None:
+    """Append every loss and penalty, and their sum, which is called 'loss'."""
     op = LossOp(graph, training)
     _refuse_unknown_options(options, training)
-    if options.training_info and any(spec.schedule for spec in options.losses):
-        raise UsageError(
-            "`training_info` can't be combined with a loss whose weight follows a schedule",
-            "leave out the schedule",
-            code="conflict",
-        )
+    if options.training_info:
+        scheduled = any(spec.schedule for spec in options.losses)
+        conflicts("`training_info`", {"a loss whose weight follows a schedule": scheduled}, "leave out the schedule")
     if (options.loss_chunks or 1) > 1 and not any(spec.name == "causal-lm" for spec in options.losses):
-        raise UsageError("`loss_chunks` requires the loss causal-lm", "leave out the option, or use that loss")
+        raise conflict("`loss_chunks` requires the loss causal-lm", "leave out the option, or use that loss")
     terms, options = [], _with_free_label(graph, options, training)
     asked = list(training.predictions)
     evaluated = evaluations(op, options, training)
@@ -87,7 +95,6 @@ def _run(graph: Graph, options: AppendOptions, training: StepRecord) -> bool:
     if any(spec.function for spec in options.losses):
         _drop_unread_labels(graph, training)
     fed_first(graph)
-    return True
 
 
 def _drop_unread_labels(graph: Graph, training: LossRecord) -> None:
@@ -136,7 +143,7 @@ def _refuse_unknown_options(options: LossOptions, training: LossRecord) -> None:
         owner, _, name = text.rpartition(":")
         if owner not in owners:
             hint = suggest(owner, [owner for owner in owners if owner], "outputs, labels and sets")
-            raise UsageError(f"`loss_options`: no loss uses an output, a label or a data set '{owner}'", hint)
+            raise unknown_name(f"`loss_options`: no loss uses an output, a label or a data set '{owner}'", hint)
         known = [option.name for spec in owners[owner] if spec.loss for option in spec.loss.options]
         if name not in known:
             names = ", ".join(spec.name for spec in owners[owner])
@@ -166,18 +173,17 @@ def _term(
     if isinstance(loss, LossFile):
         training.scalars.add(len(training.judged) - 1)
         if options.sample_weight:
-            raise UsageError(
+            raise conflict(
                 f"`sample_weight` can't be combined with '{spec.name}', because a loss from a file returns one "
                 "number for the batch",
                 "leave out the option, or weight the samples inside the file",
-                code="conflict",
             )
         return op.wide(loss(op, prediction, label))
-    _caution(op, given, training, loss, prediction, is_default=spec is default_loss())
+    doubts = _doubts(op, given, loss, prediction, is_default=spec is default_loss())
+    training.cautions.extend(Caution("note", prediction.name, text) for text in doubts)
     parts = None
     if label is not None and loss.function is causal_lm:
         parts = _by_chunks(op, options, given, training, prediction, label)
-        _note_chunks(options, training, prediction.name)
     if parts is not None:
         total, divisor = parts
         if options.reduction == "sum":
@@ -212,26 +218,21 @@ def _term(
 def _by_chunks(
     op: Op, options: AppendOptions, given: Mapping[str, object], training: LossRecord, prediction: Val, label: Val
 ) -> tuple[Val, Val] | None:
-    """Write causal-lm in chunks of tokens. Return the sum of the losses and its divisor, or None if not in chunks.
+    """Write causal-lm in chunks of tokens, with a note for the user.
+
+    Return the sum of the losses and its divisor, or None if the loss is not computed in chunks.
 
     Chunks are not possible if the model keeps its outputs or the YieldOp, if a Gradient node or training information
     describes the loss, or if there are sample weights.
     """
     whole = options.keep_outputs or options.as_gradient_op or options.training_info or options.yield_ == "keep"
-    if whole or options.sample_weight:
-        return None
-    ignored = losses.LOSSES.lookup("causal-lm").ignored(given)
+    ignored, output, parts = losses.LOSSES.lookup("causal-lm").ignored(given), prediction.name, None
     assert ignored is not None
-    return write_chunks(op, training, prediction, label, ignored, options.loss_chunks)
-
-
-def _note_chunks(options: AppendOptions, training: LossRecord, output: str) -> None:
-    """Add a note that a loss is computed in chunks, or that chunks were requested but are not possible."""
+    if not whole and not options.sample_weight:
+        parts = write_chunks(op, training, prediction, label, ignored, options.loss_chunks)
     if training.chunks is not None:
-        text = (
-            f"the loss is computed in {len(training.chunks.values)} chunks of tokens; '{output}' is never computed "
-            "as a whole"
-        )
+        count = len(training.chunks.values)
+        text = f"the loss is computed in {count} chunks of tokens; '{output}' is never computed as a whole"
         training.cautions.append(Caution("note", output, text))
     elif (options.loss_chunks or 1) > 1:
         text = (
@@ -240,6 +241,7 @@ def _note_chunks(options: AppendOptions, training: LossRecord, output: str) -> N
             "token separately"
         )
         training.cautions.append(Caution("note", output, text))
+    return parts
 
 
 def _operands(
@@ -282,7 +284,7 @@ def _mask_type(value: Val, parameter: str) -> TypeProto:
     shape = value.known_shape or ()
     if len(shape) < 2:
         message = f"`losses`: the mask '{parameter}' needs a value with two axes or more, but '{value.name}' is"
-        raise UsageError(f"{message} {in_words(value.type) or 'of unknown type'}", "name another input or output")
+        raise wrong_shape(f"{message} {in_words(value.type) or 'of unknown type'}", "name another input or output")
     return tensor_type(value.dtype if is_float(value.type) else TensorProto.FLOAT, shape[:2])
 
 
@@ -290,9 +292,9 @@ def _refuse_padded_mean(spec: LossSpec, loss: losses.Loss, found: Val) -> None:
     """Refuse a loss with a mask that has several elements per sample: their mean would also count the padding."""
     shape = found.known_shape or ()
     if any(size != 1 for size in shape[1:]):
-        mask = next(parameter for parameter, (kind, _) in (loss.operands or {}).items() if kind == "mask")
+        mask = mask_of(loss)
         text = f"`losses`: {spec.name} takes the mask '{mask}', but returns several losses per sample, {list(shape)}"
-        raise UsageError(text, f"return one per sample, such as op.sum(losses * {mask}, [1]) / op.sum({mask}, [1])")
+        raise wrong_shape(text, f"return one per sample, such as op.sum(losses * {mask}, [1]) / op.sum({mask}, [1])")
 
 
 def _called(
@@ -314,8 +316,7 @@ def _called(
             if place:
                 error.put_place(place)
             raise
-        where = place and f" {place}"
-        reason = f"{type(error).__name__}{where}: {str(error).removeprefix('internal: ')}"
+        reason = f"{type(error).__name__}{place and f' {place}'}: {str(error).removeprefix('internal: ')}"
         raise UsageError(
             f"`losses`: the function '{loss.name}' raised an error: {reason}", "correct the function"
         ) from error
@@ -323,14 +324,14 @@ def _called(
         op.in_function = False
     parts = result if isinstance(result, tuple) else (result, None)
     if len(parts) != 2 or not isinstance(parts[0], Val) or not isinstance(parts[1], (Val, type(None))):
-        raise UsageError(
+        raise wrong_type(
             f"`losses`: the function '{loss.name}' must return a value of the graph, but returns "
             f"{type(result).__name__}",
             "compute the losses with op and return them, or return a tuple of the losses and their weights",
         )
     for part in filter(None, parts):
         if not is_float(part.type):
-            raise UsageError(
+            raise wrong_type(
                 f"`losses`: the function '{loss.name}' must return floats, but returns {in_words(part.type)}",
                 "compute the losses from floats",
             )
@@ -347,7 +348,7 @@ def _label(op: LossOp, training: LossRecord, data: str, name: str, label_type: T
     if name in training.labels:
         old = graph.types[name]
         if (dtype_of(old), shape_of(old)) != (dtype_of(label_type), shape_of(label_type)):
-            raise UsageError(
+            raise conflict(
                 f"two losses need a label '{name}' of different types: {in_words(old)} and {in_words(label_type)}",
                 "give each label its own name: `losses=NAME:OUTPUT:LABEL`",
             )
@@ -361,7 +362,7 @@ def _label(op: LossOp, training: LossRecord, data: str, name: str, label_type: T
 def _refuse_taken(graph: Graph, name: str, option: str) -> None:
     if not name or graph.taken(name):
         reason = f"the model already has a value or a node called '{name}'" if name else "the name is empty"
-        raise UsageError(f"{option}: {reason}", f"choose another name with {option}")
+        raise wrong_value(f"{option}: {reason}", f"choose another name with {option}")
 
 
 def _head(op: Op, prediction: Val) -> str:
@@ -385,32 +386,22 @@ def _refuse_one_class(op: Op, given: Mapping[str, object], loss: losses.Loss, pr
     else:
         hint = f"for labels of 0 and 1 choose `losses={'bce' if head == 'Sigmoid' else 'bce-logits'!r}`"
     text = f"{loss.name} needs at least 2 classes, and axis {axis} of '{prediction.name}' has 1"
-    raise UsageError(f"{text}: the softmax over one class is always 1", hint)
+    raise wrong_shape(f"{text}: the softmax over one class is always 1", hint)
 
 
-def _caution(
-    op: Op, given: Mapping[str, object], training: LossRecord, loss: losses.Loss, prediction: Val, is_default: bool
-) -> None:
+def _doubts(op: Op, given: Mapping[str, object], loss: losses.Loss, prediction: Val, is_default: bool) -> Iterator[str]:
+    """Yield a sentence for each sign that a loss does not fit its output."""
     head = _head(op, prediction)
+    made = f"output '{prediction.name}' is computed by {head}"
     if head in loss.rather:
-        text = (
-            f"output '{prediction.name}' is computed by {head}, which the loss {loss.name} does not expect; "
-            f"use {loss.rather[head]} instead"
-        )
-        training.cautions.append(Caution("note", prediction.name, text))
+        yield f"{made}, which the loss {loss.name} does not expect; use {loss.rather[head]} instead"
     elif head in FOR_OUTPUTS and is_default:
-        text = (
-            f"output '{prediction.name}' is computed by {head}, and the loss is {loss.name}, the default; "
-            f"a classifier trains better with `losses={FOR_OUTPUTS[head]!r}`"
-        )
-        training.cautions.append(Caution("note", prediction.name, text))
+        better = f"a classifier trains better with `losses={FOR_OUTPUTS[head]!r}`"
+        yield f"{made}, and the loss is {loss.name}, the default; {better}"
     axis = loss.class_axis(given)
     if axis is not None and isinstance(prediction.shape[axis], str) and isinstance(prediction.shape[-1], int):
-        text = (
-            f"{loss.name} reads the classes from axis {axis}, whose size is not fixed; if the classes are on "
-            "the last axis, set class-axis=-1"
-        )
-        training.cautions.append(Caution("note", prediction.name, text))
+        where = f"{loss.name} reads the classes from axis {axis}, whose size is not fixed"
+        yield f"{where}; if the classes are on the last axis, set class-axis=-1"
 
 
 def _caution_pairs(training: LossRecord, prediction: Val, found: Val) -> None:
@@ -479,11 +470,10 @@ def _use_of_batch_size(graph: Graph, samples: Mapping[str, SampleAxis], value: s
 def _sample_weight(op: Op, training: LossRecord, name: str, loss: losses.Loss, prediction: Val, found: Val) -> Val:
     """Add the input for sample weights, and return it in a shape that broadcasts to the losses."""
     if not found.known_shape or not prediction.known_shape:
-        raise UsageError(
+        raise conflict(
             f"`sample_weight` can't be combined with {loss.name} on '{prediction.name}', which is one number "
             "for the batch",
             "leave out the option, or choose an output with a batch axis",
-            code="conflict",
         )
     if training.sample_weight is None:
         _refuse_taken(op.graph, name, "`sample_weight`")
@@ -501,10 +491,5 @@ def penalty(op: Op, kind: str, weight: Val) -> Val:
 
 def fed_first(graph: Graph) -> None:
     """Sort the inputs: those that must be fed come before initializers, which old models also declare as inputs."""
-    inputs = list(graph.proto.graph.input)
-    ordered = sorted(inputs, key=lambda value: value.name in graph.initializers)
-    if [v.name for v in ordered] != [v.name for v in inputs]:
-        refill(graph.proto.graph.input, ordered)
-
-
-LOSS = Pass("loss", "adds the loss to the model", _run, ("prepare",))
+    inputs = graph.proto.graph.input
+    refill(inputs, sorted(inputs, key=lambda value: value.name in graph.initializers))

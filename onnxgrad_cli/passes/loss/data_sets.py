@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from onnx import TypeProto
 
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.common.checks import conflicts
+from onnxgrad_cli.errors import conflict, missing_value, wrong_value
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.losses import Loss
 from onnxgrad_cli.options import AppendOptions
 from onnxgrad_cli.passes.loss.function import Evaluation, LossOp
 from onnxgrad_cli.record import LossRecord, StepRecord
@@ -29,7 +31,7 @@ def evaluations(op: LossOp, options: AppendOptions, training: StepRecord) -> dic
     if "" in found or "" in others:
         name = next(spec.name for spec in options.losses if not spec.data)
         known = next(filter(None, (first, *others)))
-        raise UsageError(
+        raise missing_value(
             f"`losses`: '{name}' has no data set, but a different loss has one", f"choose one: `losses={known}={name}`"
         )
     training.sets[first] = {name: name for name in training.inputs}
@@ -54,26 +56,24 @@ def _check_copies(options: AppendOptions, training: StepRecord) -> None:
         ("loss_chunks", (options.loss_chunks or 1) > 1),
         ("training_info", options.training_info),
     ):
-        if is_set:
-            raise UsageError(
-                f"`{option}` can't be combined with losses on several data sets", "leave it out", code="conflict"
-            )
+        conflicts(f"`{option}`", {"losses on several data sets": is_set}, "leave it out")
     for spec in options.losses:
-        operands = {} if spec.loss is None else spec.loss.operands or {}
-        mask = next((parameter for parameter, (kind, _) in operands.items() if kind == "mask"), None)
-        if mask is not None:
-            raise UsageError(
-                f"`losses`: {spec.name} takes the mask '{mask}', which can't be combined with several data sets",
-                "use a loss without a mask, or one data set",
-                code="conflict",
-            )
+        mask = mask_of(spec.loss)
+        what = f"`losses`: {spec.name} takes the mask '{mask}', which"
+        conflicts(what, {"several data sets": bool(mask)}, "use a loss without a mask, or one data set")
     statistics = next(iter((*training.state, *training.fusions)), None)
     if statistics is not None:
-        raise UsageError(
+        raise conflict(
             f"BatchNormalization in training mode computes '{statistics}' from a batch, and there are several data "
             "sets with a batch each",
             "use `mode='eval'`",
         )
+
+
+def mask_of(loss: Loss | None) -> str:
+    """Return the parameter of a loss that takes a mask, or "" if there is none."""
+    operands = {} if loss is None else loss.operands or {}
+    return next((parameter for parameter, (kind, _) in operands.items() if kind == "mask"), "")
 
 
 def _copy(op: LossOp, training: LossRecord, data: str) -> Evaluation:
@@ -106,7 +106,7 @@ def _copy(op: LossOp, training: LossRecord, data: str) -> Evaluation:
 
 def _refuse_taken(op: LossOp, name: str, data: str) -> None:
     if op.graph.taken(name):
-        raise UsageError(
+        raise wrong_value(
             f"`losses`: the copy of the model for the data set '{data}' would have a value '{name}', but the model "
             "already has a value of this name",
             "give the data set a different name",

@@ -22,7 +22,17 @@ from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import (
+    Caution,
+    UsageError,
+    conflict,
+    missing_value,
+    suggest,
+    unknown_name,
+    wrong_shape,
+    wrong_type,
+    wrong_value,
+)
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
@@ -186,7 +196,7 @@ class LossOp(Op):
             UsageError: the shapes differ, or the size of an axis after the batch axis is unknown.
         """
         if x.shape[1:] != y.shape[1:]:
-            raise UsageError(
+            raise wrong_shape(
                 f"`op.divergence`: both values must have the same shape, but '{y.name}' is {in_words(y.type)} "
                 f"and '{x.name}' is {in_words(x.type)}",
                 "give both the shape [batch, ...]",
@@ -211,7 +221,7 @@ class LossOp(Op):
             UsageError: y has a different shape or does not depend on x, or a size of x after the batch is unknown.
         """
         if y.rank > 2 or (y.rank == 2 and y.shape[1] != 1):
-            raise UsageError(
+            raise wrong_shape(
                 f"`op.laplacian`: '{y.name}' must have one number per sample, but is {in_words(y.type)}",
                 "give it the shape [batch, 1]",
             )
@@ -234,7 +244,7 @@ class LossOp(Op):
         """Append nodes for the products of `cotangent` with dy/dx, and return the product for each x."""
         for each in (y, *xs):
             if not is_float(each.type):
-                raise UsageError(
+                raise wrong_type(
                     f"`op.{name}`: '{each.name}' must be a float tensor, but is {in_words(each.type)}",
                     "pass float tensors, because only they have derivatives",
                 )
@@ -249,7 +259,7 @@ class LossOp(Op):
             self.training, self.scope, self.role, self.forward = training, scope, role, ""
             self.wanted, self.node = (lambda _: True), None
         if record.partial:
-            raise UsageError(
+            raise conflict(
                 f"`op.{name}`: a gradient is stopped before '{record.partial[0]}', so the derivative would be "
                 "incomplete",
                 "compute the loss from values whose derivatives are not stopped",
@@ -274,7 +284,7 @@ class LossOp(Op):
     def _check_values(self, name: str, y: Val, *xs: Val) -> None:
         """Check that there are values to differentiate with respect to, and that all are values of the graph."""
         if not xs or not all(isinstance(each, Val) for each in (y, *xs)):
-            raise UsageError(
+            raise wrong_type(
                 f"`op.{name}` accepts only values of the graph",
                 "pass parameters of the loss function, or results of op",
             )
@@ -292,11 +302,11 @@ class LossOp(Op):
             UsageError: the type or a size differs.
         """
         if not isinstance(value, Val):
-            raise UsageError(f"`op.{name}` accepts only values of the graph, not {value!r}", "use op.const(...)")
+            raise wrong_type(f"`op.{name}` accepts only values of the graph, not {value!r}", "use op.const(...)")
         sizes = zip(place.known_shape or (), value.known_shape or (), strict=False)
         is_broadcast = any(size != other and (isinstance(size, int) or other == 1) for size, other in sizes)
         if value.dtype != place.dtype or value.rank != place.rank or is_broadcast:
-            raise UsageError(
+            raise wrong_type(
                 f"`op.{name}`: {what} must be {in_words(place.type)}, but the given value is {in_words(value.type)}",
                 "pass a value of this type",
             )
@@ -317,7 +327,7 @@ class LossOp(Op):
         """
         for axis in axes or ():
             if not -x.rank <= axis < x.rank:
-                raise UsageError(
+                raise wrong_value(
                     f"a reduction over axis {axis}: '{x.name}' is {in_words(x.type)}",
                     f"choose axes from {-x.rank} to {x.rank - 1}",
                 )
@@ -404,7 +414,7 @@ class LossOp(Op):
         for name in file.inputs:
             own = self.evaluation.labels.get(name, self.evaluation.own(name))
             if name not in inputs and own not in self.graph.types:
-                raise UsageError(
+                raise missing_value(
                     f"`op.load`: '{path}' has an input '{name}' without a value", f"pass a value: {name}=..."
                 )
             given[name] = inputs.get(name) or self.val(own)
@@ -423,7 +433,7 @@ def _elements(x: Val) -> int:
     """
     sizes = known_sizes(x.shape[1:])
     if sizes is None:
-        raise UsageError(
+        raise wrong_shape(
             f"a derivative in the loss requires a fixed size on each axis after the batch axis, but '{x.name}' is "
             f"{in_words(x.type)}",
             f"fix the sizes of '{x.name}' on the axes after the batch axis",

@@ -14,7 +14,7 @@ from onnx import TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError, mismatch
 from onnxgrad_cli.files import load_external_data, load_model
 from onnxgrad_cli.ir.dialects import checker_error, repair
 from onnxgrad_cli.ir.domains import is_standard
@@ -52,7 +52,7 @@ class ModelFile:
             model = load_model(path)[0]
             load_external_data(model, Path(path))  # external data are read beside the file, not beside the model
         except OnnxgradError as error:
-            raise OnnxgradError(f"`losses`: {error.message}", error.hint, error.details) from error
+            raise OnnxgradError(f"`losses`: {error.message}", error.hint, error.details, code=error.code) from error
         repair(model)
         self._graph = Graph(model, Path(path))
         if self._graph.proto.graph.sparse_initializer:
@@ -63,7 +63,7 @@ class ModelFile:
         self.inputs = {value.name: value for value in declared if value.name not in self._graph.initializers}
 
     def _unfit(self, what: str, hint: str) -> UsageError:
-        return UsageError(f"the {self.kind} '{self.path}' {what}", hint or None)
+        return mismatch(f"the {self.kind} '{self.path}' {what}", hint or None)
 
     def _convert(self, graph: Graph) -> None:
         """Convert the file's model to the opset of `graph`. Import its other domains into `graph`."""
@@ -230,7 +230,9 @@ class LossFile(ModelFile):
         Raises:
             UsageError: the inner types contradict each other for this output, or the result is not a scalar.
         """
-        given = {self._prediction.name: prediction, **({self._label.name: label} if self._label and label else {})}
+        given = {self._prediction.name: prediction}
+        if self._label and label:
+            given[self._label.name] = label
         ((output, result),) = self.splice(op, given).items()
         shape = result.known_shape
         if not is_float(result.type) or shape is None or any(dim != 1 for dim in shape):

@@ -7,49 +7,39 @@
   weights.
 """
 
-from onnxgrad_cli.errors import UsageError
+from dataclasses import fields
+
+from onnxgrad_cli.errors import conflict, missing_value
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.options import Options, StepOptions, UpdateOptions
-from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.options import OptimizerOptions, Options, UpdateOptions
 from onnxgrad_cli.record import StepRecord
 
-__all__ = ["OPTIMIZER", "options_of_steps"]
 
-FOR_STEPS = (
-    "optimizer_options",
-    "group",
-    "clip_norm",
-    "clip_value",
-    "accumulate",
-    "ema",
-    "embed_state",
-    "cycle_momentum",
-)
-"""Names of the options that configure the optimizer's step."""
+def is_optimizer_asked(options: OptimizerOptions) -> bool:
+    """Return True if an optimizer or an option of its step is set."""
+    return bool(options.optimizer or _set_options(options))
 
 
-def options_of_steps(options: StepOptions) -> list[str]:
+def _set_options(options: OptimizerOptions) -> list[str]:
     """Return the names of those options that configure the optimizer's step and are set."""
-    defaults = Options()
-    return [name for name in FOR_STEPS if getattr(options, name) != getattr(defaults, name)]
+    usual, names = Options(), (field.name for field in fields(OptimizerOptions))
+    others = {"optimizer", "loss_scale"}
+    return [name for name in names if name not in others and getattr(options, name) != getattr(usual, name)]
 
 
-def _run(graph: Graph, options: UpdateOptions, training: StepRecord) -> bool:
+def append_optimizer(graph: Graph, options: UpdateOptions, training: StepRecord) -> None:
+    """With --optimizer: append the optimizer's step."""
     if not options.optimizer:
-        raise UsageError(
-            f"`{options_of_steps(options)[0]}` requires an optimizer", "choose an optimizer with `optimizer=NAME`"
+        raise missing_value(
+            f"`{_set_options(options)[0]}` requires an optimizer", "choose an optimizer with `optimizer=NAME`"
         )
     from onnxgrad_cli.optimizers import LBFGS
     from onnxgrad_cli.passes.optimizer.step import append_step  # many builds don't need this module
 
     if options.optimizer == LBFGS.name:
-        raise UsageError(
+        raise conflict(
             "`optimizer='lbfgs'` can't be part of a training model, because an iteration runs the model several times "
             "on all samples",
             "use it in `onnxgrad train`, or choose an optimizer such as `optimizer='adam'`",
         )
     append_step(graph, options, training)
-    return True
-
-
-OPTIMIZER = Pass("optimizer", "with --optimizer: adds the optimizer's step", _run, ("outputs",))

@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, UsageError
+from onnxgrad_cli.errors import Caution, conflict
 from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.passes.optimizer.state import OptimizerState
 from onnxgrad_cli.record import LossRecord
@@ -44,11 +44,10 @@ def check_accumulation(options: StepOptions) -> None:
         UsageError: such options are set.
     """
     if options.accumulate > 1 and options.reduction == "sum" and (options.l1 or options.l2):
-        raise UsageError(
+        raise conflict(
             "`accumulate` can't be combined with `l1` or `l2` and `reduction='sum'`, because each batch would "
             "add the penalty again",
             "use `reduction='mean'`",
-            code="conflict",
         )
 
 

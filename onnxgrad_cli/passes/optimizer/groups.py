@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from onnxgrad_cli import optimizers
 from onnxgrad_cli.common.settings import pairs, unknown_setting
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_value
 from onnxgrad_cli.metadata import StepGroup, StepSettings
 from onnxgrad_cli.optimizers import Optimizer
 from onnxgrad_cli.options import RATE, Group, OptimizerOptions
@@ -31,7 +31,7 @@ def parse_group(text: str) -> Group:
     pattern, _, rest = text.rpartition(":")
     found = pairs(rest, text, "GLOB:KEY=VALUE,KEY=VALUE") if pattern else {}
     if not found:
-        raise UsageError(
+        raise wrong_value(
             f"`group`: '{text}' is not of the form GLOB:KEY=VALUE", "write, for example, '*.bias:weight-decay=0'"
         )
     return Group(pattern, found)
@@ -45,7 +45,7 @@ def settings(
     Raises:
         UsageError: a group matches no weight, the optimizer has no such option, or a value has the wrong type.
     """
-    given: dict[str, dict[str, object]] = {weight: dict(options.optimizer_options) for weight in weights}
+    given: dict[str, dict[str, Any]] = {weight: dict(options.optimizer_options) for weight in weights}
     takes = [*(option.name for option in optimizer.options), RATE]
     optimizer.settings(options.optimizer_options)
     for group in options.group:
@@ -54,7 +54,8 @@ def settings(
                 raise unknown_setting(f"`group` '{group}': {optimizer.name}", name, takes)
         for weight in members(group, weights, known):
             given[weight] |= group.options
-    return {weight: _settings(optimizer, each) for weight, each in given.items()}
+    factors = {weight: each.pop(RATE, 1.0) for weight, each in given.items()}
+    return {weight: Settings(optimizer.settings(each), factors[weight]) for weight, each in given.items()}
 
 
 def members(group: Group, weights: Sequence[str], known: Known | None) -> list[str]:
@@ -87,9 +88,3 @@ def described(
 
 def _numbers(options: Mapping[str, object]) -> dict[str, float]:
     return {name: float(value) for name, value in options.items() if isinstance(value, Real)}
-
-
-def _settings(optimizer: Optimizer, given: dict[str, object]) -> Settings:
-    factor = given.pop(RATE, 1.0)
-    assert isinstance(factor, (int, float)), "a Group checks it"
-    return Settings(optimizer.settings(given), float(factor))

@@ -18,7 +18,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import behind
 from onnxgrad_cli.ir.type_inference import infer_types
-from onnxgrad_cli.ir.types import FLOATS, dtype_of, shape_of
+from onnxgrad_cli.ir.types import FLOATS, dtype_of, known_sizes, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import narrowed
@@ -85,7 +85,9 @@ def slice_optimizer(optimizer: ModelProto, large: int) -> Slices | None:
     infer_types(graph)
     producers = graph.producers()
     chains = [_Chain(graph, producers, roles, name) for name, role in roles.inputs.items() if role == "weight"]
-    chains, scalars = _apart_from_scalars(graph, [c for c in chains if c.size >= large and c.is_elementwise])
+    chains, scalars = _apart_from_scalars(
+        graph, [c for c in chains if c.is_elementwise and math.prod(known_sizes(c.shape) or (0,)) >= large]
+    )
     if not chains:
         return None
     sliced = {name for chain in chains for name in chain.outputs}
@@ -133,11 +135,6 @@ class _Chain:
         self._seen: set[str] = set()
         self.is_elementwise = bool(self.outputs) and all(self._reaches(name) for name in self.outputs)
 
-    @property
-    def size(self) -> int:
-        """The number of elements of the weight; 0 if it is unknown."""
-        return math.prod(dim if isinstance(dim, int) else 0 for dim in self.shape)
-
     def _reaches(self, name: str) -> bool:
         """Follow a value back to the values that it is computed from. Return True if all nodes between are elementwise.
 
@@ -173,9 +170,9 @@ class _Chain:
         known = {name: self._graph.constant(name) for name in self.scalars}
         constants = {name: array.reshape(()) for name, array in known.items() if array is not None}
         scalars = tuple(name for name in self.scalars if name not in constants)
-        dtypes = {name: self._dtype(name) for name in (*self.made, *self.vectors, *scalars)}
+        dtypes = {
+            name: np.dtype(helper.tensor_dtype_to_np_dtype(dtype_of(self._graph.types[name])))
+            for name in (*self.made, *self.vectors, *scalars)
+        }
         weight = next(iter(self.outputs.values()))
         return Update(weight, tuple(self.nodes), dtypes, tuple(self.vectors), scalars, constants, self.outputs)
-
-    def _dtype(self, name: str) -> np.dtype:
-        return np.dtype(helper.tensor_dtype_to_np_dtype(dtype_of(self._graph.types[name])))

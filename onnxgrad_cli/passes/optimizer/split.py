@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from onnx import FunctionProto, ModelProto, TypeProto, ValueInfoProto, helper
+from onnx import ModelProto, TypeProto, ValueInfoProto, helper
 
 from onnxgrad_cli import metadata
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_type
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, messages, metadata_of
 from onnxgrad_cli.ir.nodes import behind, read_by
@@ -55,7 +55,7 @@ def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
     made = {name for node in steps for name in node.output if name}
     stepped = [name for name, role in roles.outputs.items() if role.role == "next state" and name in made]
     if not stepped:
-        raise UsageError("the training model has no optimizer", "build it with `optimizer=NAME`")
+        raise wrong_type("the training model has no optimizer", "build it with `optimizer=NAME`")
     steps = behind(steps, stepped)
     crossing = _crossing(model, steps)
     results = [name for name in roles.outputs if name not in stepped]
@@ -141,21 +141,16 @@ def _part(
 
 def _forget_unused_domains(part: ModelProto) -> None:
     cut = Graph(part)
-    for domain in [entry.domain for entry in part.opset_import if entry.domain]:
-        if not any(_calls(function, domain) for function in part.functions):
-            forget_domain(cut, domain)
-
-
-def _calls(function: FunctionProto, domain: str) -> bool:
-    return function.domain == domain or any(entry.domain == domain for entry in function.opset_import)
+    kept = {domain for f in part.functions for domain in (f.domain, *(entry.domain for entry in f.opset_import))}
+    for domain in {entry.domain for entry in part.opset_import} - {"", *kept}:
+        forget_domain(cut, domain)
 
 
 def _write_roles(part: ModelProto, roles: Roles) -> None:
     gradients = {name for name, role in roles.outputs.items() if role.role == "gradient"}
     inputs = {v.name: "gradient" if v.name in gradients else roles.inputs.get(v.name, "") for v in part.graph.input}
     outputs = {value.name: roles.outputs.get(value.name, Role(DIVISOR)) for value in part.graph.output}
-    steps = any(role == "learning rate" for role in inputs.values())
     slots = {name: slot for name, slot in roles.slots.items() if name in inputs}
-    optimizer, settings = (roles.optimizer, roles.step) if steps else ("", None)
+    optimizer, settings = (roles.optimizer, roles.step) if "learning rate" in inputs.values() else ("", None)
     found = replace(roles, inputs=inputs, outputs=outputs, slots=slots, optimizer=optimizer, step=settings)
     metadata.write(part, found)

@@ -18,7 +18,7 @@ from onnxgrad_cli.emission.bodies import select, when
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import norm, total
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.types import dtype_of, tensor_type
@@ -29,7 +29,7 @@ from onnxgrad_cli.passes.loss.append import fed_first
 from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation, counted_by
 from onnxgrad_cli.passes.optimizer.groups import described, settings
 from onnxgrad_cli.passes.optimizer.state import OptimizerState
-from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.passes.roles import write_roles
 from onnxgrad_cli.record import StepRecord
 from onnxgrad_cli.targets import find_target
 
@@ -46,7 +46,7 @@ def append_step(graph: Graph, options: UpdateOptions, training: StepRecord) -> N
     """Append the optimizer's step, and declare the new values of weights and state as outputs."""
     check_accumulation(options)
     if not training.trained:
-        raise UsageError(
+        raise conflict(
             "`optimizer` requires a trained weight, but no weight is trained",
             "leave out `optimizer`, or train some weights",
         )
@@ -66,7 +66,7 @@ def append_step(graph: Graph, options: UpdateOptions, training: StepRecord) -> N
         after = step.taken(op, gradients)
     _hand_out(op, training, after)
     fed_first(graph)
-    embed(graph, options, training)
+    write_roles(graph, options, training)
 
 
 class _Step:
@@ -94,17 +94,17 @@ class _Step:
         option = self.optimizer.cycled
         if not option:
             able = ", ".join(each.name for each in OPTIMIZERS if each.cycled)
-            raise UsageError(
+            raise conflict(
                 f"the optimizer '{self.optimizer.name}' has no momentum that a schedule can change",
                 f"choose `optimizer=NAME`, one of {able}",
             )
         if any(option in group.options for group in self.options.group):
-            raise UsageError(
+            raise conflict(
                 f"the schedule changes {option} for all weights, but a `group` sets its own {option}",
                 f"leave {option} out of `group`",
             )
-        defaults = {each.name: each.default for each in self.optimizer.options}
-        start = {**defaults, **self.optimizer.settings(self.options.optimizer_options)}[option]
+        default = next(each.default for each in self.optimizer.options if each.name == option)
+        start = self.optimizer.settings(self.options.optimizer_options).get(option, default)
         require(0 <= start < 1, f"{option} must be at least 0 and below 1")
         return self.state.scalar(op, option, start, dtype_of(op.graph.types[self.rate]))
 
@@ -167,18 +167,18 @@ def _learning_rate(op: Op, training: StepRecord, weights: list[Val]) -> Val:
     return op.val(training.learning_rate)
 
 
-class _Slots:
-    """The slots of one weight. Implements `optimizers.State`."""
+class _Slots(dict[str, Val]):
+    """The slots of one weight: name -> present value. Implements `optimizers.State`."""
 
     def __init__(
         self, op: Op, state: OptimizerState, optimizer: Optimizer, weight: str, like: Val, rate: Val, count: Val
     ) -> None:
+        super().__init__()
         self.rate = rate
         self._op, self._state, self._optimizer, self._weight = op, state, optimizer, weight
         self._like, self._count = like, count
         self._starts: dict[str, float] = {}
         self._names: dict[str, str] = {}
-        self._now: dict[str, Val] = {}
 
     @property
     def count(self) -> Val:
@@ -187,23 +187,23 @@ class _Slots:
     @property
     def stepped(self) -> dict[str, Val]:
         """Map from the name of each slot's input to the slot's new value."""
-        return {name: self._now[slot] for slot, name in self._names.items()}
+        return {name: self[slot] for slot, name in self._names.items()}
 
     def start(self, slot: str, value: float) -> None:
         self._starts[slot] = value
 
-    def __getitem__(self, slot: str) -> Val:
-        if slot not in self._names:
-            if slot not in self._optimizer.slots:
-                raise OnnxgradError(f"optimizer {self._optimizer.name} has declared no slot '{slot}'")
-            start = self._starts.get(slot, 0.0)
-            self._now[slot] = self._state.like_weight(self._op, self._weight, slot, start, self._like.dtype)
-            self._names[slot] = self._now[slot].name
-        return self._now[slot]
+    def __missing__(self, slot: str) -> Val:
+        if slot not in self._optimizer.slots:
+            raise OnnxgradError(f"optimizer {self._optimizer.name} has declared no slot '{slot}'", code="unknown_name")
+        start = self._starts.get(slot, 0.0)
+        before = self._state.like_weight(self._op, self._weight, slot, start, self._like.dtype)
+        self._names[slot] = before.name
+        super().__setitem__(slot, before)
+        return before
 
     def __setitem__(self, slot: str, value: Val) -> None:
         assert self[slot].type is not None  # a slot is stored even if it is not read
-        self._now[slot] = value
+        super().__setitem__(slot, value)
 
 
 def _hand_out(op: Op, training: StepRecord, updated: dict[str, Val]) -> None:

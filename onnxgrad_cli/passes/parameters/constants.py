@@ -472,7 +472,7 @@ class ConstantRoles:
         if values.size and np.isnan(values).all():  # JAX stores NaN as the variance of no numbers
             return formulas.NOTHING
         tests = tuple(test for test in tests if f"formula: {test.name}" not in self.without)
-        return formulas.first(values, formulas.tolerance(self.graph.initializers[name]), tests)
+        return formulas.first(values, self._tolerance(name), tests)
 
     @functools.cached_property
     def _irregular(self) -> set[str]:
@@ -498,13 +498,13 @@ class ConstantRoles:
         for name, tensor in self._floats():
             if math.prod(tensor.dims) > 1 and all(node.op_type == "Mul" for node, _ in self._reached(name)):
                 names[tuple(tensor.dims)].append(name)
-        return {name for alike in names.values() for pair in self._pairs(alike) for name in pair}
-
-    def _pairs(self, names: list[str]) -> Iterator[tuple[str, str]]:
-        for one, other in itertools.combinations(names[:PAIRED], 2):
-            x, y = self._values(one), self._values(other)
-            if x is not None and y is not None and formulas.is_rotation(x, y, self._tolerance(one)):
-                yield one, other
+        found: set[str] = set()
+        for alike in names.values():
+            for one, other in itertools.combinations(alike[:PAIRED], 2):
+                x, y = self._values(one), self._values(other)
+                if x is not None and y is not None and formulas.is_rotation(x, y, self._tolerance(one)):
+                    found |= {one, other}
+        return found
 
     def _tolerance(self, name: str) -> float:
         return formulas.tolerance(self.graph.initializers[name])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxgrad_cli.common.choices import Preset
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import no_data, wrong_value
 from onnxgrad_cli.ir import modules
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -66,7 +66,7 @@ def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], 
     for name in options.preset:
         group = PRESETS[name](graph, predictions, weights)
         if not group:
-            raise UsageError(
+            raise no_data(
                 f"`preset={name!r}` selects no weight that can be trained",
                 "leave `preset` out, and choose weights with `train=GLOB`",
             )
@@ -120,7 +120,7 @@ def _last(graph: Graph, predictions: Sequence[str], weights: Sequence[str], coun
     every = layers(graph, predictions, weights)
     if not 0 < count <= len(every):
         last = ", ".join(layer.first.name for layer in every[:-6:-1])
-        raise UsageError(
+        raise wrong_value(
             f"`train_last={count}` is out of range: the model has {len(every)} layers with weights that can be trained",
             f"the last layers, from the end, are {last}" if every else None,
         )
@@ -139,28 +139,25 @@ def _bias(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> s
 
 
 def _shifts(graph: Graph, name: str, node: Node, position: int) -> bool:
-    if node.op_type in ("Add", "Sub"):
-        return sum(size > 1 for size in graph.initializers[name].dims) <= 1
-    return (node.op_type, position) in BIASES
+    return (node.op_type, position) in BIASES or (node.op_type in ("Add", "Sub") and _is_vector(graph, name))
 
 
 def _norm(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> set[str]:
     """Select the scales and shifts of normalizations, whether a normalization is one operator or written out."""
     producers = graph.producers()
-    found = [
-        layer
-        for layer in layers(graph, predictions, weights)
-        if layer.first.op_type in NORMALIZATIONS
-        or (layer.first.op_type in ELEMENTWISE and any(_normalized(producers, name) for name in layer.first.input))
-    ]
-    return {name for layer in found for name, node, _ in layer.uses if _belongs(graph, layer, name, node)}
+    found: set[str] = set()
+    for layer in layers(graph, predictions, weights):
+        first = layer.first
+        is_one = first.op_type in NORMALIZATIONS
+        if is_one or (first.op_type in ELEMENTWISE and any(_normalized(producers, name) for name in first.input)):
+            for name, node, _ in layer.uses:  # slopes and added tables don't belong to the normalization
+                if (is_one and node is first) or (node.op_type != "PRelu" and _is_vector(graph, name)):
+                    found.add(name)
+    return found
 
 
-def _belongs(graph: Graph, layer: Layer, name: str, node: Node) -> bool:
-    """Return True if a weight is a scale or shift of the layer's normalization, not a slope or an added table."""
-    if node is layer.first and node.op_type in NORMALIZATIONS:
-        return True
-    return node.op_type != "PRelu" and sum(size > 1 for size in graph.initializers[name].dims) <= 1
+def _is_vector(graph: Graph, name: str) -> bool:
+    return sum(size > 1 for size in graph.initializers[name].dims) <= 1
 
 
 def _normalized(producers: Mapping[str, Node], name: str) -> bool:

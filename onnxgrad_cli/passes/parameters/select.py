@@ -72,18 +72,14 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
     _refuse_untied(graph, training.ends, tied, by_name, frozen)
-    training.cautions.extend([*_shared(graph, training.trained), *_transposed(graph, training.trained)])
-    training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
+    training.cautions.extend(_alike(graph, training.trained))
+    read = (node.input[0] for node in graph.nodes if node.op_type == "DequantizeLinear")
+    training.not_trained.update(dict.fromkeys(filter(graph.initializers.__contains__, read), QUANTIZED))
     training.not_trained.update(_in_unknown_forms(graph))
     training.cautions.extend(untrained(graph, options, training))
-    if not (training.may_be_none or _is_any(graph, options, training)):
-        raise _nothing(graph, floats, training, options)
-
-
-def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> bool:
-    """Return True if there is anything to differentiate by: weights, matrices with adapters, or inputs."""
     adapted = training.adaptable or (options.lora and quantized_matrices(graph))
-    return bool(training.trained or adapted or training.grad_of_input)
+    if not (training.may_be_none or training.trained or training.grad_of_input or adapted):
+        raise _nothing(graph, floats, training, options)
 
 
 def _refuse_untied(graph: Graph, ends: list[str], tied: set[str], by_name: ByName, frozen: Collection[str]) -> None:
@@ -94,11 +90,6 @@ def _refuse_untied(graph: Graph, ends: list[str], tied: set[str], by_name: ByNam
             cut = _cuts(graph, tied).get(untied[0])
             where = f": {cut}" if cut else ""
             raise UnsupportedError(f"`train`: no differentiable path leads from '{untied[0]}' to {listed(ends)}{where}")
-
-
-def _quantized(graph: Graph) -> list[str]:
-    nodes = [node for node in graph.nodes if node.op_type == "DequantizeLinear"]
-    return [node.input[0] for node in nodes if node.input[0] in graph.initializers]
 
 
 def _in_unknown_forms(graph: Graph) -> dict[str, str]:
@@ -150,7 +141,7 @@ def _released(roles: ConstantRoles, by_name: ByName, tied: Collection[str]) -> I
         found = [name for name in hits if name in tied]
         if pattern in found:
             yield pattern
-        elif not any(not roles.reason(name) for name in found):
+        elif all(map(roles.reason, found)):
             yield from found
 
 
@@ -164,21 +155,13 @@ def _not_chosen(options: SelectionOptions, adaptable: list[str], others: set[str
     return dict.fromkeys(others, f"not named by {' or '.join(choices)}") if choices else {}
 
 
-def _shared(graph: Graph, trained: list[str]) -> Iterator[Caution]:
-    """Yield a note for each trained weight that several modules read. An exporter may have merged equal weights."""
-    if graph.derived:  # each weight has two readers: its module and the module's derivative
-        return
-    for name, owners in owners_of(graph, trained).items():
+def _alike(graph: Graph, trained: list[str]) -> Iterator[Caution]:
+    """Yield a note for each trained weight that several modules read, and for each that is another one transposed."""
+    # in a model with derivatives, each weight has two readers: its module and the module's derivative
+    for name, owners in {} if graph.derived else owners_of(graph, trained).items():
         if len(owners) > 1:
-            text = (
-                f"'{name}' is read by {listed(owners)} and trained as one weight. Exporters also merge weights "
-                "of equal values; `untie` trains them separately"
-            )
-            yield Caution("note", name, text)
-
-
-def _transposed(graph: Graph, trained: list[str]) -> Iterator[Caution]:
-    """Yield a note for each trained weight that is another one transposed."""
+            text = f"'{name}' is read by {listed(owners)} and trained as one weight. Exporters also merge weights "
+            yield Caution("note", name, f"{text}of equal values; `untie` trains them separately")
     for name, of, transposed in twins(graph, trained):
         if transposed:
             text = f"'{name}' is '{of}' transposed: they are trained as two weights. `tie={name!r}` trains them as one"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as, module_path
 from onnxgrad_cli.ir.node import Node, make_node
@@ -86,10 +86,9 @@ def tie(graph: Graph, patterns: Sequence[str], training: ParameterRecord) -> Non
         op_type, settings = ("Transpose", {"perm": [1, 0]}) if twin.transposed else ("Identity", {})
         written.append(make_node(op_type, [twin.of], [twin.name], name=twin.name, **settings))
         graph.remove_initializer(twin.name)
-        training.copies[twin.name] = twin.of
-        if twin.transposed:
-            training.transposed.append(twin.name)
     graph.set_nodes([*written, *graph.nodes])
+    training.copies.update((twin.name, twin.of) for twin in chosen)
+    training.transposed += [twin.name for twin in chosen if twin.transposed]
 
 
 def owners_of(graph: Graph, names: Collection[str]) -> dict[str, list[str]]:
@@ -102,14 +101,11 @@ def owners_of(graph: Graph, names: Collection[str]) -> dict[str, list[str]]:
         for name in dict.fromkeys(node.input):
             if name in readers:
                 readers[name].append(node)
-    return {
-        name: list(dict.fromkeys(filter(None, map(_owner, nodes)))) for name, nodes in readers.items() if len(nodes) > 1
-    }
 
+    def owner(node: Node) -> str:
+        return node.output[0] if node.op_type == "Identity" else module_path(node)
 
-def _owner(node: Node) -> str:
-    """Return the module that contains a node, or for an Identity the other name that it gives to a weight."""
-    return node.output[0] if node.op_type == "Identity" else module_path(node)
+    return {name: list(dict.fromkeys(filter(None, map(owner, own)))) for name, own in readers.items() if len(own) > 1}
 
 
 def untie(graph: Graph, patterns: Sequence[str]) -> None:
@@ -123,7 +119,7 @@ def untie(graph: Graph, patterns: Sequence[str]) -> None:
             derivatives.
     """
     if graph.derived:
-        raise UsageError(
+        raise conflict(
             "`untie`: the derivatives in the model read the shared weights too, and would not use the copies",
             "leave `untie` out",
         )

@@ -15,7 +15,3 @@
 - `fixed_shapes`: applies sizes of inputs that the user fixes.
 - `free_batch`: makes a batch size symbolic that is fixed in the model.
 """
-
-from onnxgrad_cli.passes.prepare.prepare import PREPARE
-
-__all__ = ["PREPARE"]

@@ -47,6 +47,12 @@ def fold(graph: Graph) -> bool:
     folded = [node for node in graph.nodes if not values.keys().isdisjoint(node.output)]
     graph.set_nodes(node for node in graph.nodes if values.keys().isdisjoint(node.output))
     graph.drop_unread({name for node in folded for name in node.input if name})
+    add_constants(graph, values)
+    return True
+
+
+def add_constants(graph: Graph, values: Mapping[str, np.ndarray]) -> None:
+    """Store the values of removed nodes. Floats get names that mark them as generated, so that nobody trains them."""
     marked: dict[str, str] = {}
     for name, array in values.items():
         if is_float(graph.types.get(name)):
@@ -54,7 +60,6 @@ def fold(graph: Graph) -> bool:
         else:
             graph.add_initializer(name, array)
     rename(graph.nodes, marked)
-    return True
 
 
 def _static_sizes(graph: Graph, nodes: Iterable[Node]) -> dict[str, np.ndarray]:

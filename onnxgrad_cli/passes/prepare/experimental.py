@@ -27,25 +27,9 @@ class _ExperimentalWriter(NodeWriter):
         names = [self.graph.add_constant(np.asarray(value, np.float32)) for value in constants]
         return self(op_type, x, *names, **attributes)
 
-
-def _affine(op: _ExperimentalWriter, x: str, alpha: float = 1.0, beta: float = 0.0) -> None:
-    op.write("Add", op.write("Mul", x, alpha), beta)
-
-
-def _scale(op: _ExperimentalWriter, x: str, scale: float = 1.0) -> None:
-    op.write("Mul", x, scale)
-
-
-def _scaled_tanh(op: _ExperimentalWriter, x: str, alpha: float, beta: float) -> None:
-    op.write("Mul", op.write("Tanh", op.write("Mul", x, beta)), alpha)
-
-
-def _parametric_softplus(op: _ExperimentalWriter, x: str, alpha: float, beta: float) -> None:
-    op.write("Mul", op.write("Softplus", op.write("Mul", x, beta)), alpha)
-
-
-def _image_scaler(op: _ExperimentalWriter, x: str, bias: list[float], scale: float) -> None:
-    op.write("Add", op.write("Mul", x, scale), np.reshape(bias, [-1, 1, 1]))
+    def bounded(self, op_type: str, x: str, alpha: float, beta: float) -> None:
+        """Write alpha * f(beta * x)."""
+        self.write("Mul", self.write(op_type, self.write("Mul", x, beta)), alpha)
 
 
 def _crop(op: _ExperimentalWriter, x: str, border: list[int], scale: list[int] | None = None) -> None:
@@ -55,14 +39,15 @@ def _crop(op: _ExperimentalWriter, x: str, border: list[int], scale: list[int] |
     op.write("Slice", x, axes=[2, 3], starts=[top, left], ends=ends)
 
 
-MEANINGS: dict[str, Callable[..., None]] = {
-    "Affine": _affine,
+MEANINGS: dict[str, Callable[..., object]] = {
+    "Affine": lambda op, x, alpha=1.0, beta=0.0: op.write("Add", op.write("Mul", x, alpha), beta),
     "Crop": _crop,
-    "ImageScaler": _image_scaler,
-    "ParametricSoftplus": _parametric_softplus,
-    "Scale": _scale,
-    "ScaledTanh": _scaled_tanh,
+    "ImageScaler": lambda op, x, bias, scale: op.write("Add", op.write("Mul", x, scale), np.reshape(bias, [-1, 1, 1])),
+    "ParametricSoftplus": lambda op, x, alpha, beta: op.bounded("Softplus", x, alpha, beta),
+    "Scale": lambda op, x, scale=1.0: op.write("Mul", x, scale),
+    "ScaledTanh": lambda op, x, alpha, beta: op.bounded("Tanh", x, alpha, beta),
 }
+"""Map from an operator to a function that writes its replacement, from its input and its attributes."""
 
 
 def write_out_experimental(graph: Graph) -> None:

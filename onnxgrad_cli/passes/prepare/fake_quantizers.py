@@ -26,13 +26,13 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import source_of
+from onnxgrad_cli.ir.nodes import attributes_of, source_of
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
 from onnxgrad_cli.metadata import IntegerWeight
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
-from onnxgrad_cli.passes.stored_integers import scale_of, scaling_chain, spread
+from onnxgrad_cli.passes.stored_integers import Makers, Uses, scale_of, scaling_chain, spread, stored_array
 from onnxgrad_cli.record import ParameterRecord
 
 WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -180,7 +180,7 @@ class _Floats:
             scale, zero = (self.stored_as.get(each, each) for each in (weight.scale, weight.zero_point))
             self.training.integer_weights.append(replace(weight, scale=scale, zero_point=zero))
             if plain:
-                self.steps[name] = _step(graph, node)
+                self.steps[name] = _spread(graph, node, 1)
         if plain:
             self.renamed[node.output[0]] = self.written[integers]
             return []
@@ -203,23 +203,24 @@ class _Floats:
 
 def _values(graph: Graph, node: Node) -> np.ndarray:
     """Compute the output of a DequantizeLinear whose inputs are all stored."""
-    folder = str(graph.path.parent) if graph.path else ""
-    q, scale, *zero = (numpy_helper.to_array(graph.initializers[name], folder) for name in node.input if name)
-    attributes = {attribute.name: attribute.i for attribute in node.attribute}
-    form = {name: attributes[name] for name in ("axis", "block_size") if name in attributes}
-    steps = q.astype(np.float32)
-    if zero:
-        steps = steps - spread(zero[0].astype(np.float32), steps.shape, **form)
-    values = steps * spread(scale.astype(np.float32), steps.shape, **form)
-    return values.astype(helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[node.output[0]])))
+    values = _array(graph, node, 0)
+    if any(node.input[2:]):
+        values = values - _spread(graph, node, 2)
+    return (values * _spread(graph, node, 1)).astype(
+        helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[node.output[0]]))
+    )
 
 
-def _step(graph: Graph, node: Node) -> np.ndarray:
-    """Return the scale of a DequantizeLinear in a shape that broadcasts with its output."""
-    folder = str(graph.path.parent) if graph.path else ""
-    scale = numpy_helper.to_array(graph.initializers[node.input[1]], folder).astype(np.float32)
+def _array(graph: Graph, node: Node, position: int) -> np.ndarray:
+    array = stored_array(graph, node.input[position])
+    assert array is not None
+    return array.astype(np.float32)
+
+
+def _spread(graph: Graph, node: Node, position: int) -> np.ndarray:
+    """Return the scale or zero point of a DequantizeLinear in a shape that broadcasts with its output."""
     form = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ("axis", "block_size")}
-    return spread(scale, list(graph.initializers[node.input[0]].dims), **form)
+    return spread(_array(graph, node, position), list(graph.initializers[node.input[0]].dims), **form)
 
 
 def _described(graph: Graph, node: Node, name: str, factors: tuple[str, ...], times: float) -> IntegerWeight:
@@ -230,9 +231,7 @@ def _described(graph: Graph, node: Node, name: str, factors: tuple[str, ...], ti
     return IntegerWeight(name, node.input[0], scale, zero, axis, block_size, factors, times)
 
 
-def _factors(
-    graph: Graph, bias: Node, uses: Mapping[str, list[tuple[Node, int]]], makers: Mapping[str, Node]
-) -> tuple[tuple[str, ...], float]:
+def _factors(graph: Graph, bias: Node, uses: Uses, makers: Makers) -> tuple[tuple[str, ...], float]:
     """Return the names of the two scales whose product is the scale of a bias, and a further factor.
 
     The two are the scales of the data and of the weight that the operator multiplies. The further factor is the alpha
@@ -242,10 +241,9 @@ def _factors(
     for reader, at in uses.get(bias.output[0], ()):
         pair = factor_names(reader, makers) if at == 2 else ()
         if pair and all(name in graph.initializers for name in pair):
-            alpha = next((a.f for a in reader.attribute if a.name == "alpha"), 1.0)
-            product = np.array([alpha])
-            for name in pair:
-                product = product * numpy_helper.to_array(graph.initializers[name]).astype(np.float64).reshape(-1)
+            alpha = attributes_of(reader).get("alpha", 1.0)
+            scales = [numpy_helper.to_array(graph.initializers[name]).astype(np.float64).reshape(-1) for name in pair]
+            product = math.prod(scales, start=np.array([alpha]))
             if product.size in (1, own.size) and np.allclose(own, product, rtol=CLOSE, atol=0):
                 return pair, alpha
     return (), 1.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import ModelProto, TypeProto
 
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import suggest, unknown_name, wrong_shape, wrong_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import Shape, dtype_of, known_sizes, shape_of
@@ -54,7 +54,7 @@ def _sizes_of_symbols(name: str, declared: Shape | None, asked: Shape) -> dict[s
     if declared is None:
         return {}
     if len(declared) != len(asked):
-        raise UsageError(f"`shapes`: '{name}' has {len(declared)} dimensions, but {len(asked)} are given")
+        raise wrong_shape(f"`shapes`: '{name}' has {len(declared)} dimensions, but {len(asked)} are given")
     pairs = zip(declared, asked, strict=True)
     return {old: new for old, new in pairs if isinstance(old, str) and old != "?" and isinstance(new, int)}
 
@@ -116,7 +116,7 @@ def _refuse_empty(graph: Graph, options: ShapeOptions, declared: Mapping[str, Sh
                 if axis
                 else "it is the batch axis"
             )
-            raise UsageError(f"{option}: axis {axis} of '{name}' can't be empty: {why}", "choose a size of 1 or more")
+            raise wrong_value(f"{option}: axis {axis} of '{name}' can't be empty: {why}", "choose a size of 1 or more")
 
 
 def _appends(node: Node, position: int, axis: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, UsageError
+from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, ambiguous, conflict, wrong_shape
 from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
@@ -128,12 +128,12 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
         others = [axis for axis in changed if axis != changed[0] or not _may_be_freed(old[axis], shape[axis], axis)]
         if others:
             axis = others[0]
-            raise UsageError(
+            raise wrong_shape(
                 f"`shapes`: axis {axis} of '{name}' has size {old[axis]} in the model, but {shape[axis]} is given",
                 "keep the sizes that the model has, except on the batch axis: only this axis can change",
             )
         if shape.count(shape[changed[0]]) > 1 and not isinstance(shape[changed[0]], int):
-            raise UsageError(
+            raise ambiguous(
                 f"`shapes`: '{name}' has '{shape[changed[0]]}' on two axes", "give the batch a name of its own"
             )
         axes[name] = changed[0]
@@ -142,7 +142,7 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
         return None
     if len(pairs) > 1:
         said = " and ".join(f"from {old} to {new}" for old, new in sorted(pairs, key=str))
-        raise UsageError(
+        raise conflict(
             f"`shapes`: all inputs must have the same batch size, but the given shapes change it {said}",
             "give the batch axis the same name in all shapes",
         )

@@ -35,9 +35,12 @@ def rule_out_branches(graph: Graph, contradicts: bool = False) -> bool:
         contradicts: True if type inference has found a contradiction, which may be in a branch. If False, only Ifs with
             an output of unknown rank are tried.
     """
-    tried = [node for node in graph.nodes if node.op_type == "If" and _gives_tensors(graph, node)]
-    if not contradicts:
-        tried = [node for node in tried if any(shape_of(graph.types[name]) is None for name in node.output if name)]
+    tried = []
+    for node in graph.nodes:
+        outputs = [graph.types.get(name) for name in node.output if name] if node.op_type == "If" else []
+        unknown = contradicts or any(shape_of(value_type) is None for value_type in outputs)
+        if node.op_type == "If" and unknown and all(map(dtype_of, outputs)):  # a sequence can't be guarded
+            tried.append(node)
     size = sum(1 for _ in with_bodies(graph.nodes)) if tried else 0
     for node in tried[: min(MOST_TRIED, MOST_NODES // max(size, 1))]:
         possible = [branch for branch in BRANCHES if not _contradicts(_with_branch(graph, node, branch))]
@@ -45,11 +48,6 @@ def rule_out_branches(graph: Graph, contradicts: bool = False) -> bool:
             _commit(graph, node, possible[0])
             return True
     return False
-
-
-def _gives_tensors(graph: Graph, node: Node) -> bool:
-    """Return True if all outputs of a node are known to be tensors. (A sequence can't be guarded.)"""
-    return all(dtype_of(graph.types.get(name)) for name in node.output if name)
 
 
 def _with_branch(graph: Graph, node: Node, branch: str) -> Graph:

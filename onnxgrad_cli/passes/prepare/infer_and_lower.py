@@ -29,18 +29,18 @@ from onnxgrad_cli.passes.prepare.safe_forms import give_axes, widen_vectors
 from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, settle_bodies
 from onnxgrad_cli.passes.prepare.unpack_sequences import STEPS, unpack
 
-EVERY: Set[str] = frozenset()
-"""The value of `Replacement.operators` that stands for all operators."""
-
 BODY = "body"
 """Stands for all nodes that have bodies (subgraphs), in `Replacement.operators`."""
 
 
 class Replacement(NamedTuple):
-    """A function that replaces nodes and returns True if it did; called only for graphs with one of `operators`."""
+    """A function that replaces nodes and returns True if it did.
+
+    It is called only for graphs with one of `operators`; None stands for all operators.
+    """
 
     run: Callable[[Graph], bool]
-    operators: Set[str] = EVERY
+    operators: Set[str] | None = None
 
 
 def infer_and_lower(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: bool | None = None) -> None:
@@ -75,9 +75,9 @@ def infer_and_lower(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET,
     keep_ranks(graph)
     settle_hints(graph, training)
     if graph.branches:
-        text = "only one branch fits the shapes of the model; a run that chooses the other branch ends with an error: "
-        text += listed([f"{name} ({branch})" for name, branch in graph.branches.items()])
-        training.cautions.append(Caution("note", "If", text))
+        text = "only one branch fits the shapes of the model; a run that chooses the other branch ends with an error"
+        names = listed([f"{name} ({branch})" for name, branch in graph.branches.items()])
+        training.cautions.append(Caution("note", "If", f"{text}: {names}"))
 
 
 def _refuse_inputs_of_any_rank(graph: Graph) -> None:
@@ -119,9 +119,7 @@ def _replace(graph: Graph) -> bool:
     operators = {node.op_type for node in graph.nodes}
     if any(map(subgraphs, graph.nodes)):
         operators.add(BODY)
-    return any(
-        each.run(graph) for each in REPLACEMENTS if each.operators is EVERY or not operators.isdisjoint(each.operators)
-    )
+    return any(run(graph) for run, kinds in REPLACEMENTS if kinds is None or not operators.isdisjoint(kinds))
 
 
 def _settle_bodies(graph: Graph) -> bool:

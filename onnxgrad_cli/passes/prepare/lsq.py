@@ -17,19 +17,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.rules.quantize import RANGES
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import no_data
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import source_of
-from onnxgrad_cli.ir.types import dtype_of, is_external, is_float, known_sizes
+from onnxgrad_cli.ir.types import dtype_of, is_float, known_sizes
 from onnxgrad_cli.passes.prepare.fake_quantizers import factor_names
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES
-from onnxgrad_cli.passes.stored_integers import QUANTIZERS
+from onnxgrad_cli.passes.stored_integers import QUANTIZERS, stored_array
 from onnxgrad_cli.record import ParameterRecord
 
 MOVED = MOVES | frozenset("DepthToSpace Expand Gather Slice SpaceToDepth Split".split())
@@ -59,7 +59,7 @@ def learn_scales(graph: Graph, training: ParameterRecord) -> None:
     held = _held(graph, training) | _of_ports(graph)
     training.learned_scales = [name for name in _scales(graph) if name not in held]
     if not training.learned_scales:
-        raise UsageError(
+        raise no_data(
             "`quantization='lsq'`: the model has no quantizer with a scale that can be trained",
             "use `quantization='ste'`; `quantization='lsq'` trains only quantizers of "
             "onnxruntime.quantization.quantize_static",
@@ -106,9 +106,7 @@ def _of_ports(graph: Graph) -> set[str]:
     """Return the scales of integer inputs and outputs of the model, whose callers use the original scale."""
     ports = {*graph.input_names, *graph.output_names} - graph.initializers.keys()
     found = [node for node in graph.nodes if node.op_type in QUANTIZERS]
-    return {
-        node.input[1] for node in found if (node.output if node.op_type == "QuantizeLinear" else node.input)[0] in ports
-    }
+    return {n.input[1] for n in found if (n.output if n.op_type == "QuantizeLinear" else n.input)[0] in ports}
 
 
 def _join(graph: Graph) -> dict[str, str]:
@@ -148,15 +146,11 @@ def _equal(graph: Graph, node: Node, other: Node) -> bool:
     if node.input[1] == other.input[1] or {node.input[1], other.input[1]} - graph.initializers.keys():
         return False
     pairs = zip([*node.input[1:], ""][:2], [*other.input[1:], ""][:2], strict=True)
-    return all(mine == its or _same(graph, mine, its) for mine, its in pairs)
+    return all(mine == its or _same(stored_array(graph, mine), stored_array(graph, its)) for mine, its in pairs)
 
 
-def _same(graph: Graph, one: str, other: str) -> bool:
-    tensors = [graph.initializers.get(name) for name in (one, other)]
-    if any(tensor is None or is_external(tensor) for tensor in tensors):
-        return False
-    first, second = (numpy_helper.to_array(tensor) for tensor in tensors if tensor is not None)
-    return first.dtype == second.dtype and first.shape == second.shape and np.array_equal(first, second)
+def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is not None and other is not None and one.dtype == other.dtype and np.array_equal(one, other)
 
 
 def balanced(op: Op, cotangents: Mapping[str, Val | None], scales: Collection[str]) -> dict[str, Val]:

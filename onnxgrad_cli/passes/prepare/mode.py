@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics, through_convolved_statistics
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Fusion
-from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, UsageError
+from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, conflict
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import (
@@ -32,7 +32,7 @@ from onnxgrad_cli.ir.modes import (
 )
 from onnxgrad_cli.ir.modules import VIEWS
 from onnxgrad_cli.ir.node import Node, copied, refill
-from onnxgrad_cli.ir.nodes import attributes_of, captured, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import attributes_of, bodies, captured, with_bodies
 from onnxgrad_cli.ir.types import Dim, shape_of
 from onnxgrad_cli.options import ModeOptions
 from onnxgrad_cli.record import ModeRecord
@@ -41,14 +41,6 @@ MOMENTUM, EPSILON = 0.9, 1e-5
 
 SUBJECT = "`mode`"
 """The subject of cautions about modes."""
-
-AS_WHAT = {
-    "keep": "the training model keeps this mode, and trained models are written in inference mode",
-    "train": "the training model keeps this mode, and trained models are written in inference mode",
-    "eval": "it is switched to inference mode here",
-}
-"""Map from the requested mode to the effect on a file in training mode, for the user."""
-
 
 DEPENDS = "its output for a sample depends on the other samples of the batch, even in the written inference model"
 
@@ -72,7 +64,6 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
         UsageError: the model has derivatives that were written for another mode.
     """
     refusals: list[Refusal] = []
-    texts: list[str] = []
     training.cautions += (Caution("training mode", SUBJECT, text) for text in _comes_in_training(graph, options.mode))
     changed = _own_statistics(graph)
     changed |= _separate_statistics(graph, options.mode)
@@ -91,11 +82,7 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
     changed |= graph.rewrite(in_mode, {"BatchNormalization", "Dropout"})
     if refusals:
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
-    if options.mode == "train":
-        texts += _without_effect(graph, training)
-    if options.mode != "keep":
-        texts += _in_bodies(graph, options.mode)
-    training.cautions.extend(Caution("note", SUBJECT, text) for text in texts)
+    training.cautions += (Caution("note", SUBJECT, text) for text in _without_effect(graph, training, options.mode))
     return changed
 
 
@@ -117,7 +104,7 @@ def write_batch_statistics(graph: Graph, options: ModeOptions, training: ModeRec
 def _refuse_for_derivatives(graph: Graph, node: Node, mode: str) -> None:
     """Refuse to change a node's mode if the model has derivatives of it, which are valid for its old mode only."""
     if graph.derived and mode != "keep":
-        raise UsageError(
+        raise conflict(
             f"`mode`: the derivatives in the model were built for the current mode of '{node.name}', which "
             "can't be changed",
             f"build the derivatives again with `mode={mode!r}`, from the model without derivatives",
@@ -133,7 +120,9 @@ def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
     }
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if found:
-        what = "it stays in this mode, because its derivatives were built for it" if graph.derived else AS_WHAT[mode]
+        what = "the training model keeps this mode, and trained models are written in inference mode"
+        what = "it is switched to inference mode here" if mode == "eval" else what
+        what = "it stays in this mode, because its derivatives were built for it" if graph.derived else what
         yield f"the model is in training mode ({found}): {what}"
 
 
@@ -245,17 +234,15 @@ def _by_batch(graph: Graph, node: Node, mode: str) -> bool:
     return mode == "train" or (mode == "keep" and uses_batch(node, graph.opset() or 0))
 
 
-def _without_effect(graph: Graph, training: ModeRecord) -> Iterator[str]:
-    if all(node.op_type != "Dropout" for node in graph.nodes):
+def _without_effect(graph: Graph, training: ModeRecord, mode: str) -> Iterator[str]:
+    """Yield a message for each operator that a requested mode would change, but that the model lacks or has inside."""
+    if mode == "train" and all(node.op_type != "Dropout" for node in graph.nodes):
         yield "`mode='train'`: the model has no Dropout; exporters remove it from models in inference mode"
-    if not training.state:
+    if mode == "train" and not training.state:
         yield "`mode='train'`: the model has no BatchNormalization; exporters fold it into the preceding convolution"
-
-
-def _in_bodies(graph: Graph, mode: str) -> list[str]:
-    inner = {n.op_type for node in graph.nodes for body in subgraphs(node) for n in with_bodies(body.node)}
-    found = sorted(inner & {"Dropout", "BatchNormalization"})
-    return [f"`mode={mode!r}`: a {kind} inside a subgraph does not change its mode" for kind in found]
+    inner = {node.op_type for body in bodies(graph.nodes) for node in body.node} if mode != "keep" else set()
+    for kind in sorted(inner & {"Dropout", "BatchNormalization"}):
+        yield f"`mode={mode!r}`: a {kind} inside a subgraph does not change its mode"
 
 
 def _dropout(graph: Graph, node: Node, mode: str) -> list[Node] | None:

@@ -92,10 +92,10 @@ def _needed(graph: Graph, opset: int) -> int:
     operators = set[tuple[str, str]]()
     for node in with_bodies(graph.nodes):
         operator = (node.op_type, node.domain)
-        if operator not in operators and _any_float(graph, node.output[:]):
+        types = [] if operator in operators else [element_type(graph.types.get(name)) for name in node.output if name]
+        if any(not dtype_of(value_type) or is_float(value_type) for value_type in types):
             operators.add(operator)
-    for op_type, domain in operators:
-        needs.append(_needed_by(op_type, domain, graph.opset(domain) or 1 if domain else opset))
+            needs.append(_needed_by(*operator, graph.opset(node.domain) or 1 if node.domain else opset))
     return max(needs)
 
 
@@ -108,12 +108,6 @@ def _needed_by(op_type: str, domain: str, version: int) -> int:
     if definition is not None:
         return definition.needs_opset
     return (registry.first_known(op_type, domain, version) if is_standard(domain) else None) or OLDEST_OPSET
-
-
-def _any_float(graph: Graph, names: Iterable[str]) -> bool:
-    """Return True if one of the values is a float or has an unknown type."""
-    types = (element_type(graph.types.get(name)) for name in names if name)
-    return any(not dtype_of(value_type) or is_float(value_type) for value_type in types)
 
 
 WIDENED = frozenset(

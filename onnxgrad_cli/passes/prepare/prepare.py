@@ -19,7 +19,6 @@ from onnxgrad_cli.passes.parameters.constants import settings
 from onnxgrad_cli.passes.parameters.patterns import resolve_outputs
 from onnxgrad_cli.passes.parameters.select import select
 from onnxgrad_cli.passes.parameters.sharing import tie, untie
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.fake_quantizers import put_dequantizers, put_fake_quantizers, round_biases
 from onnxgrad_cli.passes.prepare.infer_and_lower import infer_and_lower
 from onnxgrad_cli.passes.prepare.lsq import learn_scales
@@ -31,7 +30,8 @@ from onnxgrad_cli.passes.prepare.validate_input import validate_input
 from onnxgrad_cli.record import ModeRecord, PreparationRecord
 
 
-def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord) -> bool:
+def prepare(graph: Graph, options: PreparationOptions, training: PreparationRecord) -> None:
+    """Inline functions, raise the opset if needed, infer types, and choose the weights to train."""
     if graph.proto.training_info:
         text = "the training information in the model was removed, because it describes the original graph"
         training.cautions.append(Caution("note", "training_info", text))
@@ -60,7 +60,6 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     _write_out(graph, options, training, changed)
     if biases:
         round_biases(graph, training, biases)
-    return True
 
 
 def _write_out_quantized(graph: Graph, training: PreparationRecord) -> None:
@@ -106,6 +105,3 @@ def _declare_outputs(graph: Graph) -> None:
         kind = value.type.WhichOneof("value")
         if kind is None or (kind == "tensor_type" and not value.type.tensor_type.HasField("shape")):
             value.type.CopyFrom(graph.types.get(value.name, value.type))
-
-
-PREPARE = Pass("prepare", "inlines functions, raises the opset if needed, infers types, chooses weights", _run)

@@ -250,10 +250,8 @@ def _of_directions(op: _QuantizedWriter, weights: str, scale: str, zero: str) ->
     name = op.graph.fresh(f"{weights.removesuffix(QUANTIZED)}_side_by_side{QUANTIZED}")
     op.graph.store(name, matrices.transpose(1, 0, 2).reshape(rows, -1))
     scales, zeros = (op.graph.add_constant(np.broadcast_to(step, (directions, columns)).reshape(-1)) for step in steps)
-    floats, shape = (
-        op.floats_of(name, scales, zeros, axis=1),
-        op.graph.add_constant(np.array([rows, directions, columns])),
-    )
+    floats = op.floats_of(name, scales, zeros, axis=1)
+    shape = op.graph.add_constant(np.array([rows, directions, columns]))
     return op("Transpose", op("Reshape", floats, shape), perm=[1, 2, 0])
 
 
@@ -285,10 +283,8 @@ def _product(op_type: str, axis: int) -> Callable[[_QuantizedWriter], None]:
         scale = _scale_behind(op, channels if axis == -1 else 1)
         one = op.graph.add_constant(np.array(1, np.float32))
         steps = op("DequantizeLinear", a, one, a_zero)
-        zero = op.stored(w_zero, channels) if w_zero else None
-        of_weight = op.stored(scale or one, channels)
-        several = channels > 1 and channels in (of_weight.size, zero.size if zero is not None else 1)
-        arrays = [of_weight] if zero is None else [of_weight, zero]
+        arrays = [op.stored(name, channels) for name in (w_zero, scale or one) if name][::-1]
+        several = channels > 1 and any(each.size == channels for each in arrays)
         if several:
             arrays = [np.broadcast_to(each.reshape(-1), channels) for each in arrays]
         weight = op("DequantizeLinear", w, *map(op.graph.add_constant, arrays), axis=axis if several else None)
@@ -359,7 +355,7 @@ def write_out_quantized(graph: Graph) -> None:
     if (graph.opset() or 0) < FIRST_BY_AXIS:
         return
     _add_as_floats(graph)
-    _rewrite(graph, lambda op: MEANINGS.get(full_name(op.node.op_type, op.node.domain), _unchanged)(op))
+    _rewrite(graph, _write_meaning)
     makers = graph.producers()
     _rewrite(graph, lambda op: _move_floats(op, makers))
 
@@ -377,8 +373,9 @@ def _rewrite(graph: Graph, write: Callable[[_QuantizedWriter], None]) -> None:
     graph.rewrite(written)
 
 
-def _unchanged(op: _QuantizedWriter) -> None:
-    """Write no nodes."""
+def _write_meaning(op: _QuantizedWriter) -> None:
+    if meaning := MEANINGS.get(full_name(op.node.op_type, op.node.domain)):
+        meaning(op)
 
 
 PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})

@@ -61,11 +61,10 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
         return False
     usual = [run for run in runs if not run.one]
     arrays = usual[0].values if usual else {}
-    found = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray) and name not in graph.ranks}
-    graph.ranks |= {name: told for name in found if (told := _apart(name, usual))}
-    found = {name: x for name, x in found.items() if name not in graph.ranks}
-    for name, array in found.items():
-        graph.observed[name] = _type_of(array)
+    tensors = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray) and name not in graph.ranks}
+    graph.ranks |= {name: told for name in tensors if (told := _apart(name, usual))}
+    found = {name: x for name, x in tensors.items() if name not in graph.ranks}
+    graph.observed.update((name, _type_of(array)) for name, array in found.items())
     if found:
         text = f"the numbers of axes of {listed(found)} could not be inferred, and were read from a run of the model"
         training.cautions.append(Caution("note", "shapes", text))
@@ -100,13 +99,8 @@ class _Run(NamedTuple):
 
 def _apart(name: str, runs: Sequence[_Run]) -> str:
     """Describe the ranks of a value if they differ between runs; otherwise return ""."""
-    ranks = {np.ndim(run.values[name]): run for run in runs}
-    told = (f"{rank} axes if the inputs are {_sizes(run.fed)}" for rank, run in sorted(ranks.items()))
-    return ", and ".join(told) if len(ranks) > 1 else ""
-
-
-def _sizes(fed: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{name} {list(shape)}" for name, shape in fed.items())
+    fed = {np.ndim(run.values[name]): ", ".join(f"{each} {list(s)}" for each, s in run.fed.items()) for run in runs}
+    return ", and ".join(f"{rank} axes if the inputs are {fed[rank]}" for rank in sorted(fed)) if len(fed) > 1 else ""
 
 
 def _elsewhere(graph: Graph, found: Arrays, runs: Sequence[_Run]) -> Iterator[Caution]:
@@ -224,7 +218,8 @@ def check_hints(graph: Graph, training: Cautions, asked: bool | None = None) -> 
             quick.
     """
     tested = [name for name, value_type in graph.assumed.items() if shape_of(value_type) is not None]
-    tested = [name for name in tested if name not in graph.confirmed and name not in _of_any_rank(graph)]
+    known = graph.confirmed | _of_any_rank(graph) if tested else set()
+    tested = [name for name in tested if name not in known]
     if not tested or asked is False or (asked is None and not is_quick(graph.proto)):
         return False
     with within_budget(limited=not asked):

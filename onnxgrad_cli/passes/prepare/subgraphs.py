@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from onnx import AttributeProto, GraphProto, TensorProto
+from onnx import GraphProto, TensorProto
 
 from onnxgrad_cli.errors import Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
@@ -69,13 +69,11 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProt
     if not found:
         return
     returned = [value.name for value in body.output if value.name in found]
-    alone = {name for name in found if made[name] == 1 and name not in returned}
-    names = {name: name if name in alone else graph.fresh(name) for name in found}
+    names = {name: name if made[name] == 1 and name not in returned else graph.fresh(name) for name in found}
     for name, tensor in found.items():
         graph.store_tensor(names[name], tensor)
-    for position in reversed(range(len(body.node))):  # in place: the caller holds other nodes' bodies
-        if names.keys() & set(body.node[position].output):
-            del body.node[position]
+    for node in [node for node in body.node if names.keys() & set(node.output)]:
+        body.node.remove(node)  # in place: the caller holds other nodes' bodies
     rename(body.node, names)
     refill(body.initializer, [tensor for tensor in body.initializer if tensor.name not in found])
     for name in dict.fromkeys(returned):  # a body may return only its own values
@@ -135,21 +133,18 @@ def put_branch(graph: Graph, node: Node, branch: str) -> list[Node]:
 def settle_bodies(graph: Graph, settle: Callable[[Graph], None]) -> bool:
     """Apply `settle`, such as a part of `infer_and_lower`, to every body. Return True if a body changed."""
     changed = False
-    for node in graph.nodes:
-        for given in node.attribute:
-            if given.type != AttributeProto.GRAPH:
-                continue
-            try:
-                inner = inside(graph, given.g, input_types(graph, node))
-            except Unknown:  # unchanged; code that needs its types reports them missing
-                continue
-            before = [n.message().SerializeToString() for n in inner.nodes]
-            settle(inner)
-            if before != [n.message().SerializeToString() for n in inner.nodes]:
-                own = len(given.g.input)
-                inner.hand_constants_to(graph)
-                body = inner.commit().graph
-                del body.input[own:]
-                given.g.CopyFrom(body)
-                changed = True
+    for each, body in [(node, body) for node in graph.nodes for body in subgraphs(node)]:
+        try:
+            inner = inside(graph, body, input_types(graph, each))
+        except Unknown:  # unchanged; code that needs its types reports them missing
+            continue
+        before = [n.message().SerializeToString() for n in inner.nodes]
+        settle(inner)
+        if before != [n.message().SerializeToString() for n in inner.nodes]:
+            own = len(body.input)
+            inner.hand_constants_to(graph)
+            settled = inner.commit().graph
+            del settled.input[own:]
+            body.CopyFrom(settled)
+            changed = True
     return changed

@@ -15,7 +15,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import body_of
+from onnxgrad_cli.ir.nodes import attributes_of, body_of
 from onnxgrad_cli.ir.renaming import renamed
 
 Elements = list[str]
@@ -50,15 +50,10 @@ def _position(graph: Graph, node: Node, at: int, default: int) -> int | None:
     return None if value is None else int(value.item())
 
 
-def _attribute(node: Node, name: str, default: int) -> int:
-    return next((a.i for a in node.attribute if a.name == name), default)
-
-
-def _with_op(graph: Graph, node: Node, result: Callable[[Op], Val]) -> list[Node]:
+def _op(graph: Graph, node: Node) -> Op:
     op = Op(graph)
     op.replaces(node)
-    op.rename(result(op), node.output[0])
-    return op.nodes
+    return op
 
 
 # -- each step returns None, or the nodes that replace a node; it records the sequences that become known ---------
@@ -87,12 +82,11 @@ def _same(graph: Graph, node: Node, known: dict[str, Elements]) -> None:
 
 def _split(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     """Return nodes that replace a SplitToSequence by a Split, or None if the number of parts is unknown or large."""
-    op = Op(graph)
-    op.replaces(node)
+    op = _op(graph, node)
     x = op.val(node.input[0])
     if x.known_shape is None or node.output[0] in known:
         return None
-    axis = _attribute(node, "axis", 0) % x.rank
+    axis = attributes_of(node).get("axis", 0) % x.rank
     size = x.shape[axis]
     by = graph.constant(node.input[1]) if len(node.input) > 1 else np.array(1)
     if by is None or not isinstance(size, int) or size == 0:
@@ -102,11 +96,10 @@ def _split(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] |
         return None
     sizes = [min(step, size - start) for start in range(0, size, step)] if step else [int(n) for n in by]
     parts: Sequence[Val] = op.split(x, sizes, axis)
-    if len(node.input) == 1 and not _attribute(node, "keepdims", 1):
+    if len(node.input) == 1 and not attributes_of(node).get("keepdims", 1):
         parts = [op.squeeze(part, [axis]) for part in parts]
-    sequence = op.SequenceConstruct(*parts)
     known[node.output[0]] = [part.name for part in parts]
-    op.rename(sequence, node.output[0])
+    op.rename(op.SequenceConstruct(*parts), node.output[0])
     return op.nodes
 
 
@@ -119,20 +112,22 @@ def _at(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | No
 
 def _length(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     elements = known.get(node.input[0])
-    return None if elements is None else _with_op(graph, node, lambda op: op.const(len(elements)))
+    if elements is None:
+        return None
+    op = _op(graph, node)
+    op.rename(op.const(len(elements)), node.output[0])
+    return op.nodes
 
 
 def _concat(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     elements = known.get(node.input[0])
     if not elements or any(name not in graph.types for name in elements):  # new nodes get their types in the next round
         return None
-    axis, new = _attribute(node, "axis", 0), _attribute(node, "new_axis", 0)
-
-    def joined(op: Op) -> Val:
-        parts = [op.val(name) for name in elements]
-        return op.Concat(*(op.unsqueeze(x, [axis]) for x in parts) if new else parts, axis=axis)
-
-    return _with_op(graph, node, joined)
+    axis, new = attributes_of(node).get("axis", 0), attributes_of(node).get("new_axis", 0)
+    op = _op(graph, node)
+    parts = [op.val(name) for name in elements]
+    op.rename(op.Concat(*(op.unsqueeze(x, [axis]) for x in parts) if new else parts, axis=axis), node.output[0])
+    return op.nodes
 
 
 def _map(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:

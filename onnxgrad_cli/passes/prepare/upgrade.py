@@ -9,7 +9,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,11 @@ class _Upgrade:
         written.metadata = origin(like)
         return written
 
+    def emit(self, nodes: list[Node], like: Node, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node to `nodes`, and return its output."""
+        nodes.append(self.node(op_type, inputs, like, **attributes))
+        return nodes[-1].output[0]
+
 
 _schema = cache(schema_of)
 
@@ -142,12 +147,6 @@ def _same_form(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> 
         raise _NotUpgradable(f"opset {new.since_version} changed its attribute {', '.join(lost or missing)}")
     if not new.min_input <= len(node.input) <= new.max_input or len(node.output) > new.max_output:
         raise _NotUpgradable(f"opset {new.since_version} changed its inputs or outputs")
-    _write_changed_defaults(node, old, new)
-
-
-def _write_changed_defaults(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
-    """Write out the old default of each attribute that a node doesn't set, if the default in the new schema differs."""
-    given = {attribute.name for attribute in node.attribute}
     for name, attribute in old.attributes.items():
         default, kept = attribute.default_value, name not in given and name in new.attributes
         if kept and default.type and default != new.attributes[name].default_value:
@@ -300,14 +299,16 @@ def _one_axis(up: _Upgrade, node: Node) -> Sequence[Node] | None:
         if len(wide) < 2:
             _give(node, axis=(wide or [*rest])[0])
             return None
-    flat = up.node("Flatten", node.input, node, axis=axis)
-    shape_node = up.node("Shape", node.input, node)
-    y = node.output[0]
-    node.input[0], node.output[0] = flat.output[0], up.graph.fresh(f"{y}_flat")
+    nodes: list[Node] = []
+    emit, y = partial(up.emit, nodes, node), node.output[0]
+    flat = emit("Flatten", *node.input, axis=axis)
+    nodes.append(node)
+    sizes = emit("Shape", *node.input)
+    node.input[0], node.output[0] = flat, up.graph.fresh(f"{y}_flat")
     _give(node, axis=1)
-    back = up.node("Reshape", [node.output[0], shape_node.output[0]], node)
-    back.output[0] = y
-    return [flat, node, shape_node, back]
+    emit("Reshape", node.output[0], sizes)
+    nodes[-1].output[0] = y
+    return nodes
 
 
 @change("BatchNormalization", 9)
@@ -318,11 +319,10 @@ def _batch_normalization(up: _Upgrade, node: Node) -> Sequence[Node] | None:
         raise _NotUpgradable("in training, it uses statistics of each element (spatial=0)")
     x, scale, b, mean, var = node.input
     epsilon = up.constant(_take(node, "epsilon", 1e-5), helper.tensor_dtype_to_np_dtype(up.dtype(x)))
-    nodes = [up.node("Sub", [x, mean], node), up.node("Add", [var, epsilon], node)]
-    nodes.append(up.node("Sqrt", [nodes[1].output[0]], node))
-    nodes.append(up.node("Div", [nodes[0].output[0], nodes[2].output[0]], node))
-    nodes.append(up.node("Mul", [nodes[3].output[0], scale], node))
-    nodes.append(up.node("Add", [nodes[4].output[0], b], node))
+    nodes: list[Node] = []
+    emit = partial(up.emit, nodes, node)
+    centred, deviation = emit("Sub", x, mean), emit("Sqrt", emit("Add", var, epsilon))
+    emit("Add", emit("Mul", emit("Div", centred, deviation), scale), b)
     nodes[-1].output[0] = node.output[0]
     return nodes
 
@@ -379,14 +379,11 @@ def _group_normalization(up: _Upgrade, node: Node) -> Sequence[Node]:
     groups = next(a.i for a in node.attribute if a.name == "num_groups")
     if up.dtype(node.input[0]) == onnx.TensorProto.DOUBLE:
         _give(node, stash_type=onnx.TensorProto.DOUBLE)
-    channels = up.node("Shape", node.input[:1], node, start=1, end=2)
-    each = up.node("Div", [channels.output[0], up.constant([groups])], node)
-    wide = up.node("Concat", [up.constant([1]), each.output[0]], node, axis=0)
-    nodes = [channels, each, wide]
+    nodes: list[Node] = []
+    emit = partial(up.emit, nodes, node)
+    each = emit("Div", emit("Shape", node.input[0], start=1, end=2), up.constant([groups]))
+    wide = emit("Concat", up.constant([1]), each, axis=0)
     for position in (1, 2):
-        column = up.node("Reshape", [node.input[position], up.constant([groups, 1])], node)
-        repeated = up.node("Expand", [column.output[0], wide.output[0]], node)
-        vector = up.node("Reshape", [repeated.output[0], up.constant([-1])], node)
-        node.input[position] = vector.output[0]
-        nodes += [column, repeated, vector]
+        column = emit("Reshape", node.input[position], up.constant([groups, 1]))
+        node.input[position] = emit("Reshape", emit("Expand", column, wide), up.constant([-1]))
     return [*nodes, node]

@@ -6,14 +6,14 @@ chooses which are recomputed, and `rewrite` writes the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from onnxgrad_cli.common.checks import bytes_of
 from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.training_cost import Cost, cost
-from onnxgrad_cli.errors import Caution, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import Caution, no_data, suggest, unknown_name, wrong_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.options import RecomputeSpec, RematerializationOptions
@@ -45,7 +45,7 @@ def parse_recompute(text: str) -> RecomputeSpec:
     if kind is None:
         raise unknown_name(f"{FORM}, not '{text}'", suggest(word, KINDS, "kinds"))
     if bool(rest) != (kind != ELEMENTWISE):
-        raise UsageError(f"{FORM}, not '{text}'", "write, for example, block:'*layer*/output' or budget:512MB")
+        raise wrong_value(f"{FORM}, not '{text}'", "write, for example, block:'*layer*/output' or budget:512MB")
     size = bytes_of(rest, f"`recompute` {kind}") if kind in SIZED else 0
     return RecomputeSpec(kind, rest if kind == BLOCK else "", size)
 
@@ -54,8 +54,8 @@ OFFERS = 40
 """Largest number of alternative plans that the report shows."""
 
 
-def recompute(graph: Graph, options: RematerializationOptions, training: Training) -> bool:
-    """Recompute values as the options request. Return True if any value is recomputed."""
+def recompute(graph: Graph, options: RematerializationOptions, training: Training) -> None:
+    """Recompute values as the options request."""
     spec = options.recompute
     assert spec is not None
     results = [training.loss, *training.gradients.values(), *training.state.values()]
@@ -70,19 +70,18 @@ def recompute(graph: Graph, options: RematerializationOptions, training: Trainin
     training.recomputed = Recomputed(str(spec), count, before.kept_bytes, after.kept_bytes, added, _thinned(offers))
     for text in _shortfalls(spec, training.recomputed, before.assumed):
         training.cautions.append(Caution("note", "", f"`recompute={spec}`: {text}"))
-    return count > 0
 
 
 def _plan(
     graph: Graph, options: RematerializationOptions, training: Training, spec: RecomputeSpec, sizes: Facts, before: Cost
 ) -> Plan:
     """Return the plan that `spec` requests. `sizes` has all values' sizes, `before` the cost without recomputation."""
-    by_layers = spec.kind == BLOCK and spec.pattern == AUTO
-    boundaries = _boundaries(graph, training, spec) if spec.kind == BLOCK and not by_layers else set()
-    longest = None if spec.kind == BLOCK else LONGEST_CHAIN
-    flow = _flow(graph, options, training, boundaries, longest, _layers if by_layers else None)
+    if spec.kind == BLOCK and spec.pattern == AUTO:
+        return plan_blocks(_flow(graph, options, training, longest=None, ends=_layers), ())
     if spec.kind == BLOCK:
-        return plan_blocks(flow, boundaries)
+        boundaries = _boundaries(graph, training, spec)
+        return plan_blocks(_flow(graph, options, training, longest=None, boundaries=boundaries), boundaries)
+    flow = _flow(graph, options, training)
     if spec.kind in SIZED:
         budget = (spec.size, sizes, before.kept_bytes)
         found = plan_budget(flow, *budget)
@@ -96,16 +95,12 @@ def _thinned(offers: Sequence[tuple[int, float]]) -> tuple[tuple[int, int], ...]
     return tuple((kept, int(flops)) for kept, flops in dict.fromkeys((*offers[::every], offers[-1])))
 
 
-def _flow(
-    graph: Graph,
-    options: RematerializationOptions,
-    training: Training,
-    boundaries: Collection[str] = (),
-    longest: int | None = LONGEST_CHAIN,
-    layers: Callable[[Sequence[Node]], list[int]] | None = None,
-) -> Dataflow:
-    """Return the dataflow of a model; next states, kept outputs and values of loss chunks must be stored."""
-    flow = Dataflow(graph, training, boundaries, longest, layers)
+def _flow(graph: Graph, options: RematerializationOptions, training: Training, **cut: Any) -> Dataflow:
+    """Return the dataflow of a model; next states, kept outputs and values of loss chunks must be stored.
+
+    The keywords say where the forward part is cut into segments, as for `Dataflow`.
+    """
+    flow = Dataflow(graph, training, **{"longest": LONGEST_CHAIN, **cut})
     flow.must_store.update(training.state.values(), graph.output_names if options.keep_outputs else ())
     if training.chunks is not None:  # their memory is free before the other backward nodes begin
         own = frozenset().union(*training.chunks.nodes)
@@ -141,7 +136,7 @@ def _layers(forward: Sequence[Node]) -> list[int]:
     """
     found = ends_of_layers(forward)
     if not found:
-        raise UsageError(
+        raise no_data(
             f"`recompute` block:{AUTO} found no repeating layers",
             "name the ends of the layers with block:GLOB, or use elementwise",
         )

@@ -369,7 +369,7 @@ def prepared_n_bits():
     steps = rng.integers(0, 256, (5, 1, 8)).astype(np.uint8)
     model.graph.initializer.append(numpy_helper.from_array(steps, "b"))
     graph, training = Graph(model), Training()
-    prepare.PREPARE.run(graph, Options(), training)
+    prepare.prepare(graph, Options(), training)
     return graph, training
 
 

@@ -90,7 +90,7 @@ def test_every_failing_command_prints_a_document(name: str, shell: Shell) -> Non
         ("build mlp.onnx --loss mse -o mine.onnx", "file_exists", None),
         ("build mlp.onnx --loss msee", "unknown_name", None),
         ("build mlp.onnx --loss mse --clip-norm -1", "wrong_value", "--clip-norm"),
-        ("build mlp.onnx --loss mse --ema 0.9", "usage", "--ema"),
+        ("build mlp.onnx --loss mse --ema 0.9", "missing_value", "--ema"),
         ("build mlp.onnx --loss mse --train nothing", "unknown_name", "--train"),
         ("build mlp.onnx --loss mse --report r.doc", "usage", "--report"),
         ("build mlp.onnx --loss mse --optimizer sgd --training-info --yield keep", "conflict", "--training-info"),

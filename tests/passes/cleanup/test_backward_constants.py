@@ -90,7 +90,7 @@ def result(graph: Graph) -> np.ndarray:
 
 def test_what_is_computed_of_constants_is_what_onnxruntime_computes() -> None:
     graph = chain()
-    assert compute_constants(graph)
+    compute_constants(graph)
     assert [node.op_type for node in graph.nodes] == ["Mul"]
     np.testing.assert_array_equal(result(graph), result(chain()))
 
@@ -101,7 +101,7 @@ def test_computed_constants_are_stored_in_the_order_of_their_nodes() -> None:
     nodes += [helper.make_node("Tile", ["x", name], [f"tile_{name}"]) for name in names]
     nodes.append(helper.make_node("Sum", [f"tile_{name}" for name in names], ["y"]))
     graph = backward(nodes, {"one": np.array(1), "axes": np.int64([0])}, [2])
-    assert compute_constants(graph)
+    compute_constants(graph)
     assert [name for name in graph.initializers if name in names] == names
 
 
@@ -113,7 +113,7 @@ def test_what_is_large_or_the_models_own_is_computed_at_run_time() -> None:
     ]
     graph = backward(nodes, {"one": W[:1], "sizes": np.int64([500]), "weight": W[:1]}, [1])
     graph.store("weight", W[:1])
-    assert not compute_constants(graph)
+    compute_constants(graph)
     assert len(graph.nodes) == 3
 
 
@@ -131,7 +131,7 @@ def quotient(ones: np.ndarray, twice: bool = False) -> Graph:
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1)])
 def test_a_part_times_a_value_is_a_quotient(shape: tuple[int, ...]) -> None:
     graph = quotient(np.ones(shape, np.float32))
-    assert divide_at_once(graph)
+    divide_at_once(graph)
     assert [node.op_type for node in graph.nodes] == ["ReduceSum", "Div", "Add"]
     np.testing.assert_allclose(result(graph), result(quotient(np.ones(shape, np.float32))), rtol=1e-6)
 
@@ -147,4 +147,6 @@ def test_a_part_times_a_value_is_a_quotient(shape: tuple[int, ...]) -> None:
     ids=["read twice", "no ones", "of higher rank", "longer"],
 )
 def test_other_parts_stay(graph: Graph) -> None:
-    assert not divide_at_once(graph)
+    before = list(map(repr, graph.nodes))
+    divide_at_once(graph)
+    assert list(map(repr, graph.nodes)) == before

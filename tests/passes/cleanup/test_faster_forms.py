@@ -121,9 +121,7 @@ def written(text: str) -> Graph:
     """A model's graph as the pass leaves it."""
     graph = Graph(onnx.parser.parse_model(OPSET_18 + text))
     infer_types(graph)
-    before = len(graph.nodes)
-    changed = convolve_channels(graph)
-    assert changed == (len(graph.nodes) > before)
+    convolve_channels(graph)
     graph.commit()
     return graph
 

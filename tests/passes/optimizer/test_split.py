@@ -17,6 +17,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import read
 from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.passes.optimizer.split import narrowed, split
+from tests.facts import raises
 
 ROOT = Path(__file__).parents[3]
 RATE = {"learning_rate": np.array(0.01, np.float32)}
@@ -97,7 +98,7 @@ def test_narrowed_computes_less() -> None:
 
 
 def test_what_has_no_optimizer_is_refused() -> None:
-    with pytest.raises(UsageError, match="no optimizer"):
+    with raises(UsageError, "wrong_type"):
         split(digits("").model)
     with pytest.raises(UsageError, match="not a training model"):
         split(onnx.load(ROOT / "sample_models" / "digits_cnn.onnx"))

@@ -34,6 +34,7 @@ from onnxgrad_cli.passes.optimizer.slices import ELEMENTWISE
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import Shell
+from tests.facts import raises
 from tests.steps import KINDS, NAMES, RATE, assert_same, batches, clip, exported, loss, network, options, trained
 
 
@@ -59,7 +60,7 @@ def test_averages_beside_torch(runs: int, dtype: str, bound: float) -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_what_is_no_share_is_refused(decay: float) -> None:
-    with pytest.raises(UsageError, match="expected a finite number of 0 or more and below 1"):
+    with raises(UsageError, "wrong_value", f"ema={decay}", "0", "1"):
         build(exported(network(torch.float32)), options("sgd", ema=decay))
 
 

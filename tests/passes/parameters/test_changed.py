@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from onnxgrad_cli.passes.parameters.changed import HINT
 from tests.cli_harness import Shell, save
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
@@ -129,7 +130,7 @@ def test_a_training_model(shell: Shell, tool: Tool) -> None:
     tool("t.onnx", "s.onnx")
     check, export = shell("check", "s.onnx"), shell("export", "s.onnx", "--model", "mlp.onnx", "-o", "back.onnx")
     if check.code:  # onnxsim takes weights out of the inputs unless it is told not to
-        assert check.facts == ("mismatch", "a.weight") and "'a.weight'" in export.err
+        assert check.facts == ("mismatch", "a.weight") and "a.weight" in export.facts
     else:
         assert export.code == 0, export.err
         np.testing.assert_allclose(run("back.onnx")["y"], run("mlp.onnx")["y"], atol=1e-6)
@@ -145,7 +146,7 @@ def test_a_model_of_derivatives(shell: Shell, tool: Tool) -> None:
                    "--learning-rate", 0.05, "-o", "t.onnx")  # fmt: skip
     assert result.code in (0, 3), result.err
     if result.code == 3:
-        assert "another tool has changed the model since derivatives were added" in result.err
+        assert result.problem is not None and result.problem.hint == HINT.replace("`", "'")
         return
     np.testing.assert_allclose(run("t.onnx")["y_jacobian_x"], slopes("t.onnx"), atol=1e-3)
     result = shell("export", "t.onnx", "--model", "mlp.onnx", "-o", "back.onnx")
@@ -164,4 +165,4 @@ def test_a_new_head_is_quantized(shell: Shell) -> None:
     quantized("t.onnx", "q.onnx")
     assert np.abs(run("q.onnx")["y"] - run("t.onnx")["y"]).max() < 0.2
     result = shell("export", "q.onnx", "--model", "mlp.onnx", "-o", "back.onnx")
-    assert result.code == 1 and "has no weight" in result.err
+    assert result.code == 1 and result.facts[1:3] == ("q.onnx", "a.bias_quantized_scale")

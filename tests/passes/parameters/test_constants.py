@@ -66,7 +66,8 @@ def test_one_element_added_to_a_product_is_its_bias(product: str, reader: str) -
     ],
 )
 def test_one_element_is_a_constant_elsewhere(nodes: str, op_type: str) -> None:
-    assert roles(nodes).reason("b") == named(f"a one-element constant of {op_type}")
+    decision = roles(nodes).decide("b")
+    assert decision.heuristic == "scalar" and f" {op_type} " in decision.reason
 
 
 def test_one_element_of_an_operator_that_is_no_factor_is_a_weight() -> None:
@@ -158,8 +159,8 @@ def exported(nodes: str, values: str, name: str = "t", *, literal: bool = False,
 @pytest.mark.parametrize("pytorch", [True, False])
 @pytest.mark.parametrize("literal", [True, False])
 def test_what_pytorch_writes_into_a_node_stood_in_the_code(literal: bool, pytorch: bool) -> None:
-    found = exported("h = MatMul(x, w) y = Mul(h, t)", "0.3, -1, 2", literal=literal, pytorch=pytorch).reason("t")
-    assert found == (named("a literal in the model's code") if literal and pytorch else "")
+    found = exported("h = MatMul(x, w) y = Mul(h, t)", "0.3, -1, 2", literal=literal, pytorch=pytorch).decide("t")
+    assert (found.heuristic == "literal") == (literal and pytorch)
 
 
 STANDARDISED = named("a statistic that standardises an input")
@@ -237,10 +238,10 @@ def test_of_a_single_number_the_name_tells(name: str, value: str, reader: str, r
 
 
 def test_what_is_kept_in_bounds_is_learned() -> None:
-    assert roles("e = Exp(s) y = Mul(x, e)").reason("s") == ""
-    assert roles("e = Sqrt(s) y = Mul(x, e)").reason("s") == named("a scalar constant of Sqrt")
+    assert roles("e = Exp(s) y = Mul(x, e)").decide("s") == ("bounded", "")
+    assert roles("e = Sqrt(s) y = Mul(x, e)").decide("s").heuristic == "scalar"
     generated = roles("e = Exp(val_3) y = Mul(x, e)", f="float val_3 = {0.5}")
-    assert generated.reason("val_3") == named("a scalar constant of Exp")
+    assert generated.decide("val_3").heuristic == "scalar"
 
 
 def test_a_pair_turns() -> None:

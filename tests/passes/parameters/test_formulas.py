@@ -198,3 +198,11 @@ def test_what_was_learned_is_none() -> None:
     learned = np.random.default_rng(1).standard_normal((2000, 8))
     assert formulas.suspects(learned, 2e-5).sum() < 10
     assert not formulas.suspects(np.stack([np.zeros(16), np.ones(16), np.full(16, 0.25)]), 2e-5).any()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_most_rows_of_a_table_of_sines_are_sines(rows: int) -> None:
+    """A row of zeros is that of a padding token."""
+    angles = np.arange(1, 3)[:, None] * np.array([0.7, 0.1])
+    table = np.concatenate([np.sin(angles), np.cos(angles)], 1)[:rows]
+    assert formulas.is_sinusoidal(np.concatenate([table, np.zeros((3 - rows, 4))]), 2e-5) == (rows == 2)

@@ -48,7 +48,7 @@ def test_random_frequencies_of_an_input_are_told_of() -> None:
     nodes = "p = Mul(x, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)"
     found = roles(nodes, f="float[5] f = {0.3, -1, 2.2, 0.7, 0.1}")
     assert found.reason("f") == FREQUENCIES
-    assert "train it with `train='f'`" in found.doubts["f"]
+    assert "`train='f'`" in found.doubts["f"]
 
 
 def test_frequencies_before_a_sine_are_a_table() -> None:

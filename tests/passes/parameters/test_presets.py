@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from onnx import numpy_helper, parser
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.errors import ARGUMENT, UnsupportedError, UsageError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import LoraSpec, Options
 from tests.facts import raises
@@ -40,7 +41,7 @@ def test_presets_of_a_transformer() -> None:
     assert chosen(TRANSFORMER, preset=("bias",), train=("embed_tokens.*",)) == ["embed_tokens.weight", *biases]
     assert chosen(TRANSFORMER, preset=("bias",), freeze=("layers.*",)) == ["norm.bias", "classifier.bias"]
     built = build(onnx.load(TRANSFORMER), Options(losses=(LossSpec("cross-entropy"),), preset=("bias",), train_last=1))
-    assert built.training.not_trained["norm.weight"] == "not named by `preset='bias'` or `train_last=1`"
+    assert ARGUMENT.findall(built.training.not_trained["norm.weight"]) == [("preset", "'bias'"), ("train_last", "1")]
     assert chosen(TRANSFORMER, preset=("head",), lora=LoraSpec(2))[:2] == head
 
 
@@ -97,11 +98,30 @@ def test_a_table_that_is_added_is_no_bias() -> None:
 
 def test_presets_that_name_nothing() -> None:
     model = model_of(FORMS["matmul"])[0]
-    with pytest.raises(UsageError, match="`preset='norm'` selects no weight"):
+    with raises(UsageError, "no_data", "preset='norm'"):
         build(copied(model), Options(preset=("norm",)))
     with raises(UsageError, "wrong_value", "preset='norms'", "bias", "norm", "head"):
         build(copied(model), Options(preset=("norms",)))
-    with raises(UsageError, "usage", "train_last=2", "1"):
+    with raises(UsageError, "wrong_value", "train_last=2", "1"):
         build(copied(model), Options(train_last=2))
-    with pytest.raises(UnsupportedError, match="no weight is left to train"):
+    with raises(UnsupportedError, "refused") as refused:
         build(copied(model), Options(lora=LoraSpec(2), freeze=("*",)))
+    assert refused.value.details
+
+
+def decomposed(text: str) -> Any:
+    model = parser.parse_model(text)
+    shapes = {"w1": (4, 5), "b1": (5,), "gamma": (5,), "beta": (5,), "w2": (3, 5), "b2": (3,)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in shapes.items())
+    return model
+
+
+def test_the_hint_lists_the_last_layers_from_the_end() -> None:
+    with raises(UsageError, "wrong_value", "train_last=4", "3") as refused:
+        build(decomposed(DECOMPOSED), Options(train_last=4))
+    assert re.findall(r"\w+_\w+", refused.value.hint or "") == ["MatMul_u", "Mul_g1", "MatMul_h"]
+
+
+def test_a_root_of_a_mean_behind_several_steps_is_that_of_a_normalization() -> None:
+    steps = DECOMPOSED.replace("s = Sqrt(ve)", "vc = Cast<to = 1>(ve) vm = Max(vc, eps) s = Sqrt(vm)")
+    assert build(decomposed(steps), Options(preset=("norm",))).training.trained == ["gamma", "beta"]

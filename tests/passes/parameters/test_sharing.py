@@ -145,7 +145,7 @@ def test_each_module_has_its_own(encoder: tuple[Encoder, ModelProto]) -> None:
     net, model = encoder
     tied = build(model)
     assert len(tied.training.trained) < 10
-    assert any("`untie` trains them separately" in caution.text for caution in tied.training.cautions)
+    assert any("`untie`" in caution.text for caution in tied.training.cautions)
     untied = build(model, Options(losses=(LossSpec("mse"),), label="t", untie=("*",)))
     assert len(untied.training.trained) == len(list(net.parameters()))
     assert not any("untie" in caution.text for caution in untied.training.cautions)

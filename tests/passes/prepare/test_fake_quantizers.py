@@ -14,8 +14,14 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.parameters.select import QUANTIZED
+from onnxgrad_cli.passes.prepare.fake_quantizers import put_dequantizers
+from tests.facts import raises
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(5, 4)).astype(np.float32)
@@ -53,7 +59,7 @@ def test_the_forward_part_stays_and_the_gradients_are_those_of_what_is_quantized
     given = model(zero, dtype)
     report = run_build(given, tmp_path / "t.onnx", STE)
     assert report.status == "built"
-    assert any("1 integer weights are stored as floats again" in str(caution) for caution in report.cautions)
+    assert [caution.text[:2] for caution in report.cautions if caution.subject == "quantization"] == ["1 "]
     trained = onnx.load(tmp_path / "t.onnx")
     stored = {t.name: t for t in trained.graph.initializer}
     assert {"w", "w_quantized"}.isdisjoint(name for name, t in stored.items() if t.data_type == dtype)
@@ -94,6 +100,23 @@ def test_a_bias_moves_in_float_and_is_read_as_the_file_will_hold_it() -> None:
 
 
 def test_without_the_estimator_the_integers_stay() -> None:
-    with pytest.raises(UnsupportedError, match="w_quantized: quantized: integers have no gradient") as error:
+    with raises(UnsupportedError, "refused") as error:
         build(model(), Options())
+    assert f"w_quantized: {QUANTIZED}" in error.value.details
     assert "`quantization='ste'`" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4, 1), 0), ((1, 3), 1), ((), 0)])
+def test_a_scaled_cast_becomes_a_dequantizer_along_its_axis(shape: tuple[int, ...], axis: int) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 3] y) {
+        f = Cast<to = 1>(q) w = Mul(f, s) y = MatMul(x, w) }"""
+    found = onnx.parser.parse_model(text)
+    scale = np.arange(1, 1 + np.prod(shape, dtype=int)).reshape(shape).astype(np.float32)
+    found.graph.initializer.extend([numpy_helper.from_array(Q, "q"), numpy_helper.from_array(scale, "s")])
+    graph = Graph(found)
+    infer_types(graph)
+    assert put_dequantizers(graph)
+    (node,) = (node for node in graph.nodes if node.op_type == "DequantizeLinear")
+    assert attributes_of(node)["axis"] == axis
+    x = np.float32(RNG.standard_normal((2, 4)))
+    np.testing.assert_allclose(Executor(graph.commit())({"x": x})["y"], x @ (Q * scale), rtol=1e-5)

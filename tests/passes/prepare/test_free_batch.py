@@ -1,6 +1,7 @@
 """Operators whose batch is freed, against runs of the original on one batch after the other."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -160,3 +161,30 @@ def test_random_graphs_give_what_they_gave_one_by_one() -> None:
             continue
         compared += "gives the same results" in str(found.compare())
     assert compared > 300
+
+
+SMALL = {
+    "squeezed": (1, "s = Squeeze(x, zero) m = Mul(s, row) y = Unsqueeze(m, zero)"),
+    "gathered": (1, "s = Gather<axis = 0>(x, first) m = Mul(s, row) y = Unsqueeze(m, zero)"),
+    "moved": (1, "s = Squeeze(x, zero) m = Mul(s, row) n = Unsqueeze(m, one) y = Transpose<perm = [1, 0]>(n)"),
+    "of two": (2, "y = Add(x, rows)"),
+    "filled": (2, "e = Expand(row, sizes) y = Mul(x, e)"),
+    "expanded": (2, "m = ReduceMean<axes = [1]>(x) y = Expand(m, sizes)"),
+    "joined": (2, "r = Reshape(x, longer) t = Tanh(r) y = Reshape(t, sizes)"),
+}
+"""Batch size -> nodes on x [batch, 4], each with a constant that depends on the batch size."""
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_constants_that_depend_on_the_batch_size_are_replaced(name: str) -> None:
+    size, nodes = SMALL[name]
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[{size}, 4] x) => (float[{size}, 4] y) {{ {nodes} }}'
+    model = onnx.parser.parse_model(text)
+    stored = {
+        "zero": np.array([0]), "one": np.array([1]), "first": np.array(0), "row": np.float32([1, 2, 3, 4]),
+        "rows": np.float32([[1, 2, 3, 4]] * 2), "sizes": np.array([size, 4]), "longer": np.array([2 * size, 2]),
+    }  # fmt: skip
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, each) for each, array in stored.items() if re.search(rf"\b{each}\b", nodes)
+    )
+    freed(model, None, FixedBatch({"x": 0}, size, "n")).compare()

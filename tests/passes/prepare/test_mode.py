@@ -14,6 +14,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.node import ROLE, metadata_of
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
+from tests.facts import raises
 
 WEIGHTS = ("scale", "bias")
 
@@ -255,7 +256,7 @@ def test_unknown_rank_is_refused():
     model, _ = batch_norm((8, 3))
     model.graph.input[0].type.tensor_type.ClearField("shape")
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    with pytest.raises(UnsupportedError, match=r"bn .*rank of 'x' is unknown"):
+    with raises(UnsupportedError, "refused", "bn", "BatchNormalization", "x"):
         trained(model, "train")
 
 
@@ -307,3 +308,12 @@ def test_a_normalization_by_the_batch_that_it_normalizes_is_named_once() -> None
     cautions = [str(caution) for caution in build(model, Options(losses=(LossSpec("mse"),))).training.cautions]
     assert len([text for text in cautions if "'norm'" in text]) == 1
     assert not [text for text in cautions if "'minus'" in text]
+
+
+def test_a_mean_over_the_batch_is_told_and_one_over_channels_is_not() -> None:
+    for axis, told in ((0, ["'s' subtracts"]), (1, [])):
+        text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[batch, 3] x) => (float[batch, 2] y)
+            <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}> {{
+                m = ReduceMean<axes = [{axis}], keepdims = 1>(x) [s] d = Sub(x, m) y = MatMul(d, w) }}"""
+        cautions = build(onnx.parser.parse_model(text)).training.cautions
+        assert [c.text[: len("'s' subtracts")] for c in cautions if c.subject == "`mode`"] == told

@@ -17,8 +17,12 @@ from torch import Tensor
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.passes.prepare.quantized_operators import write_out_quantized
+from tests.facts import raises
 
 MS = "com.microsoft"
 RNG = np.random.default_rng(0)
@@ -203,6 +207,43 @@ def test_scales_and_zero_points_of_columns(scale: np.ndarray, zero: np.ndarray, 
 
 
 def test_without_the_estimator_they_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="computes with integers, which have no derivative") as error:
+    with raises(
+        UnsupportedError,
+        "refused",
+        "QLinearConv_c_q",
+        "ai.onnx::QLinearConv",
+        "QLinearSigmoid_s_q",
+        "com.microsoft::QLinearSigmoid",
+        "QLinearMul_m_q",
+        "com.microsoft::QLinearMul",
+        "QLinearAdd_a_q",
+        "com.microsoft::QLinearAdd",
+        "QLinearLeakyRelu_l_q",
+        "com.microsoft::QLinearLeakyRelu",
+        "QLinearConcat_k_q",
+        "com.microsoft::QLinearConcat",
+        "QLinearGlobalAveragePool_p_q",
+        "com.microsoft::QLinearGlobalAveragePool",
+        "QGemm_y_q",
+        "com.microsoft::QGemm",
+    ) as error:
         build(model(), Options())
     assert all("`quantization='ste'`" in refusal.hint for refusal in error.value.refusals)
+
+
+def test_a_bias_that_is_rounded_before_it_is_added_stays_exact() -> None:
+    """As old tools of onnxruntime write it: the bias is added to the product of integers."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (uint8[n, 4] a) => (float[n, 3] y) <float s = {0.5}, float[3] b = {1.3, -2.6, 7}> {
+            q = Div(b, s) r = Floor(q) c = Cast<to = 6>(r)
+            p = MatMulInteger(a, w) t = Add(p, c) y = Cast<to = 1>(t)
+        }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(-6, 6, dtype=np.int8).reshape(4, 3), "w"))
+    feeds = {"a": np.arange(8, dtype=np.uint8).reshape(2, 4)}
+    expected = Executor(model, fallback=False)(feeds)["y"]
+    graph = Graph(model)
+    normalise(graph)
+    write_out_quantized(graph)
+    assert not {"MatMulInteger", "ConvInteger"} & {node.op_type for node in graph.nodes}
+    assert len(graph.held) == 1
+    np.testing.assert_array_equal(Executor(graph.commit(), fallback=False)(feeds)["y"], expected)

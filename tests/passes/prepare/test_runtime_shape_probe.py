@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx.parser
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.errors import InternalError, OnnxgradError, UnsupportedError, UsageError
+from onnxgrad_cli.errors import InternalError, UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import Shape, tensor_type
 from onnxgrad_cli.options import Options
+from tests.facts import raises
 
 RNG = np.random.default_rng(11)
 
@@ -93,7 +96,7 @@ def test_a_rank_that_a_size_of_one_changes_is_kept_to() -> None:
     model = behind("Equal(s, k)", SUMMED)
     built = build(model)
     told = [caution.text for caution in built.training.cautions if caution.subject == "z"]
-    assert len(told) == 1 and "2 axes if c is 1, and 3 otherwise" in told[0] and "`dims`" in told[0]
+    assert len(told) == 1 and re.findall(r"\d", told[0])[:3] == ["2", "1", "3"] and "`dims`" in told[0]
     stored = {tensor.name: np.array(numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
     for middle, training in ((2, built.model), (5, built.model), (1, build(model, Options(dims={"c": 1})).model)):
         x, label = np.float32(RNG.standard_normal((3, middle, 4))), np.float32(RNG.standard_normal((3, 1)))
@@ -141,7 +144,7 @@ def test_sound_has_one_long_axis() -> None:
     model.graph.input.pop()
     model.graph.initializer.append(numpy_helper.from_array(kernel, "w"))
     built = build(model)
-    assert any("read from a run" in caution.text for caution in built.training.cautions)
+    assert "shapes" in [caution.subject for caution in built.training.cautions]
 
 
 def test_elements_that_no_operator_has_a_shape_of_are_no_internal_error() -> None:
@@ -151,7 +154,7 @@ def test_elements_that_no_operator_has_a_shape_of_are_no_internal_error() -> Non
     }"""
     model = onnx.parser.parse_model(text)
     model.graph.output[0].type.tensor_type.elem_type = 27  # a float of six bits
-    with pytest.raises(OnnxgradError, match="no float output") as error:
+    with raises(UnsupportedError, "refused", "Add_y") as error:
         build(model)
     assert not isinstance(error.value, InternalError)
 
@@ -171,6 +174,5 @@ def test_a_stored_shape_stays_one_when_types_are_inferred_again() -> None:
     model.graph.initializer.append(table)
     model.graph.value_info.append(helper.make_tensor_value_info("e", TensorProto.FLOAT, [5, 3, 16]))
     built = build(model, Options(grad_of_input=("w",)))
-    assert any(
-        "stores that 'e' is float[5, 3, 16], but a run gave another shape" in c.text for c in built.training.cautions
-    )
+    (text,) = [caution.text for caution in built.training.cautions if caution.subject == "e"]
+    assert "float[5, 3, 16]" in text

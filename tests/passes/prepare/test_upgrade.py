@@ -23,6 +23,7 @@ from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
 from onnxgrad_cli.passes.prepare.upgrade import CHANGES, upgrade
 from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.autodiff.test_opsets import _copy, _plain
+from tests.facts import raises
 
 OLDEST = 7
 
@@ -141,26 +142,30 @@ def test_graphs_inside_are_converted() -> None:
 
 
 REFUSED = [
-    (10, "float[N] x, float[1] s", "y = Resize(x, s)", "whether 's' shrinks or enlarges"),
-    (7, "float[2, 3] x", "y, m = Dropout(x) z = Neg(m)", "its mask"),
-    (8, "float[2, 3] x", "y = Det(x)", "does not have this operator"),
+    (10, "float[N] x, float[1] s", "y = Resize(x, s)", ("Resize", "s")),
+    (7, "float[2, 3] x", "y, m = Dropout(x) z = Neg(m)", ("Dropout", "10")),
+    (8, "float[2, 3] x", "y = Det(x)", ("Det", "8")),
     (
         7,
         "float[2, 3] x, float[3] s",
         "y, m, v = BatchNormalization<spatial = 0>(x, s, s, s, s) z = Neg(m)",
-        "spatial=0",
+        ("BatchNormalization", "0"),
     ),
-    (9, "float[2, 3] x, float[3] s", "y, m, v, p, q = BatchNormalization(x, s, s, s, s) z = Neg(p)", "saved_mean"),
+    (
+        9,
+        "float[2, 3] x, float[3] s",
+        "y, m, v, p, q = BatchNormalization(x, s, s, s, s) z = Neg(p)",
+        ("BatchNormalization", "saved_mean", "saved_var", "14"),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("opset", "inputs", "nodes", "why"), REFUSED)
-def test_what_has_no_newer_form_is_refused_by_name(opset: int, inputs: str, nodes: str, why: str) -> None:
+def test_what_has_no_newer_form_is_refused_by_name(opset: int, inputs: str, nodes: str, why: tuple[str, ...]) -> None:
     outputs = "float z" if "z =" in nodes else "float y"
     graph = Graph(parse(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", opset))
-    with pytest.raises(UnsupportedError, match=why) as raised:
+    with raises(UnsupportedError, "refused", "y", *why):
         upgrade(graph, NEWEST_OPSET)
-    assert len(raised.value.refusals) == 1
 
 
 def test_running_statistics_of_a_training_node_stay_outputs() -> None:

@@ -90,3 +90,11 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     with pytest.raises(UsageError, match="requires the package scipy") as error:
         made(exported(blocks(1)), "optimal:1kB")
     assert "pip install 'scipy>=1.13'" in (error.value.hint or "")
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_solver_knows_its_options() -> None:
+    program = solver.IntegerProgram()
+    first, second = program.unknown(1.0), program.unknown(2.0)
+    found = program.solved([({first: 1.0, second: 1.0}, 1.0)], np.array(program.cost))
+    assert found is not None and found.tolist() == [True, False]
