@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -67,7 +67,8 @@ def tensor_bytes(tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) ->
     few = next((name for name, array in tensors.items() if str(array.dtype) in FEW_BITS), "")
     if few:
         hint = "keep it an initializer that is not an input of the model"
-        raise OnnxgradError(f"'{few}' has the type {tensors[few].dtype}, which safetensors does not support", hint)
+        message = f"'{few}' has the type {tensors[few].dtype}, which safetensors does not support"
+        raise OnnxgradError(message, hint, code="wrong_type")
     halves = [name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16]
     bits = {name: tensors[name].view(np.uint16) for name in halves}
     plain = {**tensors, **bits}
@@ -106,10 +107,10 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
     _check(path, tensors, said, tell)
     words = _words(path, said)
     halves = words.pop(HALVES, [])
-    if not _are_names(halves, {name for name, array in tensors.items() if array.dtype == np.uint16}):
+    shorts = {name for name, array in tensors.items() if array.dtype == np.uint16}
+    if not isinstance(halves, list) or not all(isinstance(name, str) and name in shorts for name in halves):
         raise _damaged(path, f"its entry '{HALVES}' does not fit its arrays")
-    halves = set(halves)
-    return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, words
+    return {**tensors, **{name: tensors[name].view(ml_dtypes.bfloat16) for name in halves}}, words
 
 
 def is_safetensors(path: Path) -> bool:
@@ -149,7 +150,7 @@ def check_is_file(path: Path) -> None:
         OnnxgradError: the path exists and is not a file.
     """
     if path.exists() and not path.is_file():
-        raise OnnxgradError(f"'{path}' is not a file of tensors: it is a folder or a device", "name the file")
+        raise unreadable(f"'{path}' is not a file of tensors: it is a folder or a device", "name the file")
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -162,16 +163,11 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     Raises:
         OnnxgradError: the file can't be read, or is larger.
     """
-    try:
+    with parsing(path):
         if most is not None and path.stat().st_size > most:
-            raise OnnxgradError(f"'{path}' is too large: it has {path.stat().st_size} bytes")
+            raise unreadable(f"'{path}' is too large: it has {path.stat().st_size} bytes")
         check_is_file(path)
         return path.read_bytes()
-    except MemoryError:
-        hint = "free some memory, or use a machine with more"
-        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint) from None
-    except (OSError, ValueError) as error:  # ValueError: the name has a NUL
-        raise unreadable(f"'{path}' can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 @contextmanager
@@ -183,11 +179,11 @@ def parsing(path: Path) -> Iterator[None]:
         raise
     except MemoryError:
         hint = "free some memory, or use a machine with more"
-        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint) from None
+        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint, code="no_memory") from None
     except OSError as error:
         raise unreadable(f"'{path}' can't be read: {error.strerror}") from None
     except Exception as error:  # the library raises its own exceptions and others
-        raise OnnxgradError(f"'{path}' is not a safetensors file, or is broken: {error}") from error
+        raise unreadable(f"'{path}' is not a safetensors file, or is broken: {error}") from error
 
 
 def _words(path: Path, said: Mapping[str, str]) -> dict[str, Any]:
@@ -236,7 +232,7 @@ def _check_foreign(path: Path, said: Mapping[str, str], tell: Tell) -> None:
 
 
 def _damaged(path: Path, why: str) -> OnnxgradError:
-    return OnnxgradError(
+    return unreadable(
         f"'{path}' is damaged: {why}",
         "use another copy or an earlier checkpoint; if a program changed the file on purpose, it must remove the "
         f"entry '{CHECKSUMS}' from the metadata",
@@ -252,7 +248,3 @@ def _of_array(array: np.ndarray) -> str:
 def _of_words(said: Mapping[str, str]) -> str:
     """Return the checksum of metadata entries. Their order doesn't matter."""
     return f"{zlib.crc32(json.dumps(dict(said), sort_keys=True).encode()):08x}"
-
-
-def _are_names(value: object, known: Collection[str]) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) and name in known for name in value)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 from onnx import parser
 
 from onnxgrad_cli.checkpoints.stored_weights import with_weights
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.trainer import Trainer
+from tests.facts import raises
 from tests.training.test_trainer import batches, exported, network, training
 
 
@@ -41,5 +41,5 @@ def test_what_is_saved_is_the_model_with_the_weights_found(tmp_path: Path) -> No
     names = [name for name in stored if name in held]
     assert any("running_mean" in name for name in names) and len(names) == len(trainer.weights()) + 2
     assert all(np.array_equal(stored[name], held[name]) for name in names)
-    with pytest.raises(UsageError, match="is an input"):
+    with raises(UsageError, "usage", "model.onnx"):
         trainer.save(tmp_path / "model.onnx", tmp_path / "model.onnx")

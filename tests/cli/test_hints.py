@@ -420,28 +420,28 @@ CASES = [
         {" with --accumulate N": " --accumulate 2"},
     ),
     Case(
-        "continue with the same options, or {}",
+        "continue with the same options",
         TRAIN + " --train w1 --resume",
         "leave --resume out and add --force",
         {},
         (TRAIN + " --train w2",),
     ),
     Case(
-        "continue with the same `lora`, or {}",
+        "continue with the same `lora`",
         TRAIN + " --lora 1:2 --resume",
         "leave --resume out and add --force",
         {},
         (TRAIN + " --lora 1",),
     ),
     Case(
-        "continue with the same ones, or {}; `onnxgrad export` turns its checkpoint into a model",
+        "continue with the same ones, turn its checkpoint into a model with `onnxgrad export`",
         TRAIN + " --loss mae --resume",
         "leave --resume out and add --force",
         {},
         TRAINED,
     ),
     Case(
-        "continue with the same ones, or {}; `onnxgrad export` turns its checkpoint into a model",
+        "continue with the same ones, turn its checkpoint into a model with `onnxgrad export`",
         TRAIN + " --loss mae --resume",
         "`onnxgrad export`",
         {"onnxgrad export": "onnxgrad export t.onnx.run/checkpoint.safetensors --model mlp.onnx -o e.onnx"},
@@ -449,21 +449,21 @@ CASES = [
         then="evaluate e.onnx --data data.npz --loss mse",
     ),
     Case(
-        "continue with the same `val` and `metrics`, or {}",
+        "continue with the same `val` and `metrics`",
         TRAIN + " --val 0.2 --resume",
         "leave --resume out and add --force",
         {},
         (TRAIN + " --val data.npz --metric r2",),
     ),
     Case(
-        "continue with the same data, or {}",
+        "continue with the same data",
         TRAIN.replace("data.npz", "others.npz") + " --resume",
         "leave --resume out and add --force",
         {},
         TRAINED,
     ),
     Case(
-        "; to continue with other data of the same size, add `new_data`",
+        ", add `new_data` if only the contents differ",
         TRAIN.replace("data.npz", "others.npz") + " --resume",
         "--new-data",
         {},
@@ -736,7 +736,7 @@ EXEMPT = {
         "set `mode`, or write the batch statistics as separate nodes",
         "build it with `cycle_momentum=True`",
         "build with `mode='train'`, which adds the output, or with `mode='eval'`, which removes the Dropout",
-        "continue with the same `metrics` in the same order, or {}",
+        "continue with the same `metrics` in the same order",
     ),
     "several processes, tested in tests/training/steps/test_parallel.py and tests/training/distributed": (
         "use `reduction='mean'`, or {}",
@@ -1005,7 +1005,8 @@ def test_a_provider_of_another_build(name: str, package: str, shell: Shell, monk
 
 PLACES = {"OnnxgradError": 1, "UsageError": 1, "CheckFailed": 1, "InternalError": 1, "UnsupportedError": 2,
           "Refusal": 3, "no": 1, "refuse": 2, "missing_file": 1, "unknown_name": 1, "unreadable": 1, "unwritable": 1,
-          "wrong_value": 1, "conflicts": 2, "of_type": 4}  # fmt: skip
+          "wrong_value": 1, "wrong_type": 1, "wrong_shape": 1, "missing_value": 1, "no_data": 1, "ambiguous": 1,
+          "conflict": 1, "mismatch": 1, "conflicts": 2, "of_type": 4}  # fmt: skip
 """Calls that take a hint -> its place among the arguments."""
 
 COMMAND = re.compile(r"--[a-z]|(^|\W)-o |pip install|onnxgrad [a-z]|\bcp |python -m")

@@ -37,7 +37,7 @@ def test_padding_is_kept_out_of_statistics(shell: Shell) -> None:
     onnx.save(onnx.parser.parse_model(text), "normal.onnx")
     more = ("--mode", "train", "--epochs", 1, "-o", "t.onnx")
     done = train(shell, "normal.onnx", "plain", "--batch-size", 4, *more)
-    assert done.code == 2 and "BatchNormalization in training mode" in done.err, done.err
+    assert done.code == 2 and "BatchNormalization" in done.facts, done.err
     assert not Path("t.onnx").exists()
     done = train(shell, "normal.onnx", "plain", "--batch-size", 4, *more, "--mode", "eval")
     assert done.code == 0, done.err
@@ -47,7 +47,7 @@ def test_validation_samples_are_checked_too(shell: Shell) -> None:
     write_lines([{"positions": np.ones((2, 3)), "label": [1.0], "force": np.ones((2, 3))}] * 4, Path("even.jsonl"))
     more = ("--loss", "losses.py:masked", "--data", "even.jsonl", "--val", "molecules.jsonl", "-o", "t.onnx")
     done = shell("train", "net.onnx", *more)
-    assert done.code == 2 and "'molecules.jsonl': padding changes the loss of sample" in done.err, done.err
+    assert done.code == 2 and done.facts[:3] == ("usage", "molecules.jsonl", "5"), done.err
     done = shell("train", "masked.onnx", *more, "--epochs", 1)
     assert done.code == 0, done.err
 
@@ -60,10 +60,11 @@ def test_padding_needs_masks(shell: Shell) -> None:
         done = train(shell, model, loss, "--batch-size", 4, "-o", "t.onnx")
         assert done.code == 2 and said in done.err
         assert "--batch-size 1 with --accumulate N" in done.err and "'mask INPUT'" in done.err
-    done = train(shell, "net.onnx", "masked", "--epochs", 1, "-o", "t.onnx")
-    assert done.code == 2 and "padding changes the loss of sample" in done.err
-    done = shell("evaluate", "net.onnx", "--loss", "losses.py:masked", "--data", "molecules.jsonl")
-    assert done.code == 2 and "padding changes the loss of sample" in done.err
+    for done in (
+        train(shell, "net.onnx", "masked", "--epochs", 1, "-o", "t.onnx"),
+        shell("evaluate", "net.onnx", "--loss", "losses.py:masked", "--data", "molecules.jsonl"),
+    ):
+        assert done.code == 2 and done.facts[:3] == ("usage", "molecules.jsonl", "5")
     more = ("--epochs", 1, "-o", "t.onnx")
     assert train(shell, "net.onnx", "masked", "--batch-size", 1, *more).code == 0
     done = train(shell, "masked.onnx", "per_atom", "-o", "u.onnx")

@@ -12,7 +12,7 @@ from onnx import parser
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
-from tests.facts import raises_as
+from tests.facts import raises
 from tests.training.test_trainer import batches, exported, network, training
 
 
@@ -54,7 +54,7 @@ def test_a_loss_that_is_no_number_takes_no_step() -> None:
     trainer.step(good, 0.1)
     before = trainer.weights()
     bad["x"][3, 2] = np.nan
-    with pytest.raises(NotFinite, match="the loss is nan"):
+    with raises(NotFinite, "not_finite"):
         trainer.step(bad, 0.1)
     for name, array in before.items():
         np.testing.assert_array_equal(trainer.weights()[name], array)
@@ -63,31 +63,31 @@ def test_a_loss_that_is_no_number_takes_no_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("feeds", "words"),
+    ("feeds", "code", "name"),
     [
-        ({"x": np.zeros((2, 6), np.float32)}, "the batch has no 'label'"),
-        ({"x": np.zeros((2, 6), np.float32), "label": np.zeros(2, np.int64), "z": np.zeros(1)}, "no input 'z'"),
+        ({"x": np.zeros((2, 6), np.float32)}, "missing_value", "label"),
+        ({"x": np.zeros((2, 6), np.float32), "label": np.zeros(2, np.int64), "z": np.zeros(1)}, "unknown_name", "z"),
     ],
 )
-def test_a_batch_of_other_inputs_is_refused(feeds: dict[str, np.ndarray], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_a_batch_of_other_inputs_is_refused(feeds: dict[str, np.ndarray], code: str, name: str) -> None:
+    with raises(UsageError, code, name):
         Trainer(training(exported(network())), threads=1).step(feeds, 0.1)
 
 
 @pytest.mark.parametrize(
-    ("x", "words"),
+    ("x", "expected"),
     [
-        (np.ones((4, 6), ">f4"), ("usage", "x", "f4")),
-        (np.ones((1, 6), np.float32), ("usage", "1", "6", "4", "6")),
-        ([[1.0] * 6] * 4, "'x' must be an array, but is of type list"),
+        (np.ones((4, 6), ">f4"), ("wrong_type", "x", "f4")),
+        (np.ones((1, 6), np.float32), ("wrong_shape", "1", "6", "4", "6")),
+        ([[1.0] * 6] * 4, ("wrong_type", "x")),
     ],
 )
-def test_what_would_be_read_as_other_numbers_is_refused(x: Any, words: str | tuple[str, ...]) -> None:
+def test_what_would_be_read_as_other_numbers_is_refused(x: Any, expected: tuple[str, ...]) -> None:
     """onnxruntime reads bytes as they lie, and one sample beside four labels as four."""
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         g (float[n, 6] x) => (float[n, 6] y) <float[6] w = {1, 1, 1, 1, 1, 1}> { y = Mul(x, w) }""")
     trainer = Trainer(build(model, Options(losses=(LossSpec("mse"),), optimizer="sgd")), threads=1)
-    with raises_as(UsageError, words):
+    with raises(UsageError, *expected):
         trainer.step({"x": x, "label": np.zeros((4, 6), np.float32)})
 
 

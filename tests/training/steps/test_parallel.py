@@ -33,6 +33,7 @@ from onnxgrad_cli.training.steps.parallel import ParallelTrainer
 from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import PROGRAM
 from tests.communicators import together
+from tests.facts import raises
 
 ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "sample_models" / "digits.npz"
@@ -182,7 +183,7 @@ def test_statistics_of_parts_are_told(folder: Path) -> None:
                   communicator=link)  # fmt: skip
 
     together(2, run)
-    assert "caution: each process computes the statistics of BatchNormalization on its own part of the batch" in told
+    assert [line.startswith("caution: ") for line in told if "BatchNormalization" in line] == [True]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_no_process_takes_the_statistics_of_one_sample(
         assert together(2, run)[0].steps == steps
         assert [text in line for line in told if "the variance" in line] == [True] * bool(text)
     else:
-        with pytest.raises(UsageError, match="can't compute the variance of a batch of one sample") as error:
+        with pytest.raises(UsageError, match="variance") as error:
             together(2, run)
         assert text in (error.value.hint or "")
 
@@ -313,7 +314,7 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path) -> None:
     run(3, 2, True)
     run(1, 3, True)
     assert_alike("b.onnx", "a.onnx")
-    with pytest.raises(UsageError, match="already contains a run"):
+    with raises(UsageError, "file_exists", "a.onnx.run"):
         run(2, 3, False)
 
 
