@@ -132,8 +132,7 @@ class Trainer(TrainerBase):
         values |= roles.begun(values)
         types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
         inputs = {name: types[name] for name in roles.sampled}
-        in_memory = provider == CPU  # on other providers, numpy can't access the weights
-        parts = parts_of(copy, values) if in_memory else None
+        parts = parts_of(copy, values) if provider == CPU else None  # numpy can't access the weights of others
         self._seed = loosen(copy if parts is None else parts.gradient, seed)
         super().__init__(roles, inputs, values, provider, parts.in_place if parts else ())
         scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}

@@ -381,9 +381,10 @@ def test_the_list_of_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
         ("adan", {}, ("unknown_name", "adan")),
         ("", {"momentum": 0.9}, "requires an optimizer"),
         ("sgd", {"momentum": 0.9}, ("unknown_name", "momentum")),
-        ("adam", {"beta1": 1.0}, ("usage", "beta1", "0", "1")),
+        ("adam", {"beta1": 1.0}, ("usage", "beta1", "1", "1")),
+        ("adam", {"beta2": -0.5}, ("usage", "beta2", "-0.5")),
         ("adam", {"amsgrad": 0.5}, "option amsgrad takes true or false"),
-        ("momentum", {"momentum": -1.0}, "must not be negative"),
+        ("momentum", {"momentum": -1.0}, ("usage", "-1")),
         ("adamw", {"weight_decay": math.nan}, "option `weight_decay` takes a number"),
     ],
 )

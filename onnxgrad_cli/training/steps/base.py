@@ -258,22 +258,17 @@ class TrainerBase:
         raise NotImplementedError
 
     def _check(self, feeds: Mapping[str, np.ndarray]) -> None:
-        if feeds.keys() == self.inputs.keys():
-            self._check_arrays(feeds)
-            return
-        missing = [name for name in self.inputs if name not in feeds]
-        if missing:
-            raise missing_value(f"the batch has no '{missing[0]}'", f"a step takes {', '.join(self.inputs)}")
-        unknown = next(name for name in feeds if name not in self.inputs)
-        hint = suggest(unknown, self.inputs, "inputs")
-        raise unknown_name(f"the training model has no input '{unknown}'", hint)
-
-    def _check_arrays(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Raise an error for arrays that onnxruntime would misinterpret.
+        """Raise an error for missing and unknown inputs, and for arrays that onnxruntime would misinterpret.
 
         onnxruntime ignores the byte order of an array, and broadcasts inputs with different numbers of samples.
         """
+        for name in self.inputs:
+            if name not in feeds:
+                raise missing_value(f"the batch has no '{name}'", f"a step takes {', '.join(self.inputs)}")
         for name, array in feeds.items():
+            if name not in self.inputs:
+                hint = suggest(name, self.inputs, "inputs")
+                raise unknown_name(f"the training model has no input '{name}'", hint)
             if not isinstance(array, np.ndarray):
                 hint = f"pass numpy.asarray({name}, dtype)"
                 raise wrong_type(f"'{name}' must be an array, but is of type {type(array).__name__}", hint)

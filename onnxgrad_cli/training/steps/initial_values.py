@@ -124,11 +124,9 @@ def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mappin
             message = f"`adapter_from`: there is an adapter of '{adapter.weight}', but this training does not adapt it"
             raise conflict(message, "name it with `lora_target`, too, or leave `lora_target` out")
         to = own[adapter.weight]
-        begun[to.a] = values[adapter.a].astype(trainer.buffers[to.a].array.dtype)
-        scaled = values[adapter.b].astype(np.float64) * (adapter.scale / to.scale)
-        if adapter.magnitude:
-            begun[to.magnitude] = values[adapter.magnitude].astype(trainer.buffers[to.magnitude].array.dtype)
-        begun[to.b] = scaled.astype(trainer.buffers[to.b].array.dtype)
+        begun |= dict(zip(to.names, (values[name] for name in adapter.names), strict=True))
+        begun[to.b] = begun[to.b].astype(np.float64) * (adapter.scale / to.scale)
+    begun = {name: array.astype(trainer.buffers[name].array.dtype) for name, array in begun.items()}
     for name in values.keys() - factors:
         if name not in trainer.buffers:
             message = f"`adapter_from`: '{name}' was trained in full with the adapters, but is not trained here"
