@@ -248,16 +248,6 @@ def load_checkpoint(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarr
     return values, said
 
 
-def _check_files(folder: Path) -> None:
-    """Raise an error if the folder contains a pipe or a device.
-
-    Opening it as a log or a checkpoint might block forever.
-    """
-    for file in folder.iterdir():
-        if is_special(file):
-            raise unreadable(f"`run`: '{file}' is not a file: it is a device or a pipe", "move it away")
-
-
 def holds_checkpoint(path: Path) -> bool:
     """Return True if a folder has a file with the name of a checkpoint."""
     return (path / CHECKPOINT).exists()
@@ -316,6 +306,7 @@ def run_folder(path: Path, communicator: Communicator | None = None) -> Iterator
         if not alone:
             raise conflict(f"`run`: another run is using '{path}'", "name another folder with `run`")
         with suppress(PermissionError):  # a user may be allowed to write in a folder but not to list it
-            _check_files(path)
+            for file in filter(is_special, path.iterdir()):  # opening it as a log might block forever
+                raise unreadable(f"`run`: '{file}' is not a file: it is a device or a pipe", "move it away")
         tidy(path)
         yield RunFolder(path, communicator if communicator is not None and communicator.world > 1 else None)
