@@ -266,26 +266,35 @@ class TrainingLoop:
     @property
     def finished(self) -> bool:
         """True if no step remains."""
-        ended = bool(self.progress.ended)
-        return ended or len(self.progress.epochs) >= self.epochs or self._out_of_patience() or self._spent()
+        return bool(self._ending)
+
+    @property
+    def _ending(self) -> str:
+        """The reason why no step remains; "" if a step remains."""
+        epochs = len(self.progress.epochs)
+        if epochs >= self.epochs:
+            return "done"
+        if self.patience is not None and epochs - self.progress.best >= self.patience:
+            return "no better"
+        spent = self.max_steps is not None and self.trainer.steps >= self.max_steps
+        return self.progress.ended or ("max steps" if spent else "")
 
     def _end(self, log: Log | None) -> str:
-        """Return the reason why no step remains, and evaluate an epoch that `max_steps` ended early.
+        """Return the reason why no step remains, and evaluate an incomplete epoch in which `max_steps` was reached.
+
+        The checkpoint is saved before the evaluation, and does not count this epoch as complete. If the run is resumed
+        with more steps, it continues in the middle of this epoch.
 
         Args:
             log: the log; None if this call of `run` took no step.
         """
-        if len(self.progress.epochs) >= self.epochs:
-            return "done"
-        if self._out_of_patience():
-            return "no better"
-        if self.progress.ended:
-            return self.progress.ended
-        self._cut_epoch(log)
-        return "max steps"
-
-    def _spent(self) -> bool:
-        return self.max_steps is not None and self.trainer.steps >= self.max_steps
+        reason = self._ending
+        if reason == "max steps" and self.batches.position:
+            if log is not None:
+                self._save(log)
+            self._cut = True
+            self._judge(log)
+        return reason
 
     def _epoch(self, log: Log) -> bool:
         """Train on the remaining batches of an epoch, and evaluate it if it is complete.
@@ -299,7 +308,7 @@ class TrainingLoop:
             ends = self.batches.position == 0
             if self.stop() and not ends:
                 return False
-            if ends or self._spent():
+            if ends or self.finished:
                 break
             self._between(log)
         if self.batches.position == 0:
@@ -397,18 +406,6 @@ class TrainingLoop:
             advice = f"{self.SHORTER}, or look at these samples" if steps else "look at these samples"
         return OnnxgradError(message, f"{advice}; {self._where()}", code="not_finite")
 
-    def _cut_epoch(self, log: Log | None) -> None:
-        """Evaluate the incomplete epoch in which `max_steps` was reached.
-
-        The checkpoint is saved before the evaluation, and does not count this epoch as complete. If the run is resumed
-        with more steps, it continues in the middle of this epoch.
-        """
-        if self.batches.position:
-            if log is not None:
-                self._save(log)
-            self._cut = True
-            self._judge(log)
-
     def _judge(self, log: Log | None) -> bool:
         """Evaluate the weights at the end of an epoch, log and report the results.
 
@@ -445,9 +442,6 @@ class TrainingLoop:
             return math.isfinite(value)
         before = self.progress.epochs[self.progress.best - 1][self.watched]
         return value > before if self.higher else value < before
-
-    def _out_of_patience(self) -> bool:
-        return self.patience is not None and len(self.progress.epochs) - self.progress.best >= self.patience
 
     def _save(self, log: Log, best: bool = False) -> None:
         """Write the log and then a checkpoint.
