@@ -96,7 +96,7 @@ def test_the_error_names_the_first_value_that_is_not_finite(
     np.savez("m.npz", x=x, label=np.ones((24, 3), np.float32))
     result = shell(*TRAIN, "--optimizer", "sgd", *more)
     assert result.code == 1 and words in result.err and advice in result.err, result.err
-    first = "'l', an output of Log" if model == LOGARITHM else "an output of Mul"
+    first = "'l' (output of Log)" if model == LOGARITHM else "(output of Mul)"
     assert "the first value that is not finite is" in result.err and first in result.err, result.err
 
 
