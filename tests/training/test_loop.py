@@ -248,6 +248,17 @@ def test_a_loss_that_is_no_number_names_the_step_and_its_samples(begun, where):
     assert failed.value.hint.startswith(f"{TrainingLoop.SHORTER}, or ") and failed.value.hint.endswith(f"; {where}")
 
 
+@pytest.mark.parametrize("loss", ["nan", "inf"])
+def test_the_origin_of_such_a_loss_is_looked_for_with_the_loss(loss):
+    run = Steps([None], epochs=1)
+    run.trainer.step = Mock(side_effect=NotFinite(f"the loss is {loss}"))
+    origins = []
+    run.loop.origin_of = lambda batch, value: origins.append(str(value)) or ("h", "Sqrt")
+    with raises(OnnxgradError, "not_finite", "1", "2", "0", "1", "h") as failed:
+        run.loop.run()
+    assert origins == [loss] and "domain" in failed.value.hint
+
+
 @pytest.mark.parametrize(("count", "end"), [(8, "7"), (9, "7, ...")])
 def test_of_many_samples_eight_are_named(count, end):
     run = Steps([None], epochs=1)

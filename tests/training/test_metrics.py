@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.losses import LOSSES
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.metrics import DEFAULTS, METRICS, default_metrics, metric, metrics_of, parse_metric
@@ -170,10 +170,21 @@ def test_before_the_first_batch_there_is_no_number(name: str) -> None:
     assert METRICS.lookup(name).summary
 
 
-@pytest.mark.parametrize("name", ["mae", "r2", "top-k", "accuracy"])
+OF_CLASSES = ["accuracy", "top-k", "f1", "f1-macro", "f1-micro", "f1-weighted", "auc", "perplexity"]
+
+
+@pytest.mark.parametrize("name", ["mae", "r2", *OF_CLASSES])
 def test_shapes_that_would_broadcast_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"\[60, 1\].*\[1, 60\]"):
+    with pytest.raises(UsageError, match=r"\[60, 1\].*\[1, 60\]") as refused:
         parse_metric(name).begin().update(np.zeros((60, 1)), np.zeros((1, 60)))
+    assert refused.value.code == "wrong_shape"
+    assert refused.value.message.startswith(f"{name} ") == (name in OF_CLASSES)
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_scores_need_an_axis_of_samples_and_one_of_classes(name: str) -> None:
+    with raises(UsageError, "wrong_shape", *(["f1"] if name.startswith("f1") else []), "3"):
+        parse_metric(name, class_axis=0).begin().update(np.zeros(3), np.zeros((), np.int64))
 
 
 @pytest.mark.parametrize("text", ["accuracy", "top-k:k=2"])
@@ -230,6 +241,11 @@ def test_a_metric_of_ones_own() -> None:
                 return self._worst * self._scale
 
         assert taken("worst:scale=2", np.arange(60.0), np.zeros(60)) == 118
+        with raises(OnnxgradError, "failed", "worst"):
+            metric("worst", higher=False, options={"scale": "a factor"})(Worst)
+        metric("mae", higher=True, options={"scale": "a factor"}, override=True)(Worst)
+        assert parse_metric("mae").higher and taken("mae", np.arange(60.0), np.zeros(60)) == 59
+    assert not parse_metric("mae").higher
 
 
 def test_r2_of_one_number_for_all_samples() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import onnx
 import pytest
 
+from onnxgrad_cli.data.ragged import Ragged
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.training.evaluation import EvalResult
+from onnxgrad_cli.training.padding_check import check_padding
 from tests.cli_harness import Shell
 from tests.data.test_ragged import drawn_molecules, train, write_lines, write_molecules
 
@@ -70,3 +77,34 @@ def test_padding_needs_masks(shell: Shell) -> None:
     done = train(shell, "masked.onnx", "per_atom", "-o", "u.onnx")
     assert done.code == 2 and done.facts == ("usage", "losses", "per_atom", "real", "molecules", "atoms")
     assert not Path("u.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("alone", "padded", "dtype", "fits"),
+    [
+        (1.0, 1.0005, np.float32, True), (1.0, 1.002, np.float32, False), (1.0, 1.015, np.float16, True),
+        (1.0, 1.03, np.float16, False), (0.0, 5e-7, np.float32, True), (0.0, 5e-6, np.float32, False),
+        (math.nan, 0.0, np.float32, True), (math.nan, 1.0, np.float32, False),
+    ],
+)  # fmt: skip
+def test_losses_may_differ_by_rounding(alone: float, padded: float, dtype: type, fits: bool) -> None:
+    """The smallest sample is at row 2 and the largest at row 0. A loss that ignores all labels is nan, and counts 0."""
+    data = MagicMock(
+        arrays={"x": Mock(spec=Ragged, elements=SimpleNamespace(lengths=np.array([5, 3, 1])))}, batch_size=None,
+        padding=SimpleNamespace(obstacle=None), rows=lambda rows: rows, same=(), axes={}, source="d.jsonl",
+        batch=lambda rows: {"x": rows[:, None] * np.ones((len(rows), 5 if 0 in rows else 1))},
+    )  # fmt: skip
+    data.__len__.return_value = 3
+    fed: list[np.ndarray] = []
+
+    def session(feeds: dict[str, np.ndarray], weights: object) -> EvalResult:
+        fed.append(feeds["net.x"])
+        return EvalResult({"y": np.zeros(1, dtype)}, [padded if len(fed) > 1 else alone], [None], 0.0)
+
+    session.weights = [1.0]  # type: ignore[attr-defined]
+    try:
+        check_padding(session, data, {"x": "net.x"}, {})  # type: ignore[arg-type]
+        assert fits
+    except UsageError as error:
+        assert not fits and "'d.jsonl'" in error.message and " 2 " in error.message
+    assert [array.tolist() for array in fed] == [[[2.0]], [[2.0] * 5]]

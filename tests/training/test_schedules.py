@@ -171,6 +171,8 @@ LOSSES = [1 / (1 + step // 7) + (step * 37 % 13) / 5 for step in range(STEPS)]
         ("plateau:factor=0.5,patience=3", {"factor": 0.5, "patience": 3}),
         ("plateau:factor=0.7,patience=2,cooldown=4", {"factor": 0.7, "patience": 2, "cooldown": 4}),
         ("plateau:patience=1,threshold=0.2,final=0.001", {"patience": 1, "threshold": 0.2, "min_lr": 0.001 * BASE}),
+        ("plateau:factor=0.9,patience=1,threshold=0.3", {"factor": 0.9, "patience": 1, "threshold": 0.3}),
+        ("plateau:factor=0.9,patience=0,cooldown=1", {"factor": 0.9, "patience": 0, "cooldown": 1}),
     ],
 )
 def test_plateau_is_torchs_and_goes_on_from_its_state(text: str, settings: dict[str, Any]) -> None:
@@ -286,5 +288,10 @@ def test_a_schedule_of_ones_own() -> None:
         ours = parse_schedule("halves:times=2,warmup=4", 1.0, 10)
         assert isinstance(ours, Schedule)
         assert [ours.rate(step) for step in range(4, 9)] == [1, 0.5, 0.25, 0.25, 0.25]
+        with raises(OnnxgradError, "failed", "halves"):
+            schedule("halves", options={"times": "how often"})(halves)
+        schedule("cosine", override=True)(lambda steps: lambda step: 0.25)
+        assert parse_schedule("cosine", 1.0, 10).rate(3) == 0.25
+    assert parse_schedule("cosine", 1.0, 10).rate(0) == 1
     with pytest.raises(UsageError):
         SCHEDULES.lookup("halves")

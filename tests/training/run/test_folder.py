@@ -11,7 +11,7 @@ import pytest
 
 from onnxgrad_cli.checkpoints.tensors import save_tensors
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, LOG, RunFolder, run_folder
+from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, LOG, RunFolder, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 from tests.facts import raises
 
@@ -52,6 +52,15 @@ def test_a_run_does_not_go_on_from_what_is_no_run(tmp_path: Path, name: str) -> 
     folder.save(VALUES, {key: value for key, value in SAID.items() if key != name})
     with raises(OnnxgradError, "unreadable_file", CHECKPOINT, name):
         folder.load()
+
+
+def test_other_tensors_are_no_checkpoint(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "c", VALUES, {})
+    with raises(OnnxgradError, "unreadable_file", "c") as refused:
+        load_checkpoint(tmp_path / "c")
+    assert refused.value.hint == "`onnxgrad train` writes them"
+    with raises(OnnxgradError, "no_data", "c"):
+        load_checkpoint(written(tmp_path / "c", {**SAID, "nominal": True}))
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ def test_the_table_says_what_the_log_says_also_of_a_run_that_went_on(shell: Shel
     assert table("t.onnx.run") == list(map(as_row, lines("t.onnx.run")))
     with Path("t.onnx.run/train.csv").open("a") as stream:
         stream.write("5,2,1.0,0.001,0.1,,,\n6,2,0.")  # of steps that come again, and cut off
+    with Path("t.onnx.run/train.csv").open("ab") as stream:
+        stream.write(b"\xff\n")  # no UTF-8
     assert shell(*RUN, "--epochs", "2", "--log", "csv", "--resume", "-o", "t.onnx").code == 0
     found = table("t.onnx.run")
     assert found == list(map(as_row, lines("t.onnx.run")))
