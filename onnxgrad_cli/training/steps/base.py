@@ -293,8 +293,7 @@ class TrainerBase:
             if name is None:
                 hint = "build it with `cycle_momentum=True`"
                 raise conflict("the schedule changes the momentum, which in the training model is a constant", hint)
-            buffer = self.buffers[name]
-            buffer.write(np.asarray(momentum, buffer.array.dtype))
+            self.buffers[name].write(np.asarray(momentum))
         return np.asarray(learning_rate.rate(self.steps))
 
     def _divisors_of(

@@ -79,7 +79,7 @@ class FullBatchTrainer(TrainerBase):
         with np.errstate(over="ignore"):  # an infinite weight gives a loss that is not finite
             for name, where in self._slices.items():
                 buffer = self.buffers[name]
-                buffer.write(vector[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
+                buffer.write(vector[where].reshape(buffer.array.shape))
 
     def loss_and_gradient(self, batches: Iterable[Mapping[str, np.ndarray]]) -> tuple[float, np.ndarray]:
         """Return the loss of all batches together, and its gradient with respect to `weights_vector`.

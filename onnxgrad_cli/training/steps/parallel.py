@@ -110,7 +110,7 @@ class ParallelTrainer(SplitTrainer):
             self._communicator.all_reduce(bucket.message)
             for name, where in bucket.slices.items():
                 buffer = self._between[name] if name in self._between else after[name]
-                buffer.write(bucket.message[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
+                buffer.write(bucket.message[where].reshape(buffer.array.shape))
         return float(loss.read())
 
     def _shares(self, feeds: Mapping[str, np.ndarray]) -> tuple[float, float]:

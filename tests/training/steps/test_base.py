@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,12 @@ import pytest
 from onnx import parser
 
 from onnxgrad_cli import LossSpec, Options, build
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.training.distributed.communicator import Alone
+from onnxgrad_cli.training.steps.base import TrainerBase
+from onnxgrad_cli.training.steps.full_batch import FullBatchTrainer
+from onnxgrad_cli.training.steps.parallel import ParallelTrainer
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
 from tests.facts import raises
 from tests.training.test_trainer import batches, exported, network, training
@@ -104,3 +111,25 @@ def test_what_a_model_draws_itself_follows_from_the_seed() -> None:
 
     assert losses(0) == losses(0) != losses(1)
     assert len(set(losses(0))) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer"),
+    [(Trainer, "sgd"), (lambda built: ParallelTrainer(built, Alone()), "sgd"), (FullBatchTrainer, "")],
+    ids=["whole", "parallel", "full batch"],
+)
+def test_weights_outside_of_the_file_are_read(
+    make: Callable[[TrainingModel], TrainerBase], optimizer: str, tmp_path: Path
+) -> None:
+    """One weight is trained, the other one is frozen."""
+    options = Options(losses=(LossSpec("cross-entropy"),), optimizer=optimizer, freeze=("0.weight",))
+    model, feeds = exported(network()), batches(1)[0]
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.bin")
+
+    def loss(source: onnx.ModelProto | Path) -> float:
+        trainer = make(build(source, options))
+        if isinstance(trainer, FullBatchTrainer):
+            return trainer.loss_and_gradient([feeds])[0]
+        return [trainer.step(feeds, 0.1) for _ in range(2)][-1]
+
+    assert loss(tmp_path / "m.onnx") == loss(exported(network()))
