@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,15 @@ def test_a_file_is_trained_as_the_model_in_it_is(tmp_path: Path) -> None:
         assert len({trainer.step(batch, 0.05) for trainer in trainers}) == 1
     with raises(OnnxgradError, "missing_file", "gone.onnx"):
         Trainer(tmp_path / "gone.onnx")
+
+
+def test_a_model_in_memory_has_its_weights_beside_its_file(tmp_path: Path) -> None:
+    built, file = training(exported(network())), tmp_path / "train.onnx"
+    onnx.save(deepcopy(built.model), file, save_as_external_data=True, size_threshold=64, location="train.bin")
+    sources = (built, file, onnx.load(file, load_external_data=False), file.read_bytes())
+    trainers = [Trainer(source, path=None if source is built else file, threads=1) for source in sources]
+    for batch in batches(2):
+        assert len({trainer.step(batch, 0.05) for trainer in trainers}) == 1
 
 
 def test_going_on_from_weights_and_state_is_bit_for_bit_the_same() -> None:
