@@ -125,6 +125,8 @@ def is_safetensors(path: Path) -> bool:
 def load_words(path: Path) -> dict[str, Any]:
     """Read onnxgrad's metadata entries in a file, parsed from JSON. Checksums are not verified.
 
+    A file of another program has none.
+
     Raises:
         OnnxgradError: the file can't be read, or is not a safetensors file.
     """
@@ -132,15 +134,6 @@ def load_words(path: Path) -> dict[str, Any]:
     with parsing(path), path.open("rb") as file:
         said = read_header(file).get("__metadata__", {})
     return _words(path, said)
-
-
-def holds_weights_alone(path: Path) -> bool:
-    """Return True if a file has no metadata entries of onnxgrad: another program wrote it, and it has only tensors.
-
-    Raises:
-        OnnxgradError: the file can't be read.
-    """
-    return not load_words(path)
 
 
 def check_is_file(path: Path) -> None:

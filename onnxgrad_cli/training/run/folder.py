@@ -93,7 +93,7 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """True if the folder has a checkpoint from which a run can continue."""
-        return holds_checkpoint(self.path)
+        return (self.path / CHECKPOINT).exists()
 
     def clear(self, files: Iterable[Path]) -> None:
         """Remove the files of an earlier run. Other files in the folder stay.
@@ -248,11 +248,6 @@ def load_checkpoint(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarr
     return values, said
 
 
-def holds_checkpoint(path: Path) -> bool:
-    """Return True if a folder has a file with the name of a checkpoint."""
-    return (path / CHECKPOINT).exists()
-
-
 def check_replaceable(path: Path, files: Iterable[Path]) -> None:
     """Check that a run would not replace files that another program or a user wrote.
 
@@ -266,7 +261,7 @@ def check_replaceable(path: Path, files: Iterable[Path]) -> None:
     Raises:
         UsageError: a file in `files` exists, and the folder does not belong to a run.
     """
-    if not holds_checkpoint(path):
+    if not RunFolder(path).begun:
         ours = (path / LOCK).is_file() and not (path / LOCK).stat().st_size
     else:
         try:
