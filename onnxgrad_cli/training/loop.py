@@ -361,13 +361,13 @@ class TrainingLoop:
         for name, weight in self.weights.items():
             batch[name] = np.asarray(weight.rate(self.trainer.steps), numpy_type(self.trainer.inputs[name]))
         try:
-            if isinstance(self.trainer, Trainer) and self._uncounted(batch):
-                loss = self.trainer.step(batch, self.schedule, uncounted=True)
-                self._check_weights()
-                return loss
-            return self.trainer.step(batch, self.schedule)
+            uncounted = isinstance(self.trainer, Trainer) and self._uncounted(batch) != ""
+            loss = self.trainer.step(batch, self.schedule, uncounted)
         except NotFinite as error:
             raise self._not_finite(part, batch, error) from None
+        if uncounted:
+            self._check_weights()
+        return loss
 
     def _uncounted(self, batch: Mapping[str, np.ndarray]) -> str:
         """Return the name of a label input whose labels in the batch are all ignored, or "" if there is none."""

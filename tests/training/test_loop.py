@@ -40,7 +40,7 @@ def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
         steps=0, buffers={}, roles=Mock(adapters=[], quantized=Quantized()), weights=dict, state=dict
     )
 
-    def step(batch, schedule):
+    def step(batch, schedule, uncounted):
         trainer.steps += 1
         return 1.0
 
@@ -144,7 +144,8 @@ class Steps:
     def state(self):
         return {"position": self.position}
 
-    def step(self, batch, schedule):
+    def step(self, batch, schedule, uncounted):
+        assert not uncounted
         self.fed.append((batch, schedule.rate(self.trainer.steps)))
         loss = self.losses[self.trainer.steps]
         if loss is None:
