@@ -361,7 +361,7 @@ class TrainingLoop:
         for name, weight in self.weights.items():
             batch[name] = np.asarray(weight.rate(self.trainer.steps), numpy_type(self.trainer.inputs[name]))
         try:
-            uncounted = isinstance(self.trainer, Trainer) and self._uncounted(batch) != ""
+            uncounted = isinstance(self.trainer, Trainer) and bool(self._uncounted(batch))
             loss = self.trainer.step(batch, self.schedule, uncounted)
         except NotFinite as error:
             raise self._not_finite(part, batch, error) from None

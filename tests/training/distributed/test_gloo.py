@@ -150,7 +150,7 @@ def test_a_restarted_run_does_not_read_errors_of_the_one_before(port: int, monke
     with joined(port) as links:
         in_threads(Gloo.all_reduce, links, arrays)
     assert arrays == [2.0, 2.0]
-    del store
+    assert store.check([f"onnxgrad/{restarts}/alive/{rank}" for restarts in range(2) for rank in range(2)])
 
 
 def test_processes_that_find_nobody_end(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
