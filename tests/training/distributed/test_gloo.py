@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(gloo, "CONNECT", 5.0)
     monkeypatch.setattr(gloo, "REPORT", 2.0)
+    monkeypatch.setattr(gloo, "COLLECTIVE", timedelta(seconds=10))
     monkeypatch.setattr(liveness, "SILENT", 0.3)
     monkeypatch.setattr(liveness, "PERIOD", 0.05)
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
