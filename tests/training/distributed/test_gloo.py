@@ -114,7 +114,7 @@ def test_arrays_are_summed_and_values_come_from_the_first(port: int) -> None:
 
 
 def test_an_error_of_one_reaches_the_other(port: int) -> None:
-    error = OnnxgradError("no file 'a'", "look for it", code="missing_file")
+    error = OnnxgradError("no file 'a'", "look again", code="missing_file")
 
     def run(link: Gloo) -> OnnxgradError | None:
         if link.rank == 1:
@@ -126,7 +126,7 @@ def test_an_error_of_one_reaches_the_other(port: int) -> None:
 
     with joined(port) as links:
         reported = in_threads(run, links)
-    assert reported[0] is not None and reported[0].hint == "look for it" and facts(reported[0])[2:] == ("a",)
+    assert reported[0] is not None and reported[0].hint == "look again" and facts(reported[0])[2:] == ("a",)
     assert reported[1] is None  # rank 0 reports it
 
 

