@@ -10,7 +10,6 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.choices import Scaling
-from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import ambiguous, conflict, no_data, wrong_value
 from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.ir.modules import known_as
@@ -38,31 +37,20 @@ def init_weights(
         UsageError: adapters are trained, which only make sense with the stored weights; or a pattern matches no trained
             weight.
     """
-    if how == KEEP:
-        _reset(trainer, built, original, seed, reset)
+    keeps = how == KEEP
+    if keeps and not reset:
         return
-    if built.training.adapters:
+    if built.training.adapters and not keeps:
         message = f"`init={how!r}` can't be combined with `lora`, whose adapters are added to the given weights"
         raise conflict(message, "leave one of them out")
-    _write(trainer, initialization(built.graph, original.graph, built.training, how, seed))
-
-
-def _reset(
-    trainer: TrainerBase, built: TrainingModel, original: ModelProto, seed: int, patterns: Sequence[str]
-) -> None:
-    """Draw the trained weights that match the patterns at random."""
-    if not patterns:
-        return
-    trained = list(built.training.trained)
-    names = matching(patterns, trained, "`reset`", "trained weights", known_as(built.graph.nodes, trained))
-    values = initialization(built.graph, original.graph, built.training, "xavier", seed)
-    missing = [name for name in names if name not in values]
-    if missing:
-        raise wrong_value(f"`reset`: onnxgrad knows no initial values for '{missing[0]}'", "leave it out")
-    _write(trainer, {name: values[name] for name in names})
-
-
-def _write(trainer: TrainerBase, values: Mapping[str, Val]) -> None:
+    values = initialization(built.graph, original.graph, built.training, "xavier" if keeps else how, seed)
+    if keeps:
+        trained = list(built.training.trained)
+        names = matching(reset, trained, "`reset`", "trained weights", known_as(built.graph.nodes, trained))
+        missing = next((name for name in names if name not in values), None)
+        if missing is not None:
+            raise wrong_value(f"`reset`: onnxgrad knows no initial values for '{missing}'", "leave it out")
+        values = {name: values[name] for name in names}
     session = open_session(initializer(values, {name: name for name in values}))
     binding = session.io_binding()
     for name in values:
