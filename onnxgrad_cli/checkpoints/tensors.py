@@ -188,13 +188,18 @@ def _words(path: Path, said: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check(path: Path, tensors: Mapping[str, np.ndarray], said: Mapping[str, str], tell: Tell) -> None:
-    """Verify the checksums of a file. If the file has none, call `_check_foreign`.
+    """Verify the checksums of a file. If a file with entries of onnxgrad has none, warn that damage is not noticed.
 
     Raises:
-        OnnxgradError: a checksum doesn't match or can't be read, or `_check_foreign` refuses the file.
+        OnnxgradError: a checksum doesn't match or can't be read; or there are none, but entries of onnxgrad and an
+            unknown one, which is taken for a damaged entry of onnxgrad.
     """
     if CHECKSUMS not in said:
-        _check_foreign(path, said, tell)
+        strange = said.keys() - KNOWN
+        if strange and strange != said.keys():
+            raise _damaged(path, f"its metadata have an unknown entry {min(strange)!r}")
+        if said and not strange:
+            tell(f"'{path}' has no checksums, because another program wrote it: damage would not be noticed", 0)
         return
     try:
         checksums = strict_json.loads(said[CHECKSUMS])
@@ -207,21 +212,6 @@ def _check(path: Path, tensors: Mapping[str, np.ndarray], said: Mapping[str, str
     wrong = next((name for name in {**found, **arrays} if found.get(name) != arrays.get(name)), None)
     if wrong is not None:
         raise _damaged(path, f"the checksum of '{wrong}' does not match")
-
-
-def _check_foreign(path: Path, said: Mapping[str, str], tell: Tell) -> None:
-    """Warn that damage to a file would not be noticed, if the file has entries of onnxgrad but no checksums.
-
-    Raises:
-        OnnxgradError: the metadata have keys of onnxgrad and an unknown key. The unknown key is taken for a damaged key
-            of onnxgrad.
-    """
-    strange = said.keys() - KNOWN
-    if not KNOWN & said.keys():
-        return
-    if strange:
-        raise _damaged(path, f"its metadata have an unknown entry {min(strange)!r}")
-    tell(f"'{path}' has no checksums, because another program wrote it: damage would not be noticed", 0)
 
 
 def _damaged(path: Path, why: str) -> OnnxgradError:

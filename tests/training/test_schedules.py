@@ -155,8 +155,9 @@ def test_an_epoch_that_is_stepped_as_pytorchs_loops_step() -> None:
 
 
 def test_epochs_that_nobody_knows_are_refused() -> None:
-    with raises(UsageError, "missing_value", "3e"):
+    with raises(UsageError, "missing_value", "3e") as refused:
         parse_schedule("step:every=3e", BASE, STEPS)
+    assert refused.value.hint
     with pytest.raises(UsageError, match="a number"):
         parse_schedule("step:factor=3e", BASE, STEPS, 20)
 
