@@ -157,10 +157,13 @@ def test_a_restarted_run_does_not_read_errors_of_the_one_before(port: int, monke
 
 def test_processes_that_find_nobody_end(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gloo, "CONNECT", 0.2)
+    monkeypatch.setattr(liveness, "PATIENCE", 0.05)
     for rank in range(2):
+        told: list[str] = []
         with pytest.raises(OnnxgradError) as failed:
-            Gloo(Launch("torchrun", rank, 2, "127.0.0.1", port), silent)
+            Gloo(Launch("torchrun", rank, 2, "127.0.0.1", port), lambda text, level: told.append(text))  # noqa: B023
         assert failed.value.hint and failed.value.exit_code == 1
+        assert [line.endswith(" rank 1") for line in told] == [True] * (rank == 0)
 
 
 def weights_of(path: str | Path) -> dict[str, np.ndarray]:

@@ -133,3 +133,21 @@ def test_weights_outside_of_the_file_are_read(
         return [trainer.step(feeds, 0.1) for _ in range(2)][-1]
 
     assert loss(tmp_path / "m.onnx") == loss(exported(network()))
+
+
+def test_what_is_saved_is_the_model_with_the_weights_found(tmp_path: Path) -> None:
+    model = exported(network())
+    onnx.save(model, tmp_path / "model.onnx")
+    trainer = Trainer(training(model))
+    for batch in batches(3):
+        trainer.step(batch)
+    assert trainer.save(tmp_path / "trained.onnx", tmp_path / "model.onnx") == [tmp_path / "trained.onnx"]
+    saved = onnx.load(tmp_path / "trained.onnx")
+    assert [node for node in saved.graph.node] == [node for node in model.graph.node]
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in saved.graph.initializer}
+    held = {**trainer.weights(), **trainer.state()}
+    names = [name for name in stored if name in held]
+    assert any("running_mean" in name for name in names) and len(names) == len(trainer.weights()) + 2
+    assert all(np.array_equal(stored[name], held[name]) for name in names)
+    with raises(UsageError, "usage", "model.onnx"):
+        trainer.save(tmp_path / "model.onnx", tmp_path / "model.onnx")
