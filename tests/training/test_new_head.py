@@ -104,6 +104,17 @@ def test_a_training_with_other_classes(tmp_path: Path, options: dict[str, Any]) 
         run_export(tmp_path / "t.onnx.run", exported("softmax"), tmp_path / "e.onnx", force=True)
 
 
+def test_an_old_file_declares_the_new_weights_as_inputs() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 3, opset_import: ["": 9]>
+        m (double[n, 2] x, double[2, 2] w, double[2] b) => (double[n, 2] y)
+        <double[2, 2] w = {1, 2, 3, 4}, double[2] b = {1, 2}> { h = MatMul(x, w) y = Add(h, b) }""")
+    assert with_classes(model, "y", 3, 0) == ["w", "b"]
+    onnx.checker.check_model(model, full_check=True)
+    declared = [value.type.tensor_type for value in (*model.graph.input, *model.graph.output)]
+    assert {each.elem_type for each in declared} == {onnx.TensorProto.DOUBLE}
+    assert [[dim.dim_value for dim in each.shape.dim] for each in declared] == [[0, 2], [2, 3], [3], [0, 3]]
+
+
 @pytest.mark.parametrize(
     ("text", "expected", "advice"),
     [

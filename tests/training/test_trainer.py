@@ -19,6 +19,7 @@ from onnxgrad_cli.errors import ARGUMENT, OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import save_model
 from onnxgrad_cli.training.schedules import parse_schedule
+from onnxgrad_cli.training.steps.full_batch import FullBatchTrainer
 from onnxgrad_cli.training.trainer import Trainer
 from tests.facts import raises
 
@@ -150,9 +151,12 @@ def test_labels_of_tokens_where_classes_are_looked_for_on_another_axis() -> None
 def test_what_does_not_fit_is_refused() -> None:
     model = exported(network())
     trainer = Trainer(training(model), threads=1)
-    with pytest.raises(OnnxgradError) as failed:
-        trainer.step({"x": np.zeros((2, 5), np.float32), "label": np.zeros(2, np.int64)}, 0.1)
-    assert failed.value.hint and "x float32[2, 5]" in failed.value.hint
+    whole = FullBatchTrainer(build(model, Options(losses=(LossSpec("cross-entropy"),))), threads=1)
+    feeds = {"x": np.zeros((2, 5), np.float32), "label": np.zeros(2, np.int64)}
+    for step in (lambda: trainer.step(feeds, 0.1), lambda: whole.loss_and_gradient([feeds])):
+        with pytest.raises(OnnxgradError) as failed:
+            step()
+        assert failed.value.hint and "x float32[2, 5]" in failed.value.hint
     with raises(UsageError, "unknown_name", "4.wait"):
         trainer.load({"4.wait": np.zeros(3)})
     with raises(UsageError, "mismatch", "4.bias", "float64", "3", "float32", "3"):

@@ -54,6 +54,20 @@ def test_a_run_does_not_go_on_from_what_is_no_run(tmp_path: Path, name: str) -> 
         folder.load()
 
 
+def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    events = tmp_path / "tensorboard"
+    events.mkdir()
+    for name in (CHECKPOINT, BEST, LOG, "other", "tensorboard/events.out.tfevents.1", "tensorboard/other"):
+        (tmp_path / name).write_text("a")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    RunFolder(tmp_path).clear([tmp_path / name for name in (BEST, LOG, "gone", "missing")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "tensorboard"]
+    assert [path.name for path in events.iterdir()] == ["other"]
+    (events / "other").unlink()
+    RunFolder(tmp_path).clear([])
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
 def test_other_tensors_are_no_checkpoint(tmp_path: Path) -> None:
     save_tensors(tmp_path / "c", VALUES, {})
     with raises(OnnxgradError, "unreadable_file", "c") as refused:

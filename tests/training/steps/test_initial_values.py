@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnxgrad_cli import Options
+from onnxgrad_cli import Options, build
 from onnxgrad_cli.errors import ARGUMENT, UsageError
 from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import LoraSpec
-from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from
+from onnxgrad_cli.training.steps.initial_values import as_asked, begin_from, init_weights
+from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import Shell, save_mlp_and_data
 from tests.facts import raises
 from tests.jobs.train.test_train import ON_DIGITS
@@ -75,6 +77,28 @@ def test_random_weights_are_drawn_by_the_seed_and_learn(shell: Shell) -> None:
     assert other.code == 0 and Path("he.onnx").read_bytes() != Path("other.onnx").read_bytes()
     refused = shell(*arguments, "--init", "he", "--lora", "2", "-o", "lora.onnx")
     assert refused.code == 2 and "--lora" in refused.err and not Path("lora.onnx").exists()
+
+
+def test_weights_are_drawn_by_the_seed() -> None:
+    model = exported("gemm")
+    built = build(model, Options(losses=LOSSES, optimizer="sgd"))
+
+    def drawn(how: str, seed: int, reset: Sequence[str] = ()) -> dict[str, np.ndarray]:
+        trainer = Trainer(built, threads=1)
+        init_weights(trainer, built, model, how, seed, reset)
+        return trainer.weights()
+
+    stored, he = drawn("keep", 1), drawn("he", 1)
+    assert all(np.array_equal(he[name], array) for name, array in drawn("he", 1).items())
+    for other in (stored, drawn("he", 2), drawn("xavier", 1)):
+        assert all(np.abs(he[name] - other[name]).max() > 0.01 for name in ("0.weight", "2.weight"))
+    assert not he["0.bias"].any()
+    reset = drawn("keep", 1, ("2.*",))
+    assert np.array_equal(reset["0.weight"], stored["0.weight"])
+    assert np.array_equal(reset["2.weight"], drawn("xavier", 1)["2.weight"])
+    adapted = build(model, Options(losses=LOSSES, optimizer="sgd", lora=LoraSpec(1)))
+    with raises(UsageError, "conflict", "init='he'", "lora"):
+        init_weights(Trainer(adapted, threads=1), adapted, model, "he", 1)
 
 
 # -- adapters from an earlier training ---------------------------------------------------------------------------------
