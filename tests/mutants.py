@@ -47,6 +47,8 @@ TESTS = {
     "tests/targets/test_blocked.py",
     "onnxgrad_cli/verification/checks/optimizer_step.py": "tests/verification/checks/test_optimizer_step.py",
     "onnxgrad_cli/verification/checks/reference_optimizers.py": "tests/verification/checks/test_optimizer_step.py",
+    "onnxgrad_cli/training": "tests/training tests/jobs/train/test_lbfgs_options.py tests/jobs/test_evaluate.py "
+    "tests/jobs/test_predict.py tests/checkpoints/test_validate_checkpoint.py tests/checkpoints/test_tensors.py",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",
 }
 """Folder or module -> the fast tests for it. mutmut runs the tests that reach a mutant.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from onnx import (
@@ -27,8 +28,11 @@ from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import is_external
 
-FORM = "2."
+FORM = "3."
 """The prefix of a digest: the version of the digest's format. Digests of different versions can't be compared."""
+
+Part = list[Any]
+"""What the digest covers of a message of ONNX: strings, numbers, bytes, and the parts of the messages in it."""
 
 
 def untrained_digest(model: ModelProto, trained: Collection[str]) -> str:
@@ -45,20 +49,20 @@ def untrained_digest(model: ModelProto, trained: Collection[str]) -> str:
     """
     graph, left = model.graph, list[TensorProto]()
     stored = {tensor.name for tensor in graph.initializer}
-    parts = [f"{_opsets(model.opset_import, graph.node)}".encode()]
+    parts: Part = [_opsets(model.opset_import, graph.node)]
     for values in (graph.input, graph.output):  # old files have initializers among the inputs
-        parts.append(f"{[value.name for value in values if value.name not in stored]}".encode())
-    parts += [part.SerializeToString(deterministic=True) for part in _parts(graph, trained, left)]
+        parts.append([value.name for value in values if value.name not in stored])
+    parts += _parts(graph, trained, left)
     functions = sorted(model.functions, key=lambda each: (each.domain, each.name, each.overload))
-    parts += [_of_function(function, left).SerializeToString(deterministic=True) for function in functions]
-    form = _digits(parts)
+    parts += [_of_function(function, left) for function in functions]
+    form = _digits(repr(part).encode() for part in parts)
     return f"{FORM}{form}" if any(map(is_external, left)) else f"{FORM}{form}-{_digits(map(_numbers, left))}"
 
 
 def tensor_digest(tensor: TensorProto | np.ndarray) -> str:
     """Return a digest of a tensor's element type, shape and values, as eight hexadecimal digits."""
     tensor = tensor if isinstance(tensor, TensorProto) else numpy_helper.from_array(tensor)
-    return _digits([_head(tensor).SerializeToString(deterministic=True), _numbers(tensor)])
+    return _digits([repr(_head(tensor)).encode(), _numbers(tensor)])
 
 
 def is_base(said: str, model: ModelProto, trained: Collection[str]) -> bool:
@@ -92,15 +96,13 @@ def _opsets(imports: Iterable[Opset], nodes: Iterable[NodeProto]) -> list[tuple[
     return sorted((domain, version) for domain, version in named if domain in used)
 
 
-def _parts(
-    graph: GraphProto, trained: Collection[str], left: list[TensorProto]
-) -> Iterator[NodeProto | TensorProto | SparseTensorProto]:
-    """Yield copies of the nodes and untrained tensors of a graph, with only the parts that the digest covers.
+def _parts(graph: GraphProto, trained: Collection[str], left: list[TensorProto]) -> Iterator[Part]:
+    """Yield what the digest covers of the nodes and untrained tensors of a graph.
 
     Args:
         graph: the graph.
         trained: the names of trained tensors.
-        left: the untrained tensors are appended to this list, with their values, which the copies lack.
+        left: the untrained tensors are appended to this list. Their values are not in the parts.
     """
     for node in graph.node:
         if node.op_type != "Constant" or node.output[0] not in trained:
@@ -108,75 +110,51 @@ def _parts(
     for tensor in sorted(graph.initializer, key=lambda tensor: tensor.name):
         if tensor.name not in trained:
             left.append(tensor)
-            yield _head(tensor, tensor.name)
+            yield [tensor.name, *_head(tensor)]
     for sparse in sorted(graph.sparse_initializer, key=lambda sparse: sparse.values.name):
         if sparse.values.name not in trained:
-            yield _of_sparse(sparse, left, sparse.values.name)
+            yield [sparse.values.name, *_of_sparse(sparse, left)]
 
 
-def _head(tensor: TensorProto, name: str = "") -> TensorProto:
-    """Return a tensor without values, with the name `name` and the element type and shape of `tensor`."""
-    return TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims)
+def _head(tensor: TensorProto) -> Part:
+    return [tensor.data_type, list(tensor.dims)]
 
 
-def _of_sparse(sparse: SparseTensorProto, left: list[TensorProto], name: str = "") -> SparseTensorProto:
+def _of_sparse(sparse: SparseTensorProto, left: list[TensorProto]) -> Part:
     left += (sparse.values, sparse.indices)
-    return SparseTensorProto(values=_head(sparse.values, name), indices=_head(sparse.indices), dims=sparse.dims)
+    return [_head(sparse.values), _head(sparse.indices), list(sparse.dims)]
 
 
-def _of_node(node: NodeProto, trained: Collection[str], left: list[TensorProto]) -> NodeProto:
-    """Return a copy of a node, with only the parts that the digest covers.
-
-    Append its tensors, whose values are left out, to `left`.
-    """
-    found = NodeProto(op_type=node.op_type, domain=plain_domain(node.domain), overload=node.overload)
-    found.input.extend(node.input)
-    found.output.extend(node.output)
-    found.attribute.extend(_of_attribute(attribute, trained, left) for attribute in node.attribute)
-    return found
+def _of_node(node: NodeProto, trained: Collection[str], left: list[TensorProto]) -> Part:
+    attributes = [_of_attribute(attribute, trained, left) for attribute in node.attribute]
+    return [node.op_type, plain_domain(node.domain), node.overload, list(node.input), list(node.output), attributes]
 
 
-def _of_attribute(attribute: AttributeProto, trained: Collection[str], left: list[TensorProto]) -> AttributeProto:
+def _of_attribute(attribute: AttributeProto, trained: Collection[str], left: list[TensorProto]) -> Part:
     tensors = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
     sparse = [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []), *attribute.sparse_tensors]
     bodies = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-    found = AttributeProto(name=attribute.name, type=attribute.type, ref_attr_name=attribute.ref_attr_name)
+    plain = AttributeProto()
     if not tensors and not sparse and not bodies:
-        found.CopyFrom(attribute)
-        found.ClearField("doc_string")
+        plain.CopyFrom(attribute)
+        plain.ClearField("doc_string")
     left += tensors
-    found.tensors.extend(map(_head, tensors))
-    found.sparse_tensors.extend(_of_sparse(each, left) for each in sparse)
-    found.graphs.extend(_of_body(body, trained, left) for body in bodies)
-    return found
+    inner = [list(map(_head, tensors)), [_of_sparse(each, left) for each in sparse]]
+    inner += [[_of_body(body, trained, left) for body in bodies], plain.SerializeToString(deterministic=True)]
+    return [attribute.name, attribute.type, attribute.ref_attr_name, *inner]
 
 
-def _of_body(body: GraphProto, trained: Collection[str], left: list[TensorProto]) -> GraphProto:
-    found = GraphProto()
-    for value in body.input:
-        found.input.add(name=value.name)
-    for value in body.output:
-        found.output.add(name=value.name)
-    for part in _parts(body, trained, left):
-        kind = {NodeProto: found.node, TensorProto: found.initializer, SparseTensorProto: found.sparse_initializer}
-        kind[type(part)].append(part)
-    return found
+def _of_body(body: GraphProto, trained: Collection[str], left: list[TensorProto]) -> Part:
+    names = [[value.name for value in values] for values in (body.input, body.output)]
+    return [*names, *_parts(body, trained, left)]
 
 
-def _of_function(function: FunctionProto, left: list[TensorProto]) -> FunctionProto:
-    """Return a copy of a function, with only the parts that the digest covers.
-
-    Functions never contain trained tensors.
-    """
-    found = FunctionProto(name=function.name, domain=function.domain, overload=function.overload)
-    found.input.extend(function.input)
-    found.output.extend(function.output)
-    found.attribute.extend(function.attribute)
-    found.attribute_proto.extend(_of_attribute(attribute, (), left) for attribute in function.attribute_proto)
-    for domain, version in _opsets(function.opset_import, function.node):
-        found.opset_import.add(domain=domain, version=version)
-    found.node.extend(_of_node(node, (), left) for node in function.node)
-    return found
+def _of_function(function: FunctionProto, left: list[TensorProto]) -> Part:
+    """Return what the digest covers of a function. Functions never contain trained tensors."""
+    names = [function.name, function.domain, function.overload, list(function.input), list(function.output)]
+    attributes = [_of_attribute(attribute, (), left) for attribute in function.attribute_proto]
+    nodes = [_of_node(node, (), left) for node in function.node]
+    return [names, list(function.attribute), attributes, _opsets(function.opset_import, function.node), nodes]
 
 
 def _numbers(tensor: TensorProto) -> bytes:

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli.autodiff.rules.quantize import RANGES
 from onnxgrad_cli.checkpoints.stored_weights import read_stored
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import IntegerWeight, Quantized
 from onnxgrad_cli.passes.stored_integers import spread
@@ -42,7 +42,7 @@ def stored_as(model: ModelProto, quantized: Quantized, names: Iterable[str]) -> 
     for name in names:
         weight = weights.get(name)
         if weight is not None and not (weight.scale or weight.factors):
-            raise UsageError(
+            raise conflict(
                 f"'{name}' can't be written back to its integers '{weight.tensor}': no DequantizeLinear gives their "
                 "scale (weights of MatMulInteger and DynamicQuantizeLSTM have none)",
                 "quantize the float model statically, with QuantizeLinear and DequantizeLinear, or leave the weight as "
@@ -50,7 +50,7 @@ def stored_as(model: ModelProto, quantized: Quantized, names: Iterable[str]) -> 
             )
         if name in scales:
             message = f"'{name}' can't be written back: it is the scale of integers that the model stores or takes"
-            raise UsageError(message, "train the scales that can be trained with `quantization='lsq'`")
+            raise conflict(message, "train the scales that can be trained with `quantization='lsq'`")
         found.append(name if weight is None else weight.tensor)
     return found
 
@@ -91,7 +91,8 @@ def as_integers(
             new[weight.scale] = scale
         for name, its in new.items():
             if name in found and not np.array_equal(found[name], its):
-                raise OnnxgradError(f"'{name}' would need two values: the nodes that read it were trained separately")
+                message = f"'{name}' would need two values: the nodes that read it were trained separately"
+                raise OnnxgradError(message, code="conflict")
             found[name] = its
     return found
 
@@ -109,7 +110,8 @@ def _check_positive(scales: Iterable[str], values: Mapping[str, np.ndarray]) -> 
             hint = (
                 f"train it with a smaller learning rate, `group={name + ':lr=0.1'!r}`, or freeze it, `freeze={name!r}`"
             )
-            raise OnnxgradError(f"the scale '{name}' is no longer above zero, but {np.min(values[name]):g}", hint)
+            message = f"the scale '{name}' is no longer above zero, but {np.min(values[name]):g}"
+            raise OnnxgradError(message, hint, code="wrong_value")
 
 
 def _read(model: ModelProto, weights: Iterable[IntegerWeight], path: Path | None) -> Arrays:
@@ -117,8 +119,7 @@ def _read(model: ModelProto, weights: Iterable[IntegerWeight], path: Path | None
     found = read_stored(model, needed, path)
     missing = sorted(needed - found.keys())
     if missing:
-        hint = "use the model that was trained"
-        raise OnnxgradError(f"the model stores no '{missing[0]}'", hint)
+        raise OnnxgradError(f"the model stores no '{missing[0]}'", "use the model that was trained", code="mismatch")
     return found
 
 
@@ -159,7 +160,7 @@ def _rounded(weight: IntegerWeight, array: np.ndarray, scale: np.ndarray, stored
     integers = stored[weight.tensor]
     if integers.shape != array.shape:
         message = f"'{weight.tensor}' is {list(integers.shape)} in the model, but was trained as {list(array.shape)}"
-        raise OnnxgradError(message, "use the model that was trained")
+        raise OnnxgradError(message, "use the model that was trained", code="mismatch")
     steps = np.rint(array.astype(np.float32) / _spread(weight, scale, array.shape))
     if weight.zero_point:
         steps = steps + _spread(weight, stored[weight.zero_point], array.shape)
@@ -167,5 +168,6 @@ def _rounded(weight: IntegerWeight, array: np.ndarray, scale: np.ndarray, stored
     least, greatest = LIMITS[dtype]
     if dtype == TensorProto.INT32 and not (np.abs(steps.astype(np.float64)) <= greatest).all():
         message = f"'{weight.weight}' does not fit into the integers of '{weight.tensor}': its scale became too small"
-        raise OnnxgradError(message, "train the scales of the layer with a smaller learning rate, or freeze them")
+        hint = "train the scales of the layer with a smaller learning rate, or freeze them"
+        raise OnnxgradError(message, hint, code="wrong_value")
     return np.clip(steps.astype(np.float64), least, greatest).astype(integers.dtype)

@@ -28,8 +28,6 @@ from onnxgrad_cli.metadata import ROLES, describe, read_tensors
 NEVER_WEIGHTS = frozenset({TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING})
 """Element types that weights never have: those of shapes, indices, masks and text."""
 
-BASE = "name the model that was trained, or the model from which the model in the file was made"
-
 
 def untrained_digests(model: ModelProto, trained: Collection[str]) -> dict[str, str] | None:
     """Return a map: original tensor that was not trained -> its digest, for a model of derivatives.
@@ -69,27 +67,25 @@ def check_fits(
     heads = {name: (tensor.data_type, tuple(tensor.dims)) for tensor, name in stored_tensors(model.graph)}
     missing = sorted(weights.keys() - heads.keys() - writable(model))
     if missing:
-        raise OnnxgradError(
+        raise _foreign(
             f"'{source}' does not fit the model, which has no weight {listed(missing)}",
-            f"{BASE}; weights of quantized layers, and renamed weights, can be restored only from the "
-            "checkpoint of the run",
+            "; weights of quantized layers, and renamed weights, can be restored only from the checkpoint of the run",
         )
     strange = [name for name, array in weights.items() if name in heads and heads[name] != _head(array)]
     if strange:
         name = strange[0]
         more = f", and {len(strange) - 1} more differ" if len(strange) > 1 else ""
-        raise OnnxgradError(
+        raise _foreign(
             f"'{source}' does not fit the model: '{name}' is {_words(*_head(weights[name]))} in the file and "
-            f"{_words(*heads[name])} in the model{more}",
-            BASE,
+            f"{_words(*heads[name])} in the model{more}"
         )
     own = read_stored(model, untrained.keys(), path)
     changed = [name for name, array in own.items() if tensor_digest(array) != untrained[name]]
     if changed:
-        raise OnnxgradError(
-            f"'{source}' belongs to another model: {listed(changed)} {_have(changed)} different values in the "
-            f"model, but {_have(changed)} not been trained",
-            BASE,
+        have = "has" if len(changed) == 1 else "have"
+        raise _foreign(
+            f"'{source}' belongs to another model: {listed(changed)} {have} different values in the model, but {have} "
+            "not been trained"
         )
     taken = {*held.values, *untrained, *(adapter.weight for adapter in held.adapters)}
     kept = [n for n, (kind, _) in heads.items() if kind in FLOATS and n not in taken and not is_generated(n)]
@@ -129,7 +125,8 @@ def read_model_values(source: Path, model: ModelProto) -> ModelValues:
         arrays = read_stored(found, own, place)
         values = ModelValues(HeldValues(arrays, tuple(arrays)), {})
     if not values.held.weights:
-        raise OnnxgradError(f"'{source}' holds no weights", "name a trained model, or the checkpoint of a run")
+        hint = "name a trained model, or the checkpoint of a run"
+        raise OnnxgradError(f"'{source}' holds no weights", hint, code="no_data")
     return values
 
 
@@ -144,8 +141,8 @@ def _of_training(source: Path, found: ModelProto, place: Path | None, own: Colle
     stored = read_stored(found, {*named, *own}, place)
     absent = lacking(found, roles)
     if absent and not (place and places(place)[0].is_file()):
-        hint = "name the checkpoint that holds their values"
-        raise OnnxgradError(f"'{source}' holds no weights: they are inputs of its model, such as '{absent[0]}'", hint)
+        message = f"'{source}' holds no weights: they are inputs of its model, such as '{absent[0]}'"
+        raise OnnxgradError(message, "name the checkpoint that holds their values", code="no_data")
     values = {name: stored[name] for name in named if name in stored}
     values |= values_beside(place, absent) if absent else {}
     values |= roles.begun(values)
@@ -182,13 +179,15 @@ def _own_names(found: ModelProto, model: ModelProto) -> list[str]:
     return names
 
 
+def _foreign(message: str, more: str = "") -> OnnxgradError:
+    """Return the error for weights that do not belong to the model."""
+    hint = "name the model that was trained, or the model from which the model in the file was made"
+    return OnnxgradError(message, hint + more, code="mismatch")
+
+
 def _head(array: np.ndarray) -> tuple[int, tuple[int, ...]]:
     return helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
 
 
 def _words(kind: int, dims: tuple[int, ...]) -> str:
     return f"{helper.tensor_dtype_to_np_dtype(kind)}{list(dims)}"
-
-
-def _have(names: Collection[str]) -> str:
-    return "has" if len(names) == 1 else "have"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE, give_own_statistics, is_batch_normalization, own_statistics
 from onnxgrad_cli.ir.nodes import subgraphs
@@ -42,7 +42,8 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: M
             missing.pop(name, None)
     if missing:
         hint = "use the model that was trained; the weight must not be in a function"
-        raise OnnxgradError(f"the model has no weight '{next(iter(missing))}' for the trained values", hint)
+        message = f"the model has no weight '{next(iter(missing))}' for the trained values"
+        raise OnnxgradError(message, hint, code="mismatch")
     return copy
 
 
@@ -55,7 +56,7 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
     stored = writable(model)
     for name in names:
         if name not in stored:
-            raise UsageError(
+            raise conflict(
                 f"'{name}' can't be written back: it is in a function, in several bodies under the same name, or "
                 "stored as a list of floats",
                 f"freeze it with `freeze` '{name}', or inline functions with onnx.inliner.inline_local_functions first",
@@ -136,10 +137,7 @@ def stored_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, str]]:
 def _replace(tensor: TensorProto, name: str, array: np.ndarray) -> None:
     wanted = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if array.dtype != wanted or list(array.shape) != list(tensor.dims):
-        raise OnnxgradError(
-            f"'{name}' is {wanted}{list(tensor.dims)} in the model, "
-            f"but was trained as {array.dtype}{list(array.shape)}",
-            "use the model that was trained",
-        )
-    own = tensor.name
-    tensor.CopyFrom(numpy_helper.from_array(array, own))
+        message = f"'{name}' is {wanted}{list(tensor.dims)} in the model, "
+        message += f"but was trained as {array.dtype}{list(array.shape)}"
+        raise OnnxgradError(message, "use the model that was trained", code="mismatch")
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -67,7 +67,8 @@ def tensor_bytes(tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) ->
     few = next((name for name, array in tensors.items() if str(array.dtype) in FEW_BITS), "")
     if few:
         hint = "keep it an initializer that is not an input of the model"
-        raise OnnxgradError(f"'{few}' has the type {tensors[few].dtype}, which safetensors does not support", hint)
+        message = f"'{few}' has the type {tensors[few].dtype}, which safetensors does not support"
+        raise OnnxgradError(message, hint, code="wrong_type")
     halves = [name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16]
     bits = {name: tensors[name].view(np.uint16) for name in halves}
     plain = {**tensors, **bits}
@@ -106,10 +107,10 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
     _check(path, tensors, said, tell)
     words = _words(path, said)
     halves = words.pop(HALVES, [])
-    if not _are_names(halves, {name for name, array in tensors.items() if array.dtype == np.uint16}):
+    shorts = {name for name, array in tensors.items() if array.dtype == np.uint16}
+    if not isinstance(halves, list) or not all(isinstance(name, str) and name in shorts for name in halves):
         raise _damaged(path, f"its entry '{HALVES}' does not fit its arrays")
-    halves = set(halves)
-    return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, words
+    return {**tensors, **{name: tensors[name].view(ml_dtypes.bfloat16) for name in halves}}, words
 
 
 def is_safetensors(path: Path) -> bool:
@@ -124,6 +125,8 @@ def is_safetensors(path: Path) -> bool:
 def load_words(path: Path) -> dict[str, Any]:
     """Read onnxgrad's metadata entries in a file, parsed from JSON. Checksums are not verified.
 
+    A file of another program has none.
+
     Raises:
         OnnxgradError: the file can't be read, or is not a safetensors file.
     """
@@ -133,15 +136,6 @@ def load_words(path: Path) -> dict[str, Any]:
     return _words(path, said)
 
 
-def holds_weights_alone(path: Path) -> bool:
-    """Return True if a file has no metadata entries of onnxgrad: another program wrote it, and it has only tensors.
-
-    Raises:
-        OnnxgradError: the file can't be read.
-    """
-    return not load_words(path)
-
-
 def check_is_file(path: Path) -> None:
     """Raise an error if a path leads to a folder or a device.
 
@@ -149,7 +143,7 @@ def check_is_file(path: Path) -> None:
         OnnxgradError: the path exists and is not a file.
     """
     if path.exists() and not path.is_file():
-        raise OnnxgradError(f"'{path}' is not a file of tensors: it is a folder or a device", "name the file")
+        raise unreadable(f"'{path}' is not a file of tensors: it is a folder or a device", "name the file")
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -162,16 +156,11 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     Raises:
         OnnxgradError: the file can't be read, or is larger.
     """
-    try:
+    with parsing(path):
         if most is not None and path.stat().st_size > most:
-            raise OnnxgradError(f"'{path}' is too large: it has {path.stat().st_size} bytes")
+            raise unreadable(f"'{path}' is too large: it has {path.stat().st_size} bytes")
         check_is_file(path)
         return path.read_bytes()
-    except MemoryError:
-        hint = "free some memory, or use a machine with more"
-        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint) from None
-    except (OSError, ValueError) as error:  # ValueError: the name has a NUL
-        raise unreadable(f"'{path}' can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 @contextmanager
@@ -183,11 +172,11 @@ def parsing(path: Path) -> Iterator[None]:
         raise
     except MemoryError:
         hint = "free some memory, or use a machine with more"
-        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint) from None
+        raise OnnxgradError(f"there is not enough memory to read '{path}'", hint, code="no_memory") from None
     except OSError as error:
         raise unreadable(f"'{path}' can't be read: {error.strerror}") from None
     except Exception as error:  # the library raises its own exceptions and others
-        raise OnnxgradError(f"'{path}' is not a safetensors file, or is broken: {error}") from error
+        raise unreadable(f"'{path}' is not a safetensors file, or is broken: {error}") from error
 
 
 def _words(path: Path, said: Mapping[str, str]) -> dict[str, Any]:
@@ -199,13 +188,18 @@ def _words(path: Path, said: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check(path: Path, tensors: Mapping[str, np.ndarray], said: Mapping[str, str], tell: Tell) -> None:
-    """Verify the checksums of a file. If the file has none, call `_check_foreign`.
+    """Verify the checksums of a file. If a file with entries of onnxgrad has none, warn that damage is not noticed.
 
     Raises:
-        OnnxgradError: a checksum doesn't match or can't be read, or `_check_foreign` refuses the file.
+        OnnxgradError: a checksum doesn't match or can't be read; or there are none, but entries of onnxgrad and an
+            unknown one, which is taken for a damaged entry of onnxgrad.
     """
     if CHECKSUMS not in said:
-        _check_foreign(path, said, tell)
+        strange = said.keys() - KNOWN
+        if strange and strange != said.keys():
+            raise _damaged(path, f"its metadata have an unknown entry {min(strange)!r}")
+        if said and not strange:
+            tell(f"'{path}' has no checksums, because another program wrote it: damage would not be noticed", 0)
         return
     try:
         checksums = strict_json.loads(said[CHECKSUMS])
@@ -220,23 +214,8 @@ def _check(path: Path, tensors: Mapping[str, np.ndarray], said: Mapping[str, str
         raise _damaged(path, f"the checksum of '{wrong}' does not match")
 
 
-def _check_foreign(path: Path, said: Mapping[str, str], tell: Tell) -> None:
-    """Warn that damage to a file would not be noticed, if the file has entries of onnxgrad but no checksums.
-
-    Raises:
-        OnnxgradError: the metadata have keys of onnxgrad and an unknown key. The unknown key is taken for a damaged key
-            of onnxgrad.
-    """
-    strange = said.keys() - KNOWN
-    if not KNOWN & said.keys():
-        return
-    if strange:
-        raise _damaged(path, f"its metadata have an unknown entry {min(strange)!r}")
-    tell(f"'{path}' has no checksums, because another program wrote it: damage would not be noticed", 0)
-
-
 def _damaged(path: Path, why: str) -> OnnxgradError:
-    return OnnxgradError(
+    return unreadable(
         f"'{path}' is damaged: {why}",
         "use another copy or an earlier checkpoint; if a program changed the file on purpose, it must remove the "
         f"entry '{CHECKSUMS}' from the metadata",
@@ -252,7 +231,3 @@ def _of_array(array: np.ndarray) -> str:
 def _of_words(said: Mapping[str, str]) -> str:
     """Return the checksum of metadata entries. Their order doesn't matter."""
     return f"{zlib.crc32(json.dumps(dict(said), sort_keys=True).encode()):08x}"
-
-
-def _are_names(value: object, known: Collection[str]) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) and name in known for name in value)

@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.common.choices import Scaling
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict, unknown_name, unreadable, wrong_type
 from onnxgrad_cli.metadata import Adapter, IntegerWeight
 
 Form = Callable[[Any], bool]
@@ -155,7 +155,7 @@ def check_run(path: Path, said: Mapping[str, Any]) -> None:
     lacking = next((name for name in OF_A_RUN if name not in said), None)
     if lacking is not None:
         hint = "`onnxgrad train` writes them; leave `resume` out, and name another folder with `run`"
-        raise OnnxgradError(f"'{path}' is not a checkpoint of a run: its entry '{lacking}' is missing", hint)
+        raise unreadable(f"'{path}' is not a checkpoint of a run: its entry '{lacking}' is missing", hint)
 
 
 def is_log_line(value: Any) -> bool:
@@ -174,7 +174,7 @@ def _short(value: Any) -> str:
 
 
 def _unfit(path: Path, why: str) -> OnnxgradError:
-    return OnnxgradError(f"'{path}' is not a valid checkpoint: {why}", "use another copy, or an earlier checkpoint")
+    return unreadable(f"'{path}' is not a valid checkpoint: {why}", "use another copy, or an earlier checkpoint")
 
 
 def check_ema(ema: Mapping[str, str], values: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -192,15 +192,12 @@ def check_ema(ema: Mapping[str, str], values: Mapping[str, np.ndarray]) -> dict[
             its weight.
     """
     if not ema:
-        raise UsageError(
-            "`use_ema`: there are no moving averages of the weights", "train with `ema=DECAY`, such as 0.999"
-        )
+        hint = "train with `ema=DECAY`, such as 0.999"
+        raise conflict("`use_ema`: there are no moving averages of the weights", hint)
     for name, average in ema.items():
         if name not in values or average not in values:
-            raise UsageError(f"`use_ema`: there is no '{name}' with an average '{average}'", "leave `use_ema` out")
+            raise unknown_name(f"`use_ema`: there is no '{name}' with an average '{average}'", "leave `use_ema` out")
         if values[name].dtype != values[average].dtype:
-            hint = "leave `use_ema` out"
-            raise UsageError(
-                f"`use_ema`: '{name}' is {values[name].dtype}, but its average {values[average].dtype}", hint
-            )
+            message = f"`use_ema`: '{name}' is {values[name].dtype}, but its average {values[average].dtype}"
+            raise wrong_type(message, "leave `use_ema` out")
     return dict(ema)

@@ -16,7 +16,7 @@ from onnxgrad_cli.adapters.requantize import measured
 from onnxgrad_cli.checkpoints.base_model_digest import is_base
 from onnxgrad_cli.checkpoints.model_values import check_fits, read_model_values
 from onnxgrad_cli.checkpoints.stored_weights import stored_tensors
-from onnxgrad_cli.checkpoints.tensors import holds_weights_alone, is_safetensors, load_tensors
+from onnxgrad_cli.checkpoints.tensors import is_safetensors, load_tensors, load_words
 from onnxgrad_cli.checkpoints.validate_checkpoint import check_ema
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.inputs import protect_inputs
@@ -278,7 +278,7 @@ def _held(
         adapters, values = read_adapters(source, model, tell)
         _fit_classes(model, values, tell)
         return HeldValues(values, tuple(values), tuple(adapters))
-    if holds_weights_alone(source):
+    if not load_words(source):
         values = load_tensors(source)[0]
         _fit_classes(model, values, tell)
         held = HeldValues(values, tuple(values))

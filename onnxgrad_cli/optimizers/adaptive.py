@@ -7,11 +7,10 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from onnxgrad_cli.common.settings import require
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import norm
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.optimizers.descent import DECAY, decayed
+from onnxgrad_cli.optimizers.descent import DECAY, check_ranges, decayed
 from onnxgrad_cli.optimizers.registry import State, optimizer
 
 EPS = "a small number that is added to the root in the denominator"
@@ -55,8 +54,7 @@ def rmsprop(
     Source: T. Tieleman and G. Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012; centered: A. Graves,
     Generating Sequences With Recurrent Neural Networks, 2013.
     """
-    require_shares(alpha=alpha)
-    require(eps >= 0 and (isinstance(momentum, Val) or momentum >= 0), "eps and momentum must not be negative")
+    check_ranges(alpha=alpha, eps=eps, momentum=momentum)
     g = decayed(w, g, weight_decay)
     spread = decaying_mean(state, "v", alpha, g * g)
     if centered:
@@ -86,7 +84,7 @@ def adagrad(
 
     Source: J. Duchi et al., Adaptive Subgradient Methods for Online Learning and Stochastic Optimization, JMLR 2011.
     """
-    require(min(lr_decay, initial_accumulator_value, eps) >= 0, "lr_decay, eps and the sum must not be negative")
+    check_ranges(lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
     g = decayed(w, g, weight_decay)
     state.start("v", initial_accumulator_value)
     state["v"] = state["v"] + g * g
@@ -116,7 +114,7 @@ def adamw(
 
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, ICLR 2019.
     """
-    require(weight_decay >= 0, "weight_decay must not be negative")
+    check_ranges(weight_decay=weight_decay)
     shrunk = w * (1 - state.rate * weight_decay) if weight_decay else w
     return shrunk - adam_step(op, g, state, state.rate, beta1, beta2, eps, amsgrad)
 
@@ -139,8 +137,7 @@ def adamax(
 
     Source: D. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, section 7.1.
     """
-    require_shares(beta1=beta1, beta2=beta2)
-    require(eps >= 0, "eps must not be negative")
+    check_ranges(beta1=beta1, beta2=beta2, eps=eps)
     g = decayed(w, g, weight_decay)
     m = decaying_mean(state, "m", beta1, g)
     u = state["u"] = op.Max(beta2 * state["u"], op.Abs(g) + eps)
@@ -161,8 +158,7 @@ def adadelta(op, w, g, state, *, rho: float = 0.9, eps: float = 1e-6, weight_dec
 
     Source: M. Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012.
     """
-    require_shares(rho=rho)
-    require(eps >= 0, "eps must not be negative")
+    check_ranges(rho=rho, eps=eps)
     g = decayed(w, g, weight_decay)
     v = decaying_mean(state, "v", rho, g * g)
     step = op.Sqrt(state["d"] + eps) / op.Sqrt(v + eps) * g
@@ -189,8 +185,7 @@ def nadam(
 
     Source: T. Dozat, Incorporating Nesterov Momentum into Adam, ICLR workshop 2016.
     """
-    require_shares(beta1=beta1, beta2=beta2)
-    require(eps >= 0 and momentum_decay >= 0, "eps and momentum_decay must not be negative")
+    check_ranges(beta1=beta1, beta2=beta2, eps=eps, momentum_decay=momentum_decay)
     g, steps = decayed(w, g, weight_decay), state.count + 1
     m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
     decay = momentum_decay * math.log(0.96)
@@ -231,8 +226,7 @@ def radam(
 
     Source: L. Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, ICLR 2020, algorithm 2.
     """
-    require_shares(beta1=beta1, beta2=beta2)
-    require(eps >= 0, "eps must not be negative")
+    check_ranges(beta1=beta1, beta2=beta2, eps=eps)
     g, steps = decayed(w, g, weight_decay), state.count + 1
     m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
     rate, longest = state.rate / mean_weight(op, beta1, steps), 2 / (1 - beta2) - 1
@@ -281,8 +275,7 @@ def lion(op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.99, weight_dec
 
     Source: X. Chen et al., Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, algorithm 2.
     """
-    require_shares(beta1=beta1, beta2=beta2)
-    require(weight_decay >= 0, "weight_decay must not be negative")
+    check_ranges(beta1=beta1, beta2=beta2, weight_decay=weight_decay)
     direction = op.Sign(beta1 * state["m"] + (1 - beta1) * g)
     decaying_mean(state, "m", beta2, g)
     return w - state.rate * (direction + weight_decay * w if weight_decay else direction)
@@ -301,7 +294,7 @@ def lamb(
     Source: Y. You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, ICLR 2020, algorithm
     2, with the norm of the weight itself.
     """
-    require(weight_decay >= 0, "weight_decay must not be negative")
+    check_ranges(weight_decay=weight_decay)
     r = adam_step(op, g, state, 1.0, beta1, beta2, eps)
     r = r + weight_decay * w if weight_decay else r
     ours, theirs = norm(op, w), norm(op, r)
@@ -313,8 +306,7 @@ def adam_step(
     op: Op, g: Val, state: State, rate: Val | float, beta1: float | Val, beta2: float, eps: float, amsgrad: bool = False
 ) -> Val:
     """Return the step that Adam subtracts: rate m / (√v + eps), with bias-corrected means m of g and v of g²."""
-    require_shares(beta1=beta1, beta2=beta2)
-    require(eps >= 0, "eps must not be negative")
+    check_ranges(beta1=beta1, beta2=beta2, eps=eps)
     steps = state.count + 1
     m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
     if amsgrad:
@@ -342,9 +334,3 @@ def mean_weight(op: Op, share: float | Val, steps: Val) -> Val:
         return 1.0 - op.const(share, steps) ** steps
     t = op.Tanh(steps * (-math.log(share) / 2))
     return 2 * t / (1 + t)
-
-
-def require_shares(**shares: float | Val) -> None:
-    """Raise an error unless each number is in [0, 1). A `Val`, which is known only at run time, is not checked."""
-    for name, value in shares.items():
-        require(isinstance(value, Val) or 0 <= value < 1, f"{name} must be at least 0 and below 1")

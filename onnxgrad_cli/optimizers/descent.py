@@ -9,6 +9,9 @@ from onnxgrad_cli.optimizers.registry import State, optimizer
 
 DECAY = "L2 penalty: this factor times the weight is added to the gradient"
 MOMENTUM = "the fraction of the previous sum that is kept at each step"
+AVERAGED = frozenset({"alpha", "beta1", "beta2", "rho"})
+"""The options that are decay rates of moving averages."""
+
 SUM = {"m": "the decaying sum of the gradients"}
 
 
@@ -48,14 +51,26 @@ def nesterov(op, w, g, state, *, momentum: float = 0.9, weight_decay: float = 0.
 
 
 def _sum(op: Op, g: Val, state: State, momentum: float | Val, dampening: float) -> Val:
-    require(isinstance(momentum, Val) or momentum >= 0, "momentum must not be negative")
+    check_ranges(momentum=momentum)
     if dampening:
         g = g * op.Where(op.Equal(state.count, op.const(0.0, g)), op.const(1.0, g), op.const(1 - dampening, g))
     state["m"] = momentum * state["m"] + g
     return state["m"]
 
 
+def check_ranges(**options: float | Val) -> None:
+    """Raise an error unless the decay rates of averages are in [0, 1), and other options are not negative.
+
+    A `Val`, which is known only at run time, is not checked.
+    """
+    for name, value in options.items():
+        if isinstance(value, Val):
+            continue
+        require(value >= 0, f"{name} must not be negative, but is {value:g}")
+        require(value < 1 or name not in AVERAGED, f"{name} must be below 1, but is {value:g}")
+
+
 def decayed(w: Val, g: Val, weight_decay: float) -> Val:
     """Return the gradient of loss + weight_decay / 2 * |w|², which is g + weight_decay w."""
-    require(weight_decay >= 0, "weight_decay must not be negative")
+    check_ranges(weight_decay=weight_decay)
     return g + weight_decay * w if weight_decay else g

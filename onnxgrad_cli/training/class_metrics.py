@@ -8,45 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgrad_cli.common.settings import require
-from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.training.metrics import OF_CLASSES, THRESHOLD, Average, check_classes, means_yes, metric
+from onnxgrad_cli.errors import conflict, wrong_shape
+from onnxgrad_cli.training.metrics import OF_CLASSES, THRESHOLD, Average, OfClasses, check_classes, means_yes, metric
 
 
-class _OfClasses:
-    """Base class of metrics that compare predicted classes, or binary predictions, with the labels.
-
-    Attributes:
-        name: the name of the metric, for messages.
-    """
-
-    name: str
-
-    def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100, class_axis: int = 1) -> None:
-        self._threshold, self._ignored, self._axis = threshold, ignore_index, class_axis
-
-    def _chosen(self, predictions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the predicted and the true class of each label that is not ignored, and the number of classes.
-
-        Args:
-            predictions, labels: (N, C, ...) and (N, ...). If both have the same shape, the task is binary: a prediction
-                above the threshold means class 1, any other prediction class 0.
-
-        Returns:
-            Predicted classes, int64 (n,); true classes, int64 (n,); the number of classes.
-
-        Raises:
-            UsageError: the shapes don't fit each other, or a label of a binary task is neither positive nor negative.
-        """
-        if predictions.shape == labels.shape:
-            found, wanted, count = predictions > self._threshold, means_yes(self.name, labels, self._ignored), 2
-        else:
-            check_classes(self.name, predictions, labels, self._axis)
-            found, wanted, count = predictions.argmax(self._axis), labels, predictions.shape[self._axis]
-        counted = labels != self._ignored
-        return found[counted].astype(np.int64), wanted[counted].astype(np.int64), count
-
-
-class Confusion(_OfClasses):
+class Confusion(OfClasses):
     """A confusion matrix.
 
     Attributes:
@@ -60,14 +26,15 @@ class Confusion(_OfClasses):
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         """Add a batch: predictions (N, C, ...) with labels (N, ...), or binary predictions and labels of one shape."""
         found, wanted, count = self._chosen(predictions, labels)
-        new = np.bincount(wanted * count + found, minlength=count**2).reshape(count, count)
+        pairs = wanted.astype(np.int64) * count + found
+        new = np.bincount(pairs, minlength=count**2).reshape(count, count)
         self.matrix = new if not self.matrix.size else self.matrix + new
 
 
 F1_OPTIONS = {**OF_CLASSES, "threshold": THRESHOLD}
 
 
-class _Counts(_OfClasses):
+class _Counts(OfClasses):
     """Base class of F1 metrics. For each class, it counts the correct predictions, all predictions and all labels.
 
     If the labels have the same shape as the predictions, and several columns, the task is multi-label: each column is a
@@ -88,7 +55,7 @@ class _Counts(_OfClasses):
         else:
             found, wanted, count = self._chosen(predictions, labels)
             parts = (found[found == wanted], found, wanted)
-            new = np.stack([np.bincount(part, minlength=count) for part in parts])
+            new = np.stack([np.bincount(part.astype(np.int64), minlength=count) for part in parts])
         self._counts = self._counts + new if self._counts.size else new
 
     @property
@@ -97,9 +64,11 @@ class _Counts(_OfClasses):
         right, found, wanted = self._counts
         return 2 * right / np.maximum(found + wanted, 1)
 
-    @property
-    def _nothing(self) -> bool:
-        return not self._counts.any()
+    def value(self) -> float:
+        return float(self._average()) if self._counts.any() else float("nan")
+
+    def _average(self) -> float:
+        raise NotImplementedError
 
 
 @metric("f1", higher=True, options=F1_OPTIONS)
@@ -112,10 +81,10 @@ class _F1(_Counts):
         super().update(predictions, labels)
         if self._several or len(self._each) != 2:
             hint = "use f1-macro, f1-micro or f1-weighted"
-            raise UsageError(f"f1 is for binary classification, but there are {len(self._each)} classes", hint)
+            raise conflict(f"f1 is for binary classification, but there are {len(self._each)} classes", hint)
 
-    def value(self) -> float:
-        return float("nan") if self._nothing else float(self._each[1])
+    def _average(self) -> float:
+        return self._each[1]
 
 
 @metric("f1-macro", higher=True, options=F1_OPTIONS)
@@ -124,9 +93,8 @@ class _MacroF1(_Counts):
 
     name = "f1-macro"
 
-    def value(self) -> float:
-        met = np.ones(len(self._each), bool) if self._several else self._counts.any(0)
-        return float("nan") if self._nothing else float(self._each[met].mean())
+    def _average(self) -> float:
+        return self._each[self._several | self._counts.any(0)].mean()
 
 
 @metric("f1-micro", higher=True, options=F1_OPTIONS)
@@ -135,9 +103,9 @@ class _MicroF1(_Counts):
 
     name = "f1-micro"
 
-    def value(self) -> float:
+    def _average(self) -> float:
         right, found, wanted = self._counts.sum(1)
-        return float("nan") if self._nothing else float(2 * right / (found + wanted))
+        return 2 * right / (found + wanted)
 
 
 @metric("f1-weighted", higher=True, options=F1_OPTIONS)
@@ -146,9 +114,9 @@ class _WeightedF1(_Counts):
 
     name = "f1-weighted"
 
-    def value(self) -> float:
+    def _average(self) -> float:
         wanted = self._counts[2]
-        return float("nan") if self._nothing else float((self._each * wanted).sum() / max(wanted.sum(), 1))
+        return (self._each * wanted).sum() / max(wanted.sum(), 1)
 
 
 @metric("auc", higher=True, options=OF_CLASSES)
@@ -239,9 +207,8 @@ class _Perplexity(Average):
         logits = np.moveaxis(predictions, self._axis, -1)
         if self._shift:
             if labels.ndim < 2:
-                raise UsageError(
-                    f"perplexity: labels {list(labels.shape)} have no positions to shift", "leave shift out"
-                )
+                message = f"perplexity: labels {list(labels.shape)} have no positions to shift"
+                raise wrong_shape(message, "leave shift out")
             logits, labels = logits[:, : -self._shift], labels[:, self._shift :]
         counted = labels != self._ignored
         for row, place, label in zip(logits, counted, labels, strict=True):  # a row at a time: vocabularies are large

@@ -71,7 +71,6 @@ class EvalModel:
     Attributes:
         model: the model. Its inputs are the inputs of the inference model, the labels, and `weights`. Inputs in
             `weights` also have stored values as defaults. Its metadata describe its inputs and outputs.
-        loss: the name of the output with the total loss.
         outputs: the outputs that the losses compare with labels, and further requested outputs.
         weights: the names of the trainer's weights and state, as far as the model has them.
         terms: the outputs of each loss; empty if they were not requested.
@@ -82,7 +81,6 @@ class EvalModel:
     """
 
     model: ModelProto
-    loss: str
     outputs: list[str]
     weights: list[str]
     terms: Sequence[EvalTerm] = ()
@@ -143,7 +141,7 @@ def make_eval_model(
     write_roles(graph, built.options, training)
     types = with_sizes_of_pasts({value.name: value.type for value in graph.proto.graph.input}, graph)
     cautions = training.cautions[before:]
-    return EvalModel(graph.commit(), training.loss, compared, bound, terms, penalties, types, cautions)
+    return EvalModel(graph.commit(), compared, bound, terms, penalties, types, cautions)
 
 
 class EvalSession:
@@ -171,8 +169,8 @@ class EvalSession:
         bare = without_initializers(found.model, self._bound)
         fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
         self.inputs = [value.name for value in bare.graph.input if value.name not in fed]
+        self._names = [value.name for value in bare.graph.output]
         self._session = open_session(bare, path, provider, threads)
-        self._device = provider
 
     def __call__(self, feeds: Mapping[str, np.ndarray], weights: Mapping[str, Buffer]) -> EvalResult:
         """Return the losses and the outputs of a batch.
@@ -189,13 +187,11 @@ class EvalSession:
             feed(binding, name, feeds[name])
         for name in self._bound:
             binding.bind_ortvalue_input(name, weights[name].value)
-        parts = [name for term in self._terms for name in (term.value, term.divisor) if name]
-        names = list(dict.fromkeys([*self._outputs, *parts, *self._penalties]))
-        for name in names:
+        for name in self._names:
             binding.bind_output(name)
         with of_samples():
             self._session.run_with_iobinding(binding)
-        found = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
+        found = dict(zip(self._names, binding.copy_outputs_to_cpu(), strict=True))
         return EvalResult(
             {name: found[name] for name in self._outputs},
             [float(found[term.value]) for term in self._terms],

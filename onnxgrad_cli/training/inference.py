@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ from onnxgrad_cli.data.states import (
     outputs_batch_first,
     recurrent_values,
 )
-from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import UnsupportedError, conflict, suggest, unknown_name, wrong_shape, wrong_type
 from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
@@ -178,19 +179,15 @@ def evaluate(
 
     The arguments are those of `run_evaluate`, where `source` is called `data`.
     """
-    check_is_original(model)
-    _check_ends(model)
-    options = with_empty_pasts(model, options, lambda: _held(source), tell)
-    model = with_free_batch(model, path, setting.batch_size, options, tell)
+    model, options = _ready(model, path, source, options, setting, tell)
     found = make_eval_model(model, options, (), path, keep_mode=keep_mode, counted=True)
     for caution in dict.fromkeys(map(str, found.cautions)):
         tell(f"warning: {caution}", 0)
     roles = describe(found.model)
     if len(roles.sets) > 1:
-        raise UsageError(
-            f"`losses`: an evaluation has one data set, but the losses name {' and '.join(roles.sets)}",
-            "pass the losses of one data set",
-        )
+        names = " and ".join(roles.sets)
+        message = f"`losses`: an evaluation has one data set, but the losses name {names}"
+        raise conflict(message, "pass the losses of one data set")
     terms, arrays = roles.losses, next(iter(roles.sets.values()), {name: name for name in roles.sampled})
     labels = {name for name, own in arrays.items() if roles.inputs[own] in ("label", "sample weight")}
     asked = metrics_of(metrics, terms)
@@ -236,17 +233,23 @@ def with_free_batch(model: ModelProto, path: Path | None, batch_size: int, optio
     return free.model
 
 
-def _check_ends(model: ModelProto) -> None:
-    """Raise an error if a Loop of a model would run for ever."""
+def _ready(
+    model: ModelProto, path: Path | None, source: Source, options: Options, setting: Setting, tell: Tell
+) -> tuple[ModelProto, Options]:
+    """Return the model with a batch size that fits, and the options with the sizes of empty pasts.
+
+    Raises:
+        UsageError: onnxgrad has changed the model, such as a training model, or a Loop of it would run for ever.
+    """
+    check_is_original(model)
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     if any(node.op_type == "Loop" for node in with_bodies(nodes)):
         graph = Graph(skeleton(model))
         normalise(graph)
         check_ends(graph)
-
-
-def _held(source: Source) -> Collection[str] | None:
-    return source.keys() if isinstance(source, Mapping) else names_in(source)
+    held = partial(names_in, source) if isinstance(source, (str, Path)) else source.keys
+    options = with_empty_pasts(model, options, held, tell)
+    return with_free_batch(model, path, setting.batch_size, options, tell), options
 
 
 def matrix_of(model: ModelProto, term: Term, confusion: Confusion) -> Matrix:
@@ -276,10 +279,7 @@ class Predictor:
         options: Options | None = None,
     ) -> None:
         """Open the model and the data. The arguments are those of `run_predict`, where `source` is called `data`."""
-        check_is_original(model)
-        _check_ends(model)
-        options = with_empty_pasts(model, options or Options(), lambda: _held(source), tell)
-        model = with_free_batch(model, path, setting.batch_size, options, tell)
+        model, options = _ready(model, path, source, options or Options(), setting, tell)
         self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
         inputs = fed_types(model, path, options)
         self._data = setting.open(
@@ -353,7 +353,7 @@ class Predictor:
             twice = next(filter(whole.__contains__, added), None)
             if twice is not None:
                 message = f"the model has an output '{twice}', but the class of '{name}' would get the same name"
-                raise UsageError(message, f"choose one of '{name}' and '{twice}' with `outputs`")
+                raise conflict(message, f"choose one of '{name}' and '{twice}' with `outputs`")
             whole |= added
         return whole
 
@@ -375,9 +375,8 @@ def _asked(model: ModelProto, outputs: Sequence[str], tell: Tell) -> list[str]:
     wanted = list(dict.fromkeys(outputs)) or list(types)
     others = [name for name in wanted if not types[name].HasField("tensor_type")]
     if others and (outputs or len(others) == len(wanted)):
-        raise UsageError(
-            f"the output '{others[0]}' is not a tensor: {in_words(types[others[0]])}", "name other outputs"
-        )
+        message = f"the output '{others[0]}' is not a tensor: {in_words(types[others[0]])}"
+        raise wrong_type(message, "name other outputs")
     for name in others:
         tell(f"ignoring the output '{name}', which is not a tensor", 0)
     return [name for name in wanted if name not in others]
@@ -390,10 +389,9 @@ def _samples(name: str, array: np.ndarray, count: int, missing: int) -> np.ndarr
         UsageError: the first axis does not have `count` + `missing` rows.
     """
     if array.ndim == 0 or len(array) != count + missing:
-        raise UsageError(
-            f"the output '{name}' is {list(array.shape)} for {count + missing} samples, but its first axis must "
-            "run over the samples",
-            "name other outputs with `outputs`",
+        message = f"the output '{name}' is {list(array.shape)} for {count + missing} samples"
+        raise wrong_shape(
+            f"{message}, but its first axis must run over the samples", "name other outputs with `outputs`"
         )
     return (array.astype(str) if array.dtype == object else array)[:count]
 
@@ -401,10 +399,8 @@ def _samples(name: str, array: np.ndarray, count: int, missing: int) -> np.ndarr
 def _joined(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
     shapes = list(dict.fromkeys(part.shape[1:] for part in parts))
     if len(shapes) > 1:
-        hint = "use a single batch for all samples with `batch_size`, or batches of one length"
-        raise UsageError(
-            f"the output '{name}' has samples of different shapes: {list(shapes[0])} and {list(shapes[1])}", hint
-        )
+        message = f"the output '{name}' has samples of different shapes: {list(shapes[0])} and {list(shapes[1])}"
+        raise wrong_shape(message, "use a single batch for all samples with `batch_size`, or batches of one length")
     return np.concatenate(parts)
 
 
@@ -418,7 +414,6 @@ def _apart(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 FEW_BITS = {"int4": TensorProto.INT8, "int2": TensorProto.INT8, "uint4": TensorProto.UINT8, "uint2": TensorProto.UINT8}
-
 SHORT_FLOATS = ("bfloat16", "float8", "float4")
 
 
@@ -436,15 +431,10 @@ def with_readable(model: ModelProto, types: Mapping[str, int]) -> tuple[ModelPro
         model: the model.
         types: output to cast -> the ONNX type to cast it to.
     """
-    found, called = copied(model), dict[str, str]()
-    graph = found.graph
-    taken = {name for node in with_bodies(graph.node) for name in (*node.input, *node.output)}
-    taken.update(each.name for each in (*graph.input, *graph.output, *graph.initializer))
+    found = copied(model)
+    graph = Graph(found)
+    called = {name: graph.fresh(f"{name}_read") for name in types}
     for name, to in types.items():
-        called[name] = name + "_read"
-        while called[name] in taken:
-            called[name] += "_"
-        taken.add(called[name])
-        graph.node.append(helper.make_node("Cast", [name], [called[name]], to=to))
-        graph.output.append(helper.make_tensor_value_info(called[name], to, None))
+        found.graph.node.append(helper.make_node("Cast", [name], [called[name]], to=to))
+        found.graph.output.append(helper.make_tensor_value_info(called[name], to, None))
     return found, called

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ import numpy as np
 from onnxgrad_cli.checkpoints.validate_checkpoint import ANEW, Ended
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.data import Batches, BatchShard, Data, DataSets
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError, mismatch, unreadable
 from onnxgrad_cli.training.evaluation import Evaluator
 from onnxgrad_cli.training.run.folder import CHECKPOINT, Log, RunFolder
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
@@ -163,15 +163,15 @@ class TrainingLoop:
         """
         values, said = self.folder.load()
         try:
-            self._check_same(values, said)
-            self._check_data(said["data"], new_data)
+            if difference := next(self._differences(values, said, new_data), None):
+                raise difference
             self.batches.restore(said["batches"])
         except UsageError as error:
-            hint = error.hint if ANEW in (error.hint or "") else f"{error.hint}, or {ANEW}"
-            raise UsageError(error.message, hint, self._changed(said.get("settings", {}))) from None
+            changed = self._changed(said.get("settings", {}))
+            raise UsageError(error.message, f"{error.hint}, or {ANEW}", changed, code=error.code) from None
         if self._dealt != said["steps"]:
             message = f"the checkpoint has {said['steps']} steps, but its position is after {self._dealt} batches"
-            raise OnnxgradError(message, f"it is damaged: use another copy, or {ANEW}")
+            raise unreadable(message, f"it is damaged: use another copy, or {ANEW}")
         self.trainer.load(values, said["steps"])
         self.schedule.restore(said["schedule"])
         self.progress = Progress(**said["run"])
@@ -185,51 +185,35 @@ class TrainingLoop:
         now = self.settings
         return [f"{label.get(n, f'`{n}`')} was {before[n] or 'not set'}, now {now[n] or 'not set'}" for n in names]
 
-    def _check_same(self, values: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-        """Check that the checkpoint has the weights, state, adapters, step computation and metrics of this run.
+    def _differences(self, values: Mapping[str, Any], said: Mapping[str, Any], new_data: bool) -> Iterator[UsageError]:
+        """Yield an error for each difference between the run of a checkpoint and this run.
 
-        Otherwise some state would restart in the middle of the run, or the epochs could not be compared.
-
-        Raises:
-            UsageError: the checkpoint does not fit.
+        With another state or step, some state would restart in the middle of the run. With other metrics, the epochs
+        could not be compared. Files of data may have other names, but not other contents.
         """
         needed = [*self.trainer.weights(), *self.trainer.state()]
         missing = next((name for name in needed if name not in values), None)
         if missing is not None:
             message = f"the run was started without '{missing}': with other trained weights or another optimizer"
-            raise UsageError(message, f"continue with the same options, or {ANEW}")
+            yield mismatch(message, "continue with the same options")
         if said["adapters"] != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
-            raise UsageError("the run was started with other adapters", f"continue with the same `lora`, or {ANEW}")
+            yield mismatch("the run was started with other adapters", "continue with the same `lora`")
         if said["model"] != self.model:
-            hint = f"continue with the same ones, or {ANEW}; `onnxgrad export` turns its checkpoint into a model"
-            raise UsageError(
-                "the run was started with another model or other options, and can't continue with these", hint
-            )
-        epochs = said["run"]["epochs"]
-        told = self._results
-        if epochs and list(epochs[0]) != told:
-            results = f"{', '.join(epochs[0])} as the results of an epoch, but now they are {', '.join(told)}"
-            message = f"the run was started with {results}"
-            raise UsageError(message, f"continue with the same `val` and `metrics`, or {ANEW}")
+            hint = "continue with the same ones, turn its checkpoint into a model with `onnxgrad export`"
+            yield mismatch("the run was started with another model or other options", hint)
+        epochs, results = said["run"]["epochs"], self._results
+        if epochs and list(epochs[0]) != results:
+            names = f"{', '.join(epochs[0])} as the results of an epoch, but now they are {', '.join(results)}"
+            yield mismatch(f"the run was started with {names}", "continue with the same `val` and `metrics`")
         if said["watched"] != self.watched:
-            message = (
-                f"the run was started with {said['watched']} to choose the best epoch, but now it is {self.watched}"
-            )
-            raise UsageError(message, f"continue with the same `metrics` in the same order, or {ANEW}")
-
-    def best(self) -> dict[str, np.ndarray]:
-        """Return the weights and state of the best epoch, read from its checkpoint.
-
-        Raises:
-            OnnxgradError: the checkpoint is damaged, or belongs to another run.
-        """
-        values, said = self.folder.load(best=True)
-        if said["run"]["best"] != self.progress.best or said["model"] != self.model:
-            message = f"the best checkpoint in '{self.folder.path}' is not from epoch {self.progress.best} of this run"
-            last = self.folder.path / CHECKPOINT
-            hint = f"write a model from the last checkpoint, '{last}', with `onnxgrad export`, or {ANEW}"
-            raise OnnxgradError(message, hint)
-        return values
+            names = f"{said['watched']} to choose the best epoch, but now it is {self.watched}"
+            yield mismatch(f"the run was started with {names}", "continue with the same `metrics` in the same order")
+        for use, digest in self.digests.items():
+            trains = use.endswith("training")
+            if said["data"].get(use) != digest and not (trains and new_data):
+                hint = "continue with the same data"
+                hint += ", add `new_data` if only the contents differ" if trains else ""
+                yield mismatch(f"the run was started with other {use} data: their contents have changed", hint)
 
     def take_best(self) -> None:
         """Load the weights and state of the best epoch into the trainer, if there is a best epoch.
@@ -238,23 +222,16 @@ class TrainingLoop:
             OnnxgradError: the checkpoint is damaged, or belongs to another run.
         """
         # If `max_steps` ended the best epoch early, no checkpoint has its values, but the trainer still has them.
-        present = self._cut and self.progress.best == len(self.progress.epochs)
-        if self.progress.best and not present:
-            self.trainer.load(self.best())
-
-    def _check_data(self, digests: Mapping[str, str], new_data: bool) -> None:
-        """Check that the contents of the data are unchanged. File names don't matter.
-
-        Raises:
-            UsageError: the contents have changed.
-        """
-        for use, digest in self.digests.items():
-            if digests.get(use) == digest or (new_data and use.endswith("training")):
-                continue
-            hint = f"continue with the same data, or {ANEW}"
-            if use.endswith("training"):
-                hint += "; to continue with other data of the same size, add `new_data`"
-            raise UsageError(f"the run was started with other {use} data: their contents have changed", hint)
+        best = self.progress.best
+        if not best or (self._cut and best == len(self.progress.epochs)):
+            return
+        values, said = self.folder.load(best=True)
+        if said["run"]["best"] != best or said["model"] != self.model:
+            message = f"the best checkpoint in '{self.folder.path}' is not from epoch {best} of this run"
+            last = self.folder.path / CHECKPOINT
+            hint = f"write a model from the last checkpoint, '{last}', with `onnxgrad export`, or {ANEW}"
+            raise OnnxgradError(message, hint, code="mismatch")
+        self.trainer.load(values)
 
     def run(self) -> str:
         """Take all remaining steps.
@@ -289,26 +266,35 @@ class TrainingLoop:
     @property
     def finished(self) -> bool:
         """True if no step remains."""
-        ended = bool(self.progress.ended)
-        return ended or len(self.progress.epochs) >= self.epochs or self._out_of_patience() or self._spent()
+        return bool(self._ending)
+
+    @property
+    def _ending(self) -> str:
+        """The reason why no step remains; "" if a step remains."""
+        epochs = len(self.progress.epochs)
+        if epochs >= self.epochs:
+            return "done"
+        if self.patience is not None and epochs - self.progress.best >= self.patience:
+            return "no better"
+        spent = self.max_steps is not None and self.trainer.steps >= self.max_steps
+        return self.progress.ended or ("max steps" if spent else "")
 
     def _end(self, log: Log | None) -> str:
-        """Return the reason why no step remains, and evaluate an epoch that `max_steps` ended early.
+        """Return the reason why no step remains, and evaluate an incomplete epoch in which `max_steps` was reached.
+
+        The checkpoint is saved before the evaluation, and does not count this epoch as complete. If the run is resumed
+        with more steps, it continues in the middle of this epoch.
 
         Args:
             log: the log; None if this call of `run` took no step.
         """
-        if len(self.progress.epochs) >= self.epochs:
-            return "done"
-        if self._out_of_patience():
-            return "no better"
-        if self.progress.ended:
-            return self.progress.ended
-        self._cut_epoch(log)
-        return "max steps"
-
-    def _spent(self) -> bool:
-        return self.max_steps is not None and self.trainer.steps >= self.max_steps
+        reason = self._ending
+        if reason == "max steps" and self.batches.position:
+            if log is not None:
+                self._save(log)
+            self._cut = True
+            self._judge(log)
+        return reason
 
     def _epoch(self, log: Log) -> bool:
         """Train on the remaining batches of an epoch, and evaluate it if it is complete.
@@ -322,7 +308,7 @@ class TrainingLoop:
             ends = self.batches.position == 0
             if self.stop() and not ends:
                 return False
-            if ends or self._spent():
+            if ends or self.finished:
                 break
             self._between(log)
         if self.batches.position == 0:
@@ -363,8 +349,7 @@ class TrainingLoop:
         """Evaluate the weights and write a checkpoint between two steps, as `eval_every` and `save_every` request."""
         steps = self.trainer.steps
         if self.eval_every and steps % self.eval_every == 0 and self.evaluator:
-            epoch = len(self.progress.epochs) + 1
-            found = {f"val_{name}": value for name, value in self.evaluator(self.trainer.buffers).items()}
+            epoch, found = len(self.progress.epochs) + 1, self._evaluated()
             log.add({"step": steps, "epoch": epoch, **found})
             self._tell(epoch, found, ends=False, best=False)
         if self.save_every and steps % self.save_every == 0:
@@ -376,13 +361,13 @@ class TrainingLoop:
         for name, weight in self.weights.items():
             batch[name] = np.asarray(weight.rate(self.trainer.steps), numpy_type(self.trainer.inputs[name]))
         try:
-            if isinstance(self.trainer, Trainer) and self._uncounted(batch):
-                loss = self.trainer.step(batch, self.schedule, uncounted=True)
-                self._check_weights()
-                return loss
-            return self.trainer.step(batch, self.schedule)
+            uncounted = isinstance(self.trainer, Trainer) and bool(self._uncounted(batch))
+            loss = self.trainer.step(batch, self.schedule, uncounted)
         except NotFinite as error:
             raise self._not_finite(part, batch, error) from None
+        if uncounted:
+            self._check_weights()
+        return loss
 
     def _uncounted(self, batch: Mapping[str, np.ndarray]) -> str:
         """Return the name of a label input whose labels in the batch are all ignored, or "" if there is none."""
@@ -404,34 +389,22 @@ class TrainingLoop:
         if isinstance(self.data, DataSets):
             others = "".join(f" and a batch of '{other.name}'" for other in self.data.others)
             which += f" of '{self.data.first.name}'{others}"
-        message, advice = f"step {self.trainer.steps + 1}: {error.message}, on {which}", ""
+        steps = self.trainer.steps
+        message = f"step {steps + 1}: {error.message}, on {which}"
         name, maker = self.origin_of(batch, math.nan if "nan" in error.message else math.inf)
         if label := self._uncounted(batch):
             message += f": all labels of '{label}' are ignored" + (" in these" if len(indices) < part.whole else "")
-            advice = "leave out the samples without labels"
         elif maker:
             source = maker if maker in (INPUT, WEIGHT) else f"output of {maker}"
-            article = "an" if source[0] in "io" else "a"
-            message += f": the first value that is not finite is '{name}', {article} {source}"
-        if maker in WITH_DOMAIN and not advice:
+            message += f": the first value that is not finite is '{name}' ({source})"
+        if label:
+            advice = "leave out the samples without labels"
+        elif maker in WITH_DOMAIN:
             advice = f"keep the input of {maker} in its domain, for example by adding a small number, or "
-            advice += "look at these samples" if not self.trainer.steps else self.SHORTER
-        elif not advice:
-            rate = "" if not self.trainer.steps else f"{self.SHORTER}, or "
-            advice = f"{rate}look at these samples"
+            advice += self.SHORTER if steps else "look at these samples"
+        else:
+            advice = f"{self.SHORTER}, or look at these samples" if steps else "look at these samples"
         return OnnxgradError(message, f"{advice}; {self._where()}", code="not_finite")
-
-    def _cut_epoch(self, log: Log | None) -> None:
-        """Evaluate the incomplete epoch in which `max_steps` was reached.
-
-        The checkpoint is saved before the evaluation, and does not count this epoch as complete. If the run is resumed
-        with more steps, it continues in the middle of this epoch.
-        """
-        if self.batches.position:
-            if log is not None:
-                self._save(log)
-            self._cut = True
-            self._judge(log)
 
     def _judge(self, log: Log | None) -> bool:
         """Evaluate the weights at the end of an epoch, log and report the results.
@@ -441,9 +414,8 @@ class TrainingLoop:
         progress = self.progress
         found = {"loss": progress.total / progress.seen if progress.seen else math.nan}
         if self.evaluator:
-            evaluated = self.evaluator(self.trainer.buffers)
-            self.schedule.observe(evaluated["loss"])
-            found |= {f"val_{name}": value for name, value in evaluated.items()}
+            found |= self._evaluated()
+            self.schedule.observe(found["val_loss"])
         progress.epochs.append(found)
         epoch = len(progress.epochs)
         if log is not None:
@@ -453,6 +425,11 @@ class TrainingLoop:
             progress.best = epoch
         self._tell(epoch, found, ends=True, best=better)
         return better
+
+    def _evaluated(self) -> dict[str, float]:
+        """Return the results on validation data with the current weights, each as 'val_<name>'."""
+        assert self.evaluator is not None
+        return {f"val_{name}": value for name, value in self.evaluator(self.trainer.buffers).items()}
 
     def _tell(self, epoch: int, found: Mapping[str, float], ends: bool, best: bool) -> None:
         step, of, pace = self.trainer.steps, self.steps, self._pace
@@ -465,9 +442,6 @@ class TrainingLoop:
             return math.isfinite(value)
         before = self.progress.epochs[self.progress.best - 1][self.watched]
         return value > before if self.higher else value < before
-
-    def _out_of_patience(self) -> bool:
-        return self.patience is not None and len(self.progress.epochs) - self.progress.best >= self.patience
 
     def _save(self, log: Log, best: bool = False) -> None:
         """Write the log and then a checkpoint.
@@ -499,7 +473,8 @@ class TrainingLoop:
         except OnnxgradError as error:
             again = "continue with `resume`" if self.folder.begun else "start again"
             hint = f"{error.hint or 'remove the cause'}; then {again}: {self._where()}"
-            raise OnnxgradError(f"step {self.trainer.steps}: {error.message}", hint, error.details) from error
+            message = f"step {self.trainer.steps}: {error.message}"
+            raise OnnxgradError(message, hint, error.details, code=error.code) from error
 
     def _check_weights(self) -> dict[str, np.ndarray]:
         """Return the weights after checking that they are finite.

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +20,7 @@ from onnx import helper
 
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
 from onnxgrad_cli.common.settings import Option, declared, exactly, pairs, require
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict, unknown_name, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.files import load_external_data, load_model
 from onnxgrad_cli.ir.types import dtype_of, is_float
@@ -119,12 +121,13 @@ def parse_metric(text: str, **defaults: object) -> RequestedMetric:
     if name.endswith(".onnx"):
         given = exactly(FILE_OPTIONS, options, name)
         told = f"{Path(name).stem}:{output}" if output else Path(name).stem
-        return RequestedMetric(told, given.get("higher", False), _File(name).begin, "", output)
+        return RequestedMetric(told, given.get("higher", False), partial(copy, _File(name)), "", output)
     kind = METRICS.lookup(name)
     known = {option.name for option in kind.options}
     settings = exactly(kind.options, {k: v for k, v in defaults.items() if k in known} | options, name)
-    kind.function(**settings)
-    return RequestedMetric(text, kind.higher, lambda: kind.function(**settings), name, output)
+    begin = partial(kind.function, **settings)
+    begin()  # report values that do not fit
+    return RequestedMetric(text, kind.higher, begin, name, output)
 
 
 def _spelled(text: str) -> tuple[str, str, dict[str, object]]:
@@ -160,10 +163,8 @@ def metrics_of(texts: Sequence[str], terms: Sequence[Term]) -> list[RequestedMet
     names = ["loss", *(named.name for named in found)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(
-            f"`metrics`: two results would have the name '{twice}'",
-            "name each metric once, and give two metric files different names",
-        )
+        hint = "name each metric once, and give two metric files different names"
+        raise conflict(f"`metrics`: two results would have the name '{twice}'", hint)
     return found
 
 
@@ -172,11 +173,11 @@ def _of_a_term(text: str, judged: Sequence[Term]) -> RequestedMetric:
     term = next((term for term in judged if output in ("", term.output)), None)
     if term is None:
         there = f"outputs with a loss: {', '.join(term.output for term in judged)}" if judged else "no loss has a label"
-        raise UsageError(f"`metrics`: '{text}' names an output that has no loss", there)
+        raise unknown_name(f"`metrics`: '{text}' names an output that has no loss", there)
     named = parse_metric(text, **_settings(term))
     if term.name == "causal-lm" and named.kind != "perplexity":
         message = f"`metrics`: '{text}' can't be combined with causal-lm: it would compare tokens with themselves"
-        raise UsageError(message, "use perplexity, which compares each token with the next one", code="conflict")
+        raise conflict(message, "use perplexity, which compares each token with the next one")
     return replace(named, term=term)
 
 
@@ -238,40 +239,56 @@ class Average:
         return self._sum / self._count if self._count else float("nan")
 
 
-class _Share(Average):
-    """Base class of metrics whose value is the fraction of labels that are predicted correctly.
+class OfClasses:
+    """Base class of metrics that compare predicted classes, or binary predictions, with the labels.
 
-    Ignored labels don't count.
+    Attributes:
+        name: the name of the metric, for messages.
     """
 
-    def _take(self, right: np.ndarray, counted: np.ndarray) -> None:
-        self._sum += int(np.count_nonzero(right & counted))
-        self._count += int(np.count_nonzero(counted))
+    name: str
+
+    def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100, class_axis: int = 1) -> None:
+        super().__init__()
+        self._threshold, self._ignored, self._axis = threshold, ignore_index, class_axis
+
+    def _chosen(self, predictions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return the predicted and the true class of each label that is not ignored, and the number of classes.
+
+        Args:
+            predictions, labels: (N, C, ...) and (N, ...). If both have the same shape, the task is binary: a prediction
+                above the threshold means class 1, any other prediction class 0.
+
+        Raises:
+            UsageError: the shapes don't fit each other, or a label of a binary task is neither positive nor negative.
+        """
+        if predictions.shape == labels.shape:
+            found, wanted, count = predictions > self._threshold, means_yes(self.name, labels, self._ignored), 2
+        else:
+            check_classes(self.name, predictions, labels, self._axis)
+            found, wanted, count = predictions.argmax(self._axis), labels, predictions.shape[self._axis]
+        counted = labels != self._ignored
+        return found[counted], wanted[counted], count
 
 
 @metric("accuracy", higher=True, options={**OF_CLASSES, "threshold": THRESHOLD})
-class _Accuracy(_Share):
+class _Accuracy(OfClasses, Average):
     """The fraction of labels that are predicted correctly.
 
     Predictions (N, C, ...) with labels (N, ...) are class scores: the class with the largest score is predicted.
     Predictions with the same shape as the labels are binary: the threshold decides, and each element counts.
     """
 
-    def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100, class_axis: int = 1) -> None:
-        super().__init__()
-        self._threshold, self._ignored, self._axis = threshold, ignore_index, class_axis
+    name = "accuracy"
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        if predictions.shape == labels.shape:
-            right = (predictions > self._threshold) == means_yes("accuracy", labels, self._ignored)
-        else:
-            check_classes("accuracy", predictions, labels, self._axis)
-            right = predictions.argmax(self._axis) == labels
-        self._take(right, labels != self._ignored)
+        found, wanted, _ = self._chosen(predictions, labels)
+        self._sum += int((found == wanted).sum())
+        self._count += len(found)
 
 
 @metric("top-k", higher=True, options={"k": "number of largest outputs among which the label must be", **OF_CLASSES})
-class _TopK(_Share):
+class _TopK(Average):
     """The fraction of labels whose class is among the k largest outputs."""
 
     def __init__(self, *, k: int = 5, ignore_index: int = -100, class_axis: int = 1) -> None:
@@ -283,8 +300,9 @@ class _TopK(_Share):
         check_classes("top-k", predictions, labels, self._axis)
         predictions = np.moveaxis(predictions, self._axis, 1)
         order = np.argsort(-np.asarray(predictions, np.float64), 1, kind="stable")
-        best = order[:, : self._k]
-        self._take((best == labels[:, None]).any(1), labels != self._ignored)
+        right, counted = (order[:, : self._k] == labels[:, None]).any(1), labels != self._ignored
+        self._sum += int((right & counted).sum())
+        self._count += int(counted.sum())
 
 
 def means_yes(name: str, labels: np.ndarray, ignored: int) -> np.ndarray:
@@ -298,10 +316,8 @@ def means_yes(name: str, labels: np.ndarray, ignored: int) -> np.ndarray:
     within = (labels >= 0) & (labels <= 1) if not (labels == -1).any() else np.abs(labels) == 1
     others = labels[~within & (labels != ignored)]
     if others.size:
-        hint = "use a regression metric, such as rmse or r2"
-        raise UsageError(
-            f"{name} requires binary labels, 1 and 0 or 1 and -1, but there is a label {others.flat[0]:g}", hint
-        )
+        message = f"{name} requires binary labels, 1 and 0 or 1 and -1, but there is a label {others.flat[0]:g}"
+        raise wrong_value(message, "use a regression metric, such as rmse or r2")
     return labels > 0.5
 
 
@@ -315,7 +331,7 @@ def check_classes(name: str, predictions: np.ndarray, labels: np.ndarray, axis: 
     if not there or tuple(np.delete(predictions.shape, axis)) != labels.shape:
         message = f"{name} can't compare predictions {list(predictions.shape)} with labels {list(labels.shape)}"
         hint = f"save labels as class numbers, with the output's shape without its axis {axis}"
-        raise UsageError(message, hint, code="conflict")
+        raise wrong_shape(message, hint)
 
 
 # -- regression ----------------------------------------------------------------------------------------
@@ -325,8 +341,7 @@ class _Mean(Average):
     """Base class of metrics whose value is the mean, over all elements, of a function of prediction - label."""
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        off = _wide(predictions, labels)
-        self._sum += float(self.measure(off[0] - off[1]).sum())
+        self._sum += float(self.measure(np.subtract(*_wide(predictions, labels))).sum())
         self._count += labels.size
 
     measure: Callable[..., np.ndarray]
@@ -392,23 +407,24 @@ class _R2:
 def _wide(predictions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if predictions.shape != labels.shape:
         message = f"predictions {list(predictions.shape)} and labels {list(labels.shape)} have different shapes"
-        raise UsageError(message, "for classes, use accuracy or top-k")
+        raise wrong_shape(message, "for classes, use accuracy or top-k")
     return predictions.astype(np.float64), labels.astype(np.float64)
 
 
 # -- from a file ---------------------------------------------------------------------------------------
 
 
-def _file(*, higher: bool = False) -> None: ...
+FILE_OPTIONS = (Option("higher", "bool", False, "true if larger is better"),)
 
 
-FILE_OPTIONS = declared(_file, {"higher": "true if larger is better"}, "metric file")
+class _File(Average):
+    """A metric from a file: an ONNX model with the inputs prediction and label and a scalar output.
 
-
-class _File:
-    """A metric from a file: an ONNX model with the inputs prediction and label and a scalar output."""
+    The value is the mean of the model's outputs for the batches, weighted by the batch sizes.
+    """
 
     def __init__(self, path: str) -> None:
+        super().__init__()
         model, source = load_model(path)
         load_external_data(model, source)
         self.path, graph = path, model.graph
@@ -416,19 +432,15 @@ class _File:
         inputs = [value for value in graph.input if value.name not in stored]
         if len(inputs) != 2 or len(graph.output) != 1:
             hint = "give it the inputs prediction and label, and one output"
-            raise UsageError(f"the metric '{path}' has {len(inputs)} inputs and {len(graph.output)} outputs", hint)
+            raise wrong_value(f"the metric '{path}' has {len(inputs)} inputs and {len(graph.output)} outputs", hint)
         if not is_float(graph.output[0].type):
-            raise UsageError(
-                f"the output '{graph.output[0].name}' of the metric '{path}' is not a float", "cast it in the file"
-            )
+            message = f"the output '{graph.output[0].name}' of the metric '{path}' is not a float"
+            raise wrong_type(message, "cast it in the file")
         self._types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in in_order(inputs)}
         self._run = Executor(model)
 
-    def begin(self) -> Metric:
-        return _FileMean(self)
-
-    def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
-        """Run the model in the file on a batch and return its output.
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        """Add a batch.
 
         Raises:
             UsageError: the model does not take the dtype of an array, or its output is not one number.
@@ -438,8 +450,8 @@ class _File:
         for name, array in feeds.items():
             wanted = self._types[name]
             if not np.can_cast(array.dtype, wanted, "same_kind"):
-                hint = "cast it in the file"
-                raise UsageError(f"the metric '{self.path}' takes '{name}' as {wanted}, not {array.dtype}", hint)
+                message = f"the metric '{self.path}' takes '{name}' as {wanted}, not {array.dtype}"
+                raise wrong_type(message, "cast it in the file")
             feeds[name] = np.asarray(array, wanted, order="C")
         try:
             (found,) = self._run(feeds).values()
@@ -447,19 +459,7 @@ class _File:
             shapes = f"predictions {list(predictions.shape)} and labels {list(labels.shape)}"
             raise OnnxgradError(f"the metric '{self.path}' fails on {shapes}: {error}".strip()) from error
         if found.size != 1:
-            raise UsageError(
-                f"the metric '{self.path}' returns {found.size} numbers, not one", "reduce them in the file"
-            )
-        return float(found.reshape(()))
-
-
-class _FileMean(Average):
-    """The mean of the values of a metric from a file, weighted by the batch sizes."""
-
-    def __init__(self, file: _File) -> None:
-        super().__init__()
-        self._file = file
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        self._sum += self._file(predictions, labels) * len(labels)
+            hint = "reduce them in the file"
+            raise wrong_shape(f"the metric '{self.path}' returns {found.size} numbers, not one", hint)
+        self._sum += float(found.reshape(())) * len(labels)
         self._count += len(labels)

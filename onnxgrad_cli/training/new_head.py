@@ -8,14 +8,15 @@ number of classes; all other layers stay the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name
-from onnxgrad_cli.ir.nodes import reads, with_bodies
+from onnxgrad_cli.errors import UsageError, conflict, suggest, unknown_name
+from onnxgrad_cli.ir.nodes import read_by, reads, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.ir.weightless_copy import skeleton
@@ -23,8 +24,8 @@ from onnxgrad_cli.ir.weightless_copy import skeleton
 THROUGH = frozenset({"Cast", "Identity", "LogSoftmax", "Sigmoid", "Softmax"})
 """Operators that may stand between the last layer and the output. They keep the number of classes."""
 
-OF_THE_LAYER = {"MatMul": 1, "Gemm": 1, "Conv": 1}
-"""Operators that can be a last layer -> the position of the input that is the weight matrix."""
+LAYERS = ("MatMul", "Gemm", "Conv")
+"""Operators that can be a last layer. Their second input is the weight matrix."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,14 @@ class Head:
         weight: the name of its matrix.
         axis: the axis of the matrix that runs over the classes.
         biases: the names of the bias vectors.
-        results: the names of the values between the layer and the output, from the output back to the result of the
-            layer.
+        result: the result of the layer, from which the output is computed.
         class_axis: the axis of the output that runs over the classes.
     """
 
     weight: str
     axis: int
     biases: list[str]
-    results: list[str]
+    result: str
     class_axis: int
 
 
@@ -71,26 +71,28 @@ def with_classes(model: ModelProto, output: str | None, classes: int, seed: int)
     stored = {tensor.name: tensor for tensor in graph.initializer}
     head = _head(model, name, stored)
     rng = np.random.default_rng(seed)
-    for each in (head.weight, *head.biases):
-        _resize(stored[each], head.axis if each == head.weight else -1, classes, rng, each == head.weight)
+    _resize(stored[head.weight], head.axis, classes, rng)
+    for each in head.biases:
+        _resize(stored[each], -1, classes, None)
     dims = outputs[name].type.tensor_type.shape.dim
     if dims:
         dims[head.class_axis].Clear()
         dims[head.class_axis].dim_value = classes
-    _declare_again(model, {each: stored[each] for each in (head.weight, *head.biases)}, head.results)
-    return [head.weight, *head.biases]
+    names = [head.weight, *head.biases]
+    _declare_again(model, {each: stored[each] for each in names}, name, head.result)
+    return names
 
 
-def _declare_again(model: ModelProto, weights: Mapping[str, TensorProto], results: Sequence[str]) -> None:
+def _declare_again(model: ModelProto, weights: Mapping[str, TensorProto], output: str, result: str) -> None:
     """Update the declared shapes of the weights, values and outputs that a new last layer has changed.
 
     Args:
         model: the model; changed.
         weights: name -> new weight. Old files declare weights as inputs, files of PyTorch declare them in `value_info`.
-        results: the values from the output back to the result of the layer, as in `Head.results`. The declared shape of
-            the first one, the output, is already up to date.
+        output: the output with one score per class, whose declared shape is already up to date.
+        result: the result of the layer.
     """
-    graph, output, changed = model.graph, results[0], {results[-1]}
+    graph, changed = model.graph, {result}
     for node in graph.node:
         if not changed.isdisjoint(reads(node)):
             changed.update(node.output)
@@ -144,74 +146,52 @@ def _head(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> He
     Raises:
         UsageError: there is no such layer, or its weights are not stored or are read by other nodes.
     """
-    layer, biases, results = _last_layer(model, name, stored)
+    layer, biases, result = _last_layer(model, name, stored)
     attributes = {a.name: a.i for a in layer.attribute}
     convolves = layer.op_type == "Conv"
     if convolves and attributes.get("group", 1) != 1:
-        raise _no_head(layer, results[-1])
+        raise _no_head(layer, result)
     weight = layer.input[1]
     biases += [each for each in layer.input[2:3] if each]
     missing = next((each for each in (weight, *biases) if each not in stored), None)
     if missing is not None:
         what = f"`classes`: '{missing}' of the last layer '{layer.name}' is computed by the model"
-        raise UsageError(what, "export it as a stored weight")
-    _check_alone(model, layer, [weight, *biases])
+        raise conflict(what, "export it as a stored weight")
+    uses = Counter(read_by(with_bodies(model.graph.node)))  # the embedding of a language model is used twice
+    shared = next((name for name in (weight, *biases) if uses[name] > 1), None)
+    if shared is not None:
+        what = f"`classes`: '{shared}' of the last layer '{layer.name}' is also read by other nodes"
+        raise conflict(what, "export the model again so that the last layer has a weight of its own")
     axis = 0 if convolves else -2 if attributes.get("transB") else -1
-    return Head(weight, axis, biases, results, 1 if convolves else -1)
+    return Head(weight, axis, biases, result, 1 if convolves else -1)
 
 
-def _last_layer(
-    model: ModelProto, name: str, stored: Mapping[str, TensorProto]
-) -> tuple[NodeProto, list[str], list[str]]:
-    """Return the node of the last layer, the names of the biases of Add nodes after it, and `Head.results`."""
+def _last_layer(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> tuple[NodeProto, list[str], str]:
+    """Return the node of the last layer, the names of the biases of Add nodes after it, and the layer's result."""
     makers = {each: node for node in model.graph.node for each in node.output}
     biases: list[str] = []
-    results = [name]
-    while True:
-        node = makers.get(name)
-        if node is not None and node.op_type in OF_THE_LAYER:
-            return node, biases, results
-        bias = _bias(node, stored)
-        if node is None or (node.op_type not in THROUGH and not bias):
-            raise _no_head(node, name)
+    while node := makers.get(name):
+        if node.op_type in LAYERS:
+            return node, biases, name
+        bias = [each for each in node.input if each in stored][:1] if node.op_type == "Add" else []
+        if node.op_type not in THROUGH and not bias:
+            break
         biases += bias
         name = next(each for each in node.input if each not in bias)
-        results.append(name)
-
-
-def _bias(node: NodeProto | None, stored: Mapping[str, TensorProto]) -> list[str]:
-    """Return a list with the stored operand (the bias) of an Add node; [] for other nodes."""
-    return [each for each in node.input if each in stored][:1] if node is not None and node.op_type == "Add" else []
+    raise _no_head(node, name)
 
 
 def _no_head(node: NodeProto | None, name: str) -> UsageError:
     what = f"a {node.op_type} ('{node.name}')" if node is not None else "no node"
-    hint = f"export the layer as {' or '.join(OF_THE_LAYER)}, with only a bias or {', '.join(sorted(THROUGH))} after it"
-    return UsageError(f"`classes`: '{name}' comes from {what}, which is not a last layer that can be replaced", hint)
+    hint = f"export the layer as {' or '.join(LAYERS)}, with only a bias or {', '.join(sorted(THROUGH))} after it"
+    return conflict(f"`classes`: '{name}' comes from {what}, which is not a last layer that can be replaced", hint)
 
 
-def _check_alone(model: ModelProto, head: NodeProto, names: list[str]) -> None:
-    """Raise an error if other nodes read a weight of the layer too, such as the embedding of a language model."""
-    counts = dict.fromkeys(names, 0)
-    for node in with_bodies(model.graph.node):
-        for each in reads(node):
-            if each in counts:
-                counts[each] += 1
-    shared = next((name for name, count in counts.items() if count > 1), None)
-    if shared is not None:
-        raise UsageError(
-            f"`classes`: '{shared}' of the last layer '{head.name}' is also read by other nodes, so its shape can't "
-            "change",
-            "export the model again so that the last layer has a weight of its own",
-        )
-
-
-def _resize(tensor: TensorProto, axis: int, classes: int, rng: np.random.Generator, drawn: bool) -> None:
+def _resize(tensor: TensorProto, axis: int, classes: int, rng: np.random.Generator | None) -> None:
+    """Change the size of an axis, and replace the values: by zeros, or by random numbers if `rng` is given."""
     dims = list(tensor.dims) or [1]
     dims[axis] = classes
+    bound = math.sqrt(6 / (math.prod(dims) / classes + classes))
+    array = np.zeros(dims) if rng is None else rng.uniform(-bound, bound, dims)
     kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    array = np.zeros(dims)
-    if drawn:
-        bound = math.sqrt(6 / (math.prod(dims) / classes + classes))
-        array = rng.uniform(-bound, bound, dims)
     tensor.CopyFrom(numpy_helper.from_array(array.astype(kind), tensor.name))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict, wrong_type, wrong_value
 from onnxgrad_cli.training.metrics import METRICS, MetricKind
 
 
@@ -41,10 +41,10 @@ class _Collected:
         except Exception as error:
             shapes = f"predictions {list(predictions.shape)} and labels {list(labels.shape)}"
             reason = f"{type(error).__name__}: {error}"
-            raise UsageError(f"the metric '{name}' fails on {shapes}: {reason}", "correct the function") from error
+            raise wrong_value(f"the metric '{name}' fails on {shapes}: {reason}", "correct the function") from error
         if found.size != 1 or found.dtype.kind not in "biuf":
             hint = "write a function that takes predictions and labels, and returns a number"
-            raise UsageError(f"the metric '{name}' returns {found!r}", hint)
+            raise wrong_type(f"the metric '{name}' returns {found!r}", hint)
         return float(found.reshape(()))
 
 
@@ -85,7 +85,7 @@ def register(function: Callable[..., Any], higher: bool) -> str:
     name = function.__name__
     there = next((kind for kind in METRICS if kind.name == name), None)
     if there is not None and not isinstance(there.function, partial):
-        raise UsageError(f"`metrics`: there already is a metric '{name}'", "rename the function")
+        raise conflict(f"`metrics`: there already is a metric '{name}'", "rename the function")
     kind = MetricKind(name, update_wrapper(partial(_Collected, function), function), higher, ())
     METRICS.add(name, kind, override=True)
     return name

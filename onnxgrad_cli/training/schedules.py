@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
 from onnxgrad_cli.common.settings import Length, Lengths, Option, chosen, declared, exactly, require, spelled
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict, missing_value, unreadable
 
 if TYPE_CHECKING:
     from onnxgrad_cli.losses.spec import LossSpec
@@ -157,9 +157,8 @@ class Schedule:
             OnnxgradError: the state belongs to another schedule, or is damaged.
         """
         if set(state) != set(self.state()):
-            raise OnnxgradError(
-                f"this is not the state of the schedule '{self.kind.name}'", "use the schedule of the checkpoint"
-            )
+            message = f"this is not the state of the schedule '{self.kind.name}'"
+            raise OnnxgradError(message, "use the schedule of the checkpoint", code="mismatch")
         if self.watches:
             self._factor.restore(state)
 
@@ -189,11 +188,8 @@ def weight_schedule(spec: LossSpec, steps: int, epoch: int | None = None) -> Sch
     """
     found = parse_schedule(spec.schedule, spec.weight, steps, epoch)
     if found.watches:
-        raise UsageError(
-            f"`losses`: the weight of '{spec.name}' can't follow '{found.kind.name}', which depends on the validation "
-            "loss",
-            "choose another schedule",
-        )
+        message = f"`losses`: the weight of '{spec.name}' can't follow '{found.kind.name}'"
+        raise conflict(f"{message}, which depends on the validation loss", "choose another schedule")
     return found
 
 
@@ -230,7 +226,7 @@ def _of_epochs(text: str, name: str, epoch: int | None) -> str | int:
         return text
     if epoch is None:
         hint = "pass the number of steps per epoch, or give a number of steps"
-        raise UsageError(f"option {name}: '{text}' is in epochs, but the number of steps per epoch is unknown", hint)
+        raise missing_value(f"option {name}: '{text}' is in epochs, but the number of steps per epoch is unknown", hint)
     count = float(found[1])
     return max(round(count * epoch), 1) if count else 0
 
@@ -508,8 +504,6 @@ class _Plateau:
     def restore(self, state: Mapping[str, Any]) -> None:
         numbers = [value for name, value in state.items() if name != "best" or value is not None]
         if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in numbers):
-            raise OnnxgradError(
-                "the checkpoint is damaged: its state of the schedule 'plateau' has values that are not numbers",
-                "use another copy of the checkpoint",
-            )
+            message = "the checkpoint is damaged: its state of the schedule 'plateau' has values that are not numbers"
+            raise unreadable(message, "use another copy of the checkpoint")
         self._now = dict(state)

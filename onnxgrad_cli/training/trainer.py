@@ -5,9 +5,7 @@ Each step takes a batch; weights and state stay in buffers that onnxruntime read
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, missing_value
 from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.files.start_values import lacking, values_beside
@@ -25,8 +23,7 @@ from onnxgrad_cli.metadata import Roles, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.inference import Evaluated, Predictor, Setting, Source, evaluate
 from onnxgrad_cli.training.run.interrupt import uninterrupted
-from onnxgrad_cli.training.schedules import Schedule
-from onnxgrad_cli.training.steps.base import RATE, NotFinite, TrainerBase, loosen, numpy_type
+from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase, loosen, numpy_type
 from onnxgrad_cli.training.steps.sliced import SlicedStep, parts_of
 
 if TYPE_CHECKING:
@@ -127,7 +124,7 @@ class Trainer(TrainerBase):
         roles = describe(model)
         rates = [name for name, role in roles.inputs.items() if role == "learning rate"]
         if not rates:
-            raise UsageError("the training model has no optimizer", "build it with `optimizer=NAME`")
+            raise missing_value("the training model has no optimizer", "build it with `optimizer=NAME`")
         copy, values = take_out(model, roles.successors, path)
         if elsewhere := lacking(model, roles):
             values |= values_beside(path, elsewhere)
@@ -135,8 +132,7 @@ class Trainer(TrainerBase):
         values |= roles.begun(values)
         types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
         inputs = {name: types[name] for name in roles.sampled}
-        in_memory = provider == CPU  # on other providers, numpy can't access the weights
-        parts = parts_of(copy, values) if in_memory else None
+        parts = parts_of(copy, values) if provider == CPU else None  # numpy can't access the weights of others
         self._seed = loosen(copy if parts is None else parts.gradient, seed)
         super().__init__(roles, inputs, values, provider, parts.in_place if parts else ())
         scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}
@@ -146,42 +142,26 @@ class Trainer(TrainerBase):
             return open_session(part, path, provider, threads, alternating=parts is not None)
 
         self._step: WholeStep | SlicedStep
-        self._unbroken: Callable[[], AbstractContextManager[None]]
         if parts is None:
             self._step = WholeStep(copy, roles, self._sides, scalars, start, provider)
         else:
             self._step = SlicedStep(parts, self._sides, self._successors, scalars, start, threads)
-        self._unbroken = nullcontext if parts is None else uninterrupted  # an in-place update must not stop halfway
+            self._unbroken = uninterrupted  # an in-place update must not stop halfway
 
     @property
     def sessions(self) -> list[onnxruntime.InferenceSession]:
         """The sessions that a step runs."""
         return self._step.sessions
 
-    def step(
-        self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE, uncounted: bool = False
-    ) -> float:
-        """Take a step on a batch, and return the loss.
+    def _begin(self, feeds: Mapping[str, np.ndarray]) -> float:
+        return self._step.begin(feeds, self._now)
 
-        The arguments that are not described here are those of `TrainerBase.step`.
-
-        Args:
-            uncounted: True if the loss ignores all labels of the batch. Then the loss is nan, the gradient is 0, and
-                the step is taken nevertheless.
-        """
-        self._check(feeds)
-        self._rate.write(self._rate_now(learning_rate))
-        self._draw(self._seed)
+    def _finish(self) -> None:
         try:
-            loss = self._step.begin(feeds, self._now)
-        except Exception as error:  # onnxruntime's exception classes are not public
-            raise self._failed(feeds, error) from error
-        with self._unbroken():
-            expected = uncounted and math.isnan(loss)
-            if math.isfinite(loss) or expected:
-                self._finish()
-            self._take(0.0 if expected else loss)
-            return loss
+            self._step.finish(self._now)
+        except Exception as error:
+            hint = "continue from the last checkpoint: weights and state were changed only in part"
+            raise OnnxgradError(f"the optimizer's step fails: {str(error).strip()}", hint) from error
 
     def evaluate(
         self,
@@ -209,7 +189,7 @@ class Trainer(TrainerBase):
         options = options or self._options
         if options is None:
             hint = "pass the Options that it was built with, or the TrainingModel that was built"
-            raise UsageError("a file of a training model does not store all options of its losses", hint)
+            raise missing_value("a file of a training model does not store all options of its losses", hint)
         asked = checks.tuple_of("metrics", metrics, str, "such as metrics=('accuracy',)")
         merged, path = self.merged(model, keep_mode)
         return evaluate(merged, path, data, options, asked, setting or Setting(), keep_mode, tell)
@@ -245,10 +225,3 @@ class Trainer(TrainerBase):
         asked = checks.tuple_of("outputs", outputs, str, "such as outputs=('logits',)")
         merged, path = self.merged(model, keep_mode)
         return Predictor(merged, path, data, asked, setting or Setting(), tell).all()
-
-    def _finish(self) -> None:
-        try:
-            self._step.finish(self._now)
-        except Exception as error:
-            hint = "continue from the last checkpoint: weights and state were changed only in part"
-            raise OnnxgradError(f"the optimizer's step fails: {str(error).strip()}", hint) from error

@@ -174,23 +174,23 @@ def test_a_scale_that_is_not_above_zero_is_refused(tmp_path: Path) -> None:
     given = quantized(tmp_path)
     said = describe(build(given, LSQ).model).quantized
     for value in (0, -0.1, np.nan):
-        with pytest.raises(OnnxgradError, match="'x_scale' is no longer above zero"):
+        with raises(OnnxgradError, "wrong_value", "x_scale", *([f"{value:g}"] if np.isfinite(value) else [])):
             as_integers(given, said, {"x_scale": np.array(value, np.float32)})
 
 
 def test_a_bias_that_no_longer_fits_is_refused(tmp_path: Path) -> None:
     given = quantized(tmp_path)
     said = describe(build(given, LSQ).model).quantized
-    with raises(OnnxgradError, "failed", "conv_bias", "conv_bias_quantized"):
+    with raises(OnnxgradError, "wrong_value", "conv_bias", "conv_bias_quantized"):
         as_integers(given, said, {"x_scale": np.array(1e-9, np.float32)})
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     given = quantized(tmp_path)
     said = describe(build(given, LSQ).model).quantized
-    with raises(OnnxgradError, "failed", "fc_weight_quantized", "5", "64", "5", "63"):
+    with raises(OnnxgradError, "mismatch", "fc_weight_quantized", "5", "64", "5", "63"):
         as_integers(given, said, {"fc_weight": np.zeros((5, 63), np.float32)})
-    with pytest.raises(OnnxgradError, match="stores no 'fc_weight_quantized'"):
+    with raises(OnnxgradError, "mismatch", "fc_weight_quantized"):
         as_integers(onnx.load(tmp_path / "float.onnx"), said, {"fc_weight": np.zeros((5, 64), np.float32)})
 
 
@@ -203,7 +203,7 @@ def test_what_can_not_be_written_back_is_refused_before_the_first_step(tmp_path:
     options = replace(LSQ, quantization="ste", keep_outputs=False)
     with raises(
         UsageError,
-        "usage",
+        "conflict",
         "fc_weight_Transposed",
         "fc_weight_Transposed_quantized",
         "DequantizeLinear",
@@ -211,6 +211,6 @@ def test_what_can_not_be_written_back_is_refused_before_the_first_step(tmp_path:
         "DynamicQuantizeLSTM",
     ):
         run_train(tmp_path / "dynamic.onnx", tmp_path / "data.npz", options=options)
-    with pytest.raises(UsageError, match="'x_scale' can't be written back"):
+    with raises(UsageError, "conflict", "x_scale"):
         run_train(tmp_path / "quantized.onnx", tmp_path / "data.npz", options=replace(options, train=("x_scale",)))
     assert not list(tmp_path.glob("*.run"))

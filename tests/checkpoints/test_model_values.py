@@ -91,7 +91,7 @@ def test_what_keeps_its_values_is_reported(shell: Shell, source: str) -> None:
     before, trained, after = (tensors(path) for path in ("net.onnx", "trained.onnx", "back.onnx"))
     kept = [name for name in SHAPES if name not in trained]
     assert kept[-2:] == ["last.weight", "last.bias"]
-    assert f"note: '{source}' has no values for {', '.join(map(repr, kept))}: the model keeps its own" in result.err
+    assert f" {', '.join(map(repr, kept))}:" in result.err
     for name in SHAPES:
         np.testing.assert_array_equal(after[name], before[name] if name in kept else trained[name])
 
@@ -100,11 +100,8 @@ def test_frozen_weights_must_be_the_same(shell: Shell) -> None:
     train_on_slopes(shell, "--freeze", "first.weight")
     onnx.save(network(seed=7), "other.onnx")
     result = shell("export", CHECKPOINT, "--model", "other.onnx", "-o", "back.onnx")
-    assert (
-        result.code == 1
-        and "belongs to another model: 'first.weight', 'last.bias' have different values in the model" in result.err
-    )
-    assert "'first.bias'" not in result.err and not Path("back.onnx").exists()
+    assert result.code == 1 and not Path("back.onnx").exists()
+    assert result.facts == ("mismatch", "checkpoint.safetensors", "first.weight", "last.bias")
     assert shell("export", CHECKPOINT, "--model", "net.onnx", "-o", "back.onnx").code == 0
 
 
@@ -114,7 +111,8 @@ def test_weights_of_other_sizes_are_refused(shell: Shell, source: str) -> None:
     onnx.save(network(hidden=6), "wide.onnx")
     result = shell("export", source, "--model", "wide.onnx", "-o", "back.onnx")
     assert result.code == 1 and not Path("back.onnx").exists()
-    assert "'first.weight' is float32[3, 5] in the file and float32[3, 6] in the model, and 2 more differ" in result.err
+    sizes = ("float32", "3", "5", "float32", "3", "6")
+    assert result.facts == ("mismatch", Path(source).name, "first.weight", *sizes, "2")
 
 
 @pytest.mark.parametrize("source", ["trained.onnx", CHECKPOINT])
@@ -128,7 +126,9 @@ def test_weights_without_a_place_are_refused(shell: Shell, source: str) -> None:
     onnx.save(model, "renamed.onnx")
     result = shell("export", source, "--model", "renamed.onnx", "-o", "back.onnx")
     assert result.code == 1 and not Path("back.onnx").exists()
-    assert "does not fit the model, which has no weight 'first.bias', 'first.weight', 'last." in result.err
+    without_bias = source == CHECKPOINT  # the Jacobian does not depend on the last bias, so it was not trained
+    missing = [name for name in sorted(SHAPES) if not (without_bias and name == "last.bias")]
+    assert result.facts == ("mismatch", Path(source).name, *missing)
 
 
 def test_adapters_of_a_model_of_derivatives(shell: Shell) -> None:
@@ -154,7 +154,7 @@ def test_from_a_training_model(shell: Shell) -> None:
     np.testing.assert_allclose(run("back.onnx"), run("net.onnx") - before["last.bias"] + [3, 4], atol=1e-6)
     onnx.save(network(seed=7), "other.onnx")
     result = shell("export", "t.onnx", "--model", "other.onnx", "-o", "other_back.onnx")
-    assert result.code == 1 and "'first.weight', 'first.bias' have different values in the model" in result.err
+    assert result.code == 1 and result.facts == ("mismatch", "t.onnx", "first.weight", "first.bias")
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
@@ -181,7 +181,7 @@ def test_models_whose_weights_are_inputs(shell: Shell) -> None:
     assert shell("build", "net.onnx", "--loss", "mse", "--artifacts", "parts", "--no-verify").code == 0
     for part in ("training_model.onnx", "eval_model.onnx"):
         result = shell("export", f"parts/{part}", "--model", "net.onnx", "-o", "back.onnx")
-        assert result.code == 1 and f"'parts/{part}' holds no weights: they are inputs of its model" in result.err
+        assert result.code == 1 and result.facts == ("no_data", part, "first.weight")
     assert shell("export", "parts/checkpoint", "--model", "net.onnx", "-o", "back.onnx").code == 0
     options = ["--weights", "inputs", "-o", "t.onnx", "--no-verify"]
     assert shell("build", "net.onnx", "--loss", "mse", *options).code == 0
@@ -229,7 +229,7 @@ def test_adapters_beside_integers_do_not_return_from_a_model(shell: Shell) -> No
     assert result.code == 0, result.err
     result = shell("export", "trained.onnx", "--model", "q.onnx", "-o", "back.onnx")
     assert result.code == 1 and not Path("back.onnx").exists()
-    assert "which has no weight 'q_lora_A', 'q_lora_B'" in result.err and "from the checkpoint of the run" in result.err
+    assert result.facts == ("mismatch", "trained.onnx", "q_lora_A", "q_lora_B")
     assert shell("export", CHECKPOINT, "--model", "q.onnx", "-o", "back.onnx").code == 0
     result = shell("inspect", "back.onnx", "--loss", "mse", "--json")
     assert not any("onnxgrad_const" in each["name"] for each in result.json["weights"])
@@ -240,16 +240,16 @@ def test_weights_alone_say_what_they_leave(shell: Shell) -> None:
     safetensors.save_file({"last.bias": np.array([1, 2], np.float32)}, "some.safetensors")
     result = shell("export", "some.safetensors", "--model", "net.onnx", "-o", "back.onnx")
     assert result.code == 0, result.err
-    assert "has no values for 'first.weight', 'first.bias', 'last.weight': the model keeps its own" in result.err
+    assert " 'first.weight', 'first.bias', 'last.weight':" in result.err
 
 
 def test_averages_of_a_training_model(shell: Shell) -> None:
     assert shell("build", "net.onnx", "--loss", "mse", "--optimizer", "sgd", "--ema", 0.9, "-o", "t.onnx").code == 0
     result = shell("export", "t.onnx", "--model", "net.onnx", "--use-ema", "-o", "back.onnx")
-    assert result.code == 2 and "averages in 't.onnx' are still zero" in result.err
+    assert result.code == 2 and result.facts[1:] == ("use_ema", "t.onnx")
     train_on_slopes(shell)
     result = shell("export", "trained.onnx", "--model", "net.onnx", "--use-ema", "-o", "back.onnx")
-    assert result.code == 2 and "there are no moving averages" in result.err
+    assert result.code == 2 and result.facts == ("conflict", "use_ema")
 
 
 def test_a_trained_model_hands_on_how_its_data_were_prepared(shell: Shell) -> None:

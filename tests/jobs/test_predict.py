@@ -197,7 +197,7 @@ def test_an_output_that_is_not_of_samples_is_refused_by_name(shell: Shell) -> No
     { y = Relu(x) z = ReduceSum<keepdims=0>(x) }"""
     onnx.save(parser.parse_model(text), "z.onnx")
     done = shell("predict", "z.onnx", "--data", "d.npz", "-o", "p.npz")
-    assert done.code == 2 and done.facts == ("usage", "z", "32") and "--output" in done.err
+    assert done.code == 2 and done.facts == ("wrong_shape", "z", "32") and "--output" in done.err
     assert shell("predict", "z.onnx", "--data", "d.npz", "--output", "y", "-o", "p.npz").code == 0
     done = shell("predict", "z.onnx", "--data", "d.npz", "--output", "w", "-o", "p.npz")
     assert done.code == 2 and done.facts == ("unknown_name", "outputs", "w")

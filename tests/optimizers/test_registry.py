@@ -32,7 +32,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.groups import parse_group
 from onnxgrad_cli.report.glance import glance
 from onnxgrad_cli.verification.proof import prove
-from tests.facts import raises_as
+from tests.facts import raises, raises_as
 from tests.steps import (
     KINDS,
     RATE,
@@ -357,8 +357,6 @@ def test_the_report_names_the_optimizer_and_its_program_takes_steps(tmp_path: Pa
     assert ("optimizer", report.asked.optimizer) in glance(report)
     assert sum(row.optimizer for row in report.operators) == report.cost.nodes["optimizer"] > 0
     assert {value.name: value.role for value in report.inputs}["learning_rate"] == "learning rate"
-    text = (tmp_path / "net.train.onnx.report.md").read_text()
-    assert "The optimizer takes" in text
     (program,) = (step.text for step in report.next if step.language == "python")
     assert "rate *" not in program
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -382,10 +380,11 @@ def test_the_list_of_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("adan", {}, ("unknown_name", "adan")),
         ("", {"momentum": 0.9}, "requires an optimizer"),
-        ("sgd", {"momentum": 0.9}, "sgd has no option 'momentum'"),
-        ("adam", {"beta1": 1.0}, ("usage", "beta1", "0", "1")),
+        ("sgd", {"momentum": 0.9}, ("unknown_name", "momentum")),
+        ("adam", {"beta1": 1.0}, ("usage", "beta1", "1", "1")),
+        ("adam", {"beta2": -0.5}, ("usage", "beta2", "-0.5")),
         ("adam", {"amsgrad": 0.5}, "option amsgrad takes true or false"),
-        ("momentum", {"momentum": -1.0}, "must not be negative"),
+        ("momentum", {"momentum": -1.0}, ("usage", "-1")),
         ("adamw", {"weight_decay": math.nan}, "option `weight_decay` takes a number"),
     ],
 )
@@ -407,7 +406,7 @@ def test_lamb_leaves_a_weight_of_zeros_its_plain_step() -> None:
 
 def test_nothing_trained_is_refused() -> None:
     asked = Options(optimizer="sgd", freeze=("*",), grad_of_input=("x",))
-    with pytest.raises(UsageError, match="no weight is trained"):
+    with pytest.raises(UsageError, match="no weight"):
         build(exported(network(torch.float32)), asked)
 
 
@@ -430,7 +429,7 @@ def test_an_optimizer_of_ones_own() -> None:
         def wrong(op, w, g, state):
             return w - state["m"]
 
-        with pytest.raises(OnnxgradError, match="no slot 'm'"):
+        with raises(OnnxgradError, "failed", "m"):
             build(exported(network(torch.float32)), options("wrong", {}))
     with pytest.raises(UsageError):
         OPTIMIZERS.lookup("sign")

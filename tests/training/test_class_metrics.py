@@ -62,7 +62,7 @@ def test_f1_of_several_answers(average: str) -> None:
     scores[:, 3], labels[:, 3] = -1, 0
     wanted = sklearn.f1_score(labels, scores > 0.5, average=average, zero_division=0)
     assert taken(f"f1-{average}", scores, labels) == pytest.approx(wanted, rel=1e-12)
-    with raises(UsageError, "usage", "f1", "4"):
+    with raises(UsageError, "conflict", "f1", "4"):
         taken("f1", scores, labels)
 
 

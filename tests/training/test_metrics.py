@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.losses import LOSSES
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.metrics import DEFAULTS, METRICS, default_metrics, metric, metrics_of, parse_metric
-from tests.facts import raises_as
+from tests.facts import raises, raises_as
 
 random = np.random.default_rng(0)
 CUTS = (1, 8, 9, 40, 41)
@@ -102,14 +102,14 @@ def test_r2_of_a_label_that_never_changes() -> None:
 
 
 def test_labels_without_places_are_not_shifted() -> None:
-    with pytest.raises(UsageError, match="have no positions to shift"):
+    with raises(UsageError, "wrong_shape", "1"):
         taken("perplexity:shift=1", LOGITS, CLASSES)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "f1-macro", "auc"])
 def test_numbers_are_no_yes_and_no(name: str) -> None:
     """scikit-learn refuses continuous labels, too; shares and signs say yes above a half."""
-    scores = random.normal(size=(60, 1))
+    scores, named = random.normal(size=(60, 1)), ["f1"] * (name == "f1-macro")
     for labels in (random.uniform(0, 1, (60, 1)), np.sign(random.normal(size=(60, 1))), random.integers(0, 2, (60, 1))):
         yes = (labels > 0.5).astype(float)
         assert taken(name, scores, labels) == taken(name, scores, yes)
@@ -118,11 +118,10 @@ def test_numbers_are_no_yes_and_no(name: str) -> None:
         )
     for other in (1.5, -0.5, 7):
         labels = np.array([[0], [1], [other]])
-        with pytest.raises(
-            UsageError, match=f"{name} requires binary labels.*, but there is a label {other}\nhint: .* rmse or r2"
-        ):
+        with raises(UsageError, "wrong_value", *named, "1", "0", "1", "-1", f"{other:g}") as refused:
             taken(name, scores[:3], labels, (1,))
-    with pytest.raises(UsageError, match="but there is a label 0"):
+        assert refused.value.hint and "rmse" in refused.value.hint
+    with raises(UsageError, "wrong_value", *named, "1", "0", "1", "-1", "0"):
         taken(name, scores[:3], np.array([[-1], [1], [0.5]]) * [[1], [1], [0]], ())
 
 
@@ -171,10 +170,21 @@ def test_before_the_first_batch_there_is_no_number(name: str) -> None:
     assert METRICS.lookup(name).summary
 
 
-@pytest.mark.parametrize("name", ["mae", "r2", "top-k", "accuracy"])
+OF_CLASSES = ["accuracy", "top-k", "f1", "f1-macro", "f1-micro", "f1-weighted", "auc", "perplexity"]
+
+
+@pytest.mark.parametrize("name", ["mae", "r2", *OF_CLASSES])
 def test_shapes_that_would_broadcast_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"\[60, 1\].*\[1, 60\]"):
+    with pytest.raises(UsageError, match=r"\[60, 1\].*\[1, 60\]") as refused:
         parse_metric(name).begin().update(np.zeros((60, 1)), np.zeros((1, 60)))
+    assert refused.value.code == "wrong_shape"
+    assert refused.value.message.startswith(f"{name} ") == (name in OF_CLASSES)
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_scores_need_an_axis_of_samples_and_one_of_classes(name: str) -> None:
+    with raises(UsageError, "wrong_shape", *(["f1"] if name.startswith("f1") else []), "3"):
+        parse_metric(name, class_axis=0).begin().update(np.zeros(3), np.zeros((), np.int64))
 
 
 @pytest.mark.parametrize("text", ["accuracy", "top-k:k=2"])
@@ -182,9 +192,9 @@ def test_classes_may_lie_along_any_axis(text: str) -> None:
     logits, labels = random.normal(size=(6, 3, 4, 5)), random.integers(0, 3, (6, 4, 5))
     wanted = taken(text, logits, labels)
     assert taken(f"{text}{',' if ':' in text else ':'}class-axis=-1", np.moveaxis(logits, 1, -1), labels) == wanted
-    with pytest.raises(UsageError, match=r"shape without its axis 7") as error:
+    with raises(UsageError, "wrong_shape", *"634564"[:4], *"645") as error:
         parse_metric(text, class_axis=7).begin().update(logits, labels)
-    assert "[6, 3, 4, 5]" in error.value.message
+    assert error.value.hint and error.value.hint.endswith("axis 7")
     (default, *_) = default_metrics(Term("cross-entropy", "out", "y", 1.0, class_axis=-1))
     begun = default.begin()
     begun.update(np.moveaxis(logits, 1, -1), labels)
@@ -231,6 +241,11 @@ def test_a_metric_of_ones_own() -> None:
                 return self._worst * self._scale
 
         assert taken("worst:scale=2", np.arange(60.0), np.zeros(60)) == 118
+        with raises(OnnxgradError, "failed", "worst"):
+            metric("worst", higher=False, options={"scale": "a factor"})(Worst)
+        metric("mae", higher=True, options={"scale": "a factor"}, override=True)(Worst)
+        assert parse_metric("mae").higher and taken("mae", np.arange(60.0), np.zeros(60)) == 59
+    assert not parse_metric("mae").higher
 
 
 def test_r2_of_one_number_for_all_samples() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from onnx import parser
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.training.metrics import parse_metric
-from tests.facts import raises
+from onnxgrad_cli.training import python_metric
+from onnxgrad_cli.training.metrics import METRICS, parse_metric
+from tests.facts import facts, raises
 from tests.training.test_metrics import taken
 
 random = np.random.default_rng(0)
@@ -52,14 +54,50 @@ def test_a_metric_from_a_file(tmp_path: Path, keep: int, out: str) -> None:
 
 
 def test_what_is_wrong_with_a_metric_from_a_file(tmp_path: Path) -> None:
-    with pytest.raises(OnnxgradError, match="no such file"):
+    with raises(OnnxgradError, "missing_file", "none.onnx"):
         parse_metric(str(tmp_path / "none.onnx"))
-    with raises(UsageError, "usage", "a.onnx", "label", "int64", "float64"):
+    with raises(UsageError, "wrong_type", "a.onnx", "label", "int64", "float64"):
         taken(save(tmp_path / "a.onnx", label="int64"), np.zeros((60, 3)), np.zeros((60, 3)))
-    with pytest.raises(OnnxgradError, match=r"fails on predictions \[60, 3, 1\]"):
+    with pytest.raises(OnnxgradError) as failed:
         taken(save(tmp_path / "a.onnx"), np.zeros((60, 3, 1)), np.zeros((60, 3)), ())
+    assert facts(failed.value)[:7] == ("failed", "a.onnx", "60", "3", "1", "60", "3")
     model = onnx.load(tmp_path / "a.onnx")
     model.graph.output.append(model.graph.input[0])
     onnx.save(model, tmp_path / "b.onnx")
-    with raises(UsageError, "usage", "b.onnx", "2", "2"):
+    with raises(UsageError, "wrong_value", "b.onnx", "2", "2"):
         parse_metric(str(tmp_path / "b.onnx"))
+
+
+def distance(predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.abs(predictions - labels).sum()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "higher", "output"),
+    [("", False, ""), (":higher=true", True, ""), (":higher=false", False, ""), (":out", False, "out")],
+)
+def test_a_function_is_named_on_the_command_line(suffix: str, higher: bool, output: str) -> None:
+    named: list[tuple[str, str]] = []
+
+    def load(file: str, function: str) -> Callable[..., np.ndarray]:
+        named.append((file, function))
+        return distance
+
+    with METRICS.scoped():
+        text = python_metric.parse_metric(f"a/b.py:distance{suffix}", load)
+        found = parse_metric(text)
+        assert (found.higher, found.output, found.kind) == (higher, output, "distance")
+        assert taken("distance", np.arange(60.0), np.zeros(60)) == sum(range(60))
+    assert named == [("a/b.py", "distance")]
+    assert python_metric.parse_metric("accuracy:out", load) == "accuracy:out"
+
+
+@pytest.mark.parametrize("returned", [np.zeros(2), "text", None])
+def test_a_function_must_return_a_number(returned: object) -> None:
+    def wrong(predictions: np.ndarray, labels: np.ndarray) -> object:
+        return returned
+
+    with METRICS.scoped(), pytest.raises(UsageError) as refused:
+        begun = parse_metric(python_metric.register(wrong, False)).begin()
+        begun.update(np.zeros(3), np.zeros(3))
+    assert facts(refused.value)[:2] == ("wrong_type", "wrong")

@@ -34,7 +34,7 @@ from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.lbfgs_loop import LbfgsLoop
 from onnxgrad_cli.training.loop import TrainingLoop
-from onnxgrad_cli.training.run.folder import RunFolder, check_replaceable, holds_checkpoint, run_folder
+from onnxgrad_cli.training.run.folder import RunFolder, check_replaceable, run_folder
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.watch import Watch, unwatched
 from onnxgrad_cli.training.steps.base import drawing
@@ -242,7 +242,7 @@ def _is_resumed(folder: Path, resume: Resume, force: bool, data: Iterable[Path])
         OnnxgradError: `resume` is 'must', and there is no checkpoint; or the data don't exist.
         UsageError: a new run would replace an earlier run without `force`, or files of other programs.
     """
-    begun = holds_checkpoint(folder)
+    begun = RunFolder(folder).begun
     if resume == "must" and not begun:
         raise OnnxgradError(
             f"`resume`: '{folder}' contains no checkpoint",

@@ -26,7 +26,8 @@ class RankError(OnnxgradError):
         error: the error of the process.
         name: put the rank in front of the message. False if the message contains it already.
         """
-        super().__init__(f"rank {rank}: {error.message}" if name else error.message, error.hint, error.details)
+        message = f"rank {rank}: {error.message}" if name else error.message
+        super().__init__(message, error.hint, error.details, code=error.code)
         self.rank, self.exit_code = rank, error.exit_code
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxgrad_cli.common.launchers import Launch
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import INTERRUPTED, OnnxgradError, UsageError
+from onnxgrad_cli.errors import INTERRUPTED, OnnxgradError, missing_value
 from onnxgrad_cli.training.distributed.communicator import RankError
 from onnxgrad_cli.training.distributed.liveness import PERIOD, Liveness, ended
 
@@ -54,7 +54,7 @@ class Gloo:
         self._tensor = torch.from_numpy
         if not launch.address:
             hint = "set MASTER_ADDR to the host name of rank 0"
-            raise UsageError(f"{launch.launcher} does not set the address of rank 0", hint)
+            raise missing_value(f"{launch.launcher} does not set the address of rank 0", hint)
         self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # by rank 0, not torchrun
         try:
             store = self._connected(distributed.TCPStore, launch)

@@ -109,16 +109,16 @@ class Liveness:
             self._counts[rank], self._times[rank] = value, time.monotonic()
         if value.startswith(b"{") and rank not in self._errors:
             fields: dict[str, Any] = json.loads(value)
-            error = OnnxgradError(fields["message"], fields["hint"], fields["details"])
-            error.exit_code = fields["code"]
+            error = OnnxgradError(fields["message"], fields["hint"], fields["details"], code=fields["code"])
+            error.exit_code = fields["exit_code"]
             self._errors[rank] = RankError(fields["rank"], error, name=False)
 
     def announce(self, error: RankError) -> None:
         """Write an error to the store: the error of this process, or the error of another process that caused it."""
         self._announced = True
-        fields = {"rank": error.rank, "message": error.message, "hint": error.hint, "details": error.details}
+        names = ("rank", "message", "hint", "details", "code", "exit_code")
         try:
-            self._store.set(_key(self._rank), json.dumps({**fields, "code": error.exit_code}))
+            self._store.set(_key(self._rank), json.dumps({name: getattr(error, name) for name in names}))
         except RuntimeError:
             self.unreachable = True
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgrad_cli.common.launchers import Launch
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError, mismatch
 from onnxgrad_cli.training.distributed.communicator import RankError
 
 
@@ -30,11 +30,11 @@ class Mpi:
         except (ImportError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             hint = f"install {launch.launcher}, or load its module"
-            raise UsageError(f"mpi4py can't load MPI: {reason}", hint) from None
+            raise UsageError(f"mpi4py can't load MPI: {reason}", hint, code="missing_package") from None
         self._group = self._mpi.COMM_WORLD
         self.rank, self.world = self._group.Get_rank(), self._group.Get_size()
         if self.world != launch.world:
-            raise UsageError(
+            raise mismatch(
                 f"{launch.launcher} has started {launch.world} processes, but mpi4py finds {self.world}: mpi4py "
                 "belongs to another MPI",
                 "start the processes with the mpirun of the MPI that mpi4py was built for",

@@ -23,10 +23,10 @@ from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.inputs import check_is_no_input
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.data.preprocessing import FILE as PREPROCESSING
-from onnxgrad_cli.errors import OnnxgradError, UsageError, unreadable
+from onnxgrad_cli.errors import OnnxgradError, UsageError, conflict, unreadable, unwritable
 from onnxgrad_cli.files import AtomicWriteGroup, hold, is_special, opened, save_bytes, tidy, told
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
-from onnxgrad_cli.training.run.logs import CSV, EVENTS, TENSORBOARD, Sink, sinks
+from onnxgrad_cli.training.run.logs import CSV, EVENTS, TENSORBOARD, WITHOUT, Sink, sinks
 
 CHECKPOINT, BEST, LOG, LOCK = "checkpoint.safetensors", "best.safetensors", "train.jsonl", "lock"
 
@@ -93,7 +93,7 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """True if the folder has a checkpoint from which a run can continue."""
-        return holds_checkpoint(self.path)
+        return (self.path / CHECKPOINT).exists()
 
     def clear(self, files: Iterable[Path]) -> None:
         """Remove the files of an earlier run. Other files in the folder stay.
@@ -207,12 +207,11 @@ def _lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
     if not file.exists():
         return []
     if not file.is_file():
-        raise OnnxgradError(f"'{file}' is not a log: it is a folder, a device or a pipe", "move it away")
+        raise unreadable(f"'{file}' is not a log: it is a folder, a device or a pipe", WITHOUT)
     try:
         text = file.read_text("utf-8", errors="replace")
     except OSError as error:
-        hint = "move it away: a run continues without it"
-        raise unreadable(f"'{file}' can't be read: {error.strerror}", hint) from None
+        raise unreadable(f"'{file}' can't be read: {error.strerror}", WITHOUT) from None
     found = []
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         if not line.endswith("}\n"):
@@ -223,7 +222,7 @@ def _lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
             said = None
         if not is_log_line(said):
             hint = "correct or remove the line: a run continues without it"
-            raise OnnxgradError(f"'{file}', line {number} is not a line of a log", hint)
+            raise unreadable(f"'{file}', line {number} is not a line of a log", hint)
         found.append((line, said))
     return found
 
@@ -240,27 +239,13 @@ def load_checkpoint(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarr
     """
     values, words = load_tensors(path, tell)
     if "progress" not in words:
-        raise OnnxgradError(f"'{path}' is not a checkpoint of onnxgrad", "`onnxgrad train` writes them")
+        raise unreadable(f"'{path}' is not a checkpoint of onnxgrad", "`onnxgrad train` writes them")
     said = words["progress"]
     if isinstance(said, dict) and "nominal" in said:
-        raise OnnxgradError(f"'{path}' is a nominal checkpoint: it has names, shapes and types, but no values")
+        message = f"'{path}' is a nominal checkpoint: it has names, shapes and types, but no values"
+        raise OnnxgradError(message, code="no_data")
     check_progress(path, said, values)
     return values, said
-
-
-def _check_files(folder: Path) -> None:
-    """Raise an error if the folder contains a pipe or a device.
-
-    Opening it as a log or a checkpoint might block forever.
-    """
-    for file in folder.iterdir():
-        if is_special(file):
-            raise OnnxgradError(f"`run`: '{file}' is not a file: it is a device or a pipe", "move it away")
-
-
-def holds_checkpoint(path: Path) -> bool:
-    """Return True if a folder has a file with the name of a checkpoint."""
-    return (path / CHECKPOINT).exists()
 
 
 def check_replaceable(path: Path, files: Iterable[Path]) -> None:
@@ -276,7 +261,7 @@ def check_replaceable(path: Path, files: Iterable[Path]) -> None:
     Raises:
         UsageError: a file in `files` exists, and the folder does not belong to a run.
     """
-    if not holds_checkpoint(path):
+    if not RunFolder(path).begun:
         ours = (path / LOCK).is_file() and not (path / LOCK).stat().st_size
     else:
         try:
@@ -286,8 +271,8 @@ def check_replaceable(path: Path, files: Iterable[Path]) -> None:
             ours = False
     foreign = None if ours else next((file for file in files if os.path.lexists(file)), None)
     if foreign is not None:
-        hint = "name another folder with `run`"
-        raise UsageError(f"`run`: '{foreign}' is not a file of a run of onnxgrad, so it is not replaced", hint)
+        message = f"`run`: '{foreign}' is not a file of a run of onnxgrad, so it is not replaced"
+        raise UsageError(message, "name another folder with `run`", code="file_exists")
 
 
 @contextmanager
@@ -312,10 +297,11 @@ def run_folder(path: Path, communicator: Communicator | None = None) -> Iterator
         except OSError as error:
             what = "written to" if os.path.isdir(path) else "created"
             hint = "name another folder with `run`"
-            raise OnnxgradError(f"`run`: '{path}' can't be {what}: {error.strerror}", hint) from None
+            raise unwritable(f"`run`: '{path}' can't be {what}: {error.strerror}", hint) from None
         if not alone:
-            raise UsageError(f"`run`: another run is using '{path}'", "name another folder with `run`")
+            raise conflict(f"`run`: another run is using '{path}'", "name another folder with `run`")
         with suppress(PermissionError):  # a user may be allowed to write in a folder but not to list it
-            _check_files(path)
+            for file in filter(is_special, path.iterdir()):  # opening it as a log might block forever
+                raise unreadable(f"`run`: '{file}' is not a file: it is a device or a pipe", "move it away")
         tidy(path)
         yield RunFolder(path, communicator if communicator is not None and communicator.world > 1 else None)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.escape import table_cell
 from onnxgrad_cli.common.packages import load_package
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import unreadable, unwritable
 from onnxgrad_cli.files import save_bytes, told
 
 CSV, TENSORBOARD = "train.csv", "tensorboard"
@@ -23,6 +23,9 @@ CSV, TENSORBOARD = "train.csv", "tensorboard"
 
 EVENTS = "events.out.tfevents.*"
 """A glob pattern that matches TensorBoard's files."""
+
+WITHOUT = "move it away: a run continues without it"
+"""The hint of errors about a log that can't be read."""
 
 OF_A_STEP = ("step", "epoch", "loss", "rate", "seconds")
 """The keys of a log line about a step. Lines about evaluations have no 'rate'."""
@@ -105,9 +108,7 @@ def _rows(path: Path, steps: int) -> Iterator[dict[str, Any]]:
                 if (row.get("step") or "").isdecimal() and int(row["step"]) <= steps and None not in row.values():
                     yield row
     except (csv.Error, ValueError) as error:  # ValueError: int() refuses numbers with thousands of digits
-        raise OnnxgradError(
-            f"'{path}' is not a log of steps: {error}", "move it away: a run continues without it"
-        ) from None
+        raise unreadable(f"'{path}' is not a log of steps: {error}", WITHOUT) from None
 
 
 TAGS = {"loss": "train/loss", "rate": "train/rate"}
@@ -129,9 +130,8 @@ class _TensorBoard:
         self._path = (folder / TENSORBOARD).resolve()  # tensorboardX treats some relative names as cloud URLs
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         if (folder / TENSORBOARD).is_symlink():
-            raise OnnxgradError(
-                f"'{folder / TENSORBOARD}' is a link, which onnxgrad does not follow", "name another `run`"
-            )
+            message = f"'{folder / TENSORBOARD}' is a link, which onnxgrad does not follow"
+            raise unwritable(message, "name another `run`")
         with told(self._path):
             self._path.mkdir(exist_ok=True)
             self._writer = EventsWriter(str(self._path / "events"), f".{steps}")

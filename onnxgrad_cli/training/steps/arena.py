@@ -140,7 +140,8 @@ def after_runs(
         for at, step in enumerate(steps):
             for name in step.made:
                 if owners.get(name) == name and name not in elsewhere:
-                    addresses[name] = arena.take(_bytes(name, facts))
+                    kind = _kind(name, facts)
+                    addresses[name] = arena.take(kind[1] if kind else 0)
             for name in gone.get(at, ()):
                 if name in addresses:
                     arena.give_back(addresses.pop(name))
@@ -210,8 +211,3 @@ def _kind(name: str, facts: Facts) -> tuple[tuple[int, ...], int] | None:
         return facts[name].shape, facts.bytes(name)
     except LookupError:
         return None
-
-
-def _bytes(name: str, facts: Facts) -> int:
-    kind = _kind(name, facts)
-    return kind[1] if kind else 0

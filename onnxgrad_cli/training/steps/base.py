@@ -7,7 +7,9 @@ step the two sets are swapped without copying. Tensors that a step updates in pl
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,16 @@ from onnx import ModelProto, TypeProto, helper
 
 from onnxgrad_cli.adapters.merge import merge
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import (
+    OnnxgradError,
+    conflict,
+    mismatch,
+    missing_value,
+    suggest,
+    unknown_name,
+    wrong_shape,
+    wrong_type,
+)
 from onnxgrad_cli.execution.session import Buffer, load_onnxruntime, trim
 from onnxgrad_cli.files import ModelSource, check_target, load_model, own_model, resolve_output, save_model
 from onnxgrad_cli.ir.modes import RANDOM
@@ -32,21 +43,14 @@ ALIGNED = 64
 RATE = 1e-3
 """The default learning rate."""
 
+UNEQUAL = "the losses are means over different numbers of elements, because labels are ignored or weighted"
+"""The reason why the losses of the parts of a batch don't add up to its loss."""
+
 
 class NotFinite(OnnxgradError):
     """The loss is infinite or nan. The step has not changed weights and state."""
 
     code = "not_finite"
-
-
-def _alone(value_type: TypeProto) -> TypeProto:
-    """Return a copy of a type.
-
-    A reference to the original, which is part of a model, would keep the model in memory.
-    """
-    copy = TypeProto()
-    copy.CopyFrom(value_type)
-    return copy
 
 
 def _by_batch(inputs: Mapping[str, TypeProto]) -> list[list[str]]:
@@ -90,6 +94,11 @@ class TrainerBase:
         steps: the number of steps taken so far.
     """
 
+    _rate: Buffer
+    _seed: int | None
+    _uncounted = False
+    _unbroken: Callable[[], AbstractContextManager[None]] = nullcontext
+
     def __init__(
         self,
         roles: Roles,
@@ -108,7 +117,7 @@ class TrainerBase:
             in_place: the weights and state that a step updates in place.
         """
         self.roles, self.steps = roles, 0
-        self.inputs = {name: _alone(value_type) for name, value_type in inputs.items()}
+        self.inputs = deepcopy(dict(inputs))  # references to parts of a model would keep it in memory
         self._successors = roles.successors
         self._together = _by_batch(self.inputs)
         names = list(values)
@@ -155,11 +164,9 @@ class TrainerBase:
                 raise unknown_name(f"the training model has no weight or state '{name}'", hint)
             here = self.buffers[name].array
             if np.shape(array) != here.shape or np.asarray(array).dtype != here.dtype:
-                raise UsageError(
-                    f"'{name}' is {np.asarray(array).dtype}{list(np.shape(array))}, "
-                    f"but the model has {here.dtype}{list(here.shape)}",
-                    "load values of the same training model",
-                )
+                message = f"'{name}' is {np.asarray(array).dtype}{list(np.shape(array))}"
+                message += f", but the model has {here.dtype}{list(here.shape)}"
+                raise mismatch(message, "load values of the same training model")
         for name, array in values.items():
             self.buffers[name].write(array)
         self.steps = self.steps if steps is None else steps
@@ -205,51 +212,74 @@ class TrainerBase:
         roles = self.roles
         return merge(original, roles.adapters, self.weights(), path, self.state(), keep_mode, roles.quantized)
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
+    def step(
+        self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE, uncounted: bool = False
+    ) -> float:
         """Take a step on a batch.
 
         Args:
             feeds: an array of the right dtype for each of `inputs`.
             learning_rate: the learning rate of this step, or a schedule that computes it from `steps`.
+            uncounted: True if the loss ignores all labels of the batch. Then the loss is nan, the gradient is 0, and
+                the step is taken nevertheless.
 
         Returns:
             The loss, computed with the weights before the step.
 
         Raises:
             UsageError: an input is missing or unknown, or does not fit.
-            NotFinite: the loss is infinite or nan; then no step was taken.
+            NotFinite: the loss is infinite or nan; then no step was taken, and the old buffers stay in use.
         """
+        self._check(feeds)
+        self._rate.write(self._rate_now(learning_rate))
+        if self._seed is not None:
+            load_onnxruntime().set_seed(_spread(self._seed + 1_000_003 * self.steps))
+        try:
+            loss = self._begin(feeds)
+        except OnnxgradError:
+            raise
+        except Exception as error:  # onnxruntime's exception classes are not public
+            raise self._failed(feeds, error) from error
+        if not math.isfinite(loss) and not (math.isnan(loss) and (uncounted or self._uncounted)):
+            hint = "use a smaller learning rate, or other data; the weights did not change"
+            raise NotFinite(f"the loss is {loss}", hint)
+        with self._unbroken():
+            self._finish()
+            self._now = 1 - self._now
+            self.steps += 1
+        return loss
+
+    def _begin(self, feeds: Mapping[str, np.ndarray]) -> float:
+        """Compute the loss and the gradients, and return the loss. The weights do not change."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Write the next weights and state to the buffers other than `_now`, as far as `_begin` has not done so."""
         raise NotImplementedError
 
     def _check(self, feeds: Mapping[str, np.ndarray]) -> None:
-        if feeds.keys() == self.inputs.keys():
-            self._check_arrays(feeds)
-            return
-        missing = [name for name in self.inputs if name not in feeds]
-        if missing:
-            raise UsageError(f"the batch has no '{missing[0]}'", f"a step takes {', '.join(self.inputs)}")
-        unknown = next(name for name in feeds if name not in self.inputs)
-        hint = suggest(unknown, self.inputs, "inputs")
-        raise unknown_name(f"the training model has no input '{unknown}'", hint)
-
-    def _check_arrays(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Raise an error for arrays that onnxruntime would misinterpret.
+        """Raise an error for missing and unknown inputs, and for arrays that onnxruntime would misinterpret.
 
         onnxruntime ignores the byte order of an array, and broadcasts inputs with different numbers of samples.
         """
+        for name in self.inputs:
+            if name not in feeds:
+                raise missing_value(f"the batch has no '{name}'", f"a step takes {', '.join(self.inputs)}")
         for name, array in feeds.items():
+            if name not in self.inputs:
+                hint = suggest(name, self.inputs, "inputs")
+                raise unknown_name(f"the training model has no input '{name}'", hint)
             if not isinstance(array, np.ndarray):
                 hint = f"pass numpy.asarray({name}, dtype)"
-                raise UsageError(f"'{name}' must be an array, but is of type {type(array).__name__}", hint)
+                raise wrong_type(f"'{name}' must be an array, but is of type {type(array).__name__}", hint)
             if not array.dtype.isnative:
                 hint = f"pass {name}.astype({name}.dtype.newbyteorder('='))"
-                raise UsageError(f"'{name}' has the byte order of another machine: {array.dtype}", hint)
+                raise wrong_type(f"'{name}' has the byte order of another machine: {array.dtype}", hint)
         for names in self._together:
             if len({feeds[name].shape[:1] for name in names}) > 1:
                 given = ", ".join(f"{name} {list(feeds[name].shape)}" for name in names)
-                raise UsageError(
-                    f"the inputs have different numbers of samples: {given}", "the first axis is the sample"
-                )
+                message = f"the inputs have different numbers of samples: {given}"
+                raise wrong_shape(message, "the first axis is the sample")
 
     def _rate_now(self, learning_rate: float | Schedule) -> np.ndarray:
         """Return the learning rate of this step. If the schedule cycles the momentum, write it into the state."""
@@ -262,15 +292,27 @@ class TrainerBase:
             name = next((name for name, slot in slots if not slot.of and slot.kind == cycled), None)
             if name is None:
                 hint = "build it with `cycle_momentum=True`"
-                raise UsageError("the schedule changes the momentum, which in the training model is a constant", hint)
-            buffer = self.buffers[name]
-            buffer.write(np.asarray(momentum, buffer.array.dtype))
+                raise conflict("the schedule changes the momentum, which in the training model is a constant", hint)
+            self.buffers[name].write(np.asarray(momentum))
         return np.asarray(learning_rate.rate(self.steps))
 
-    def _draw(self, seed: int | None) -> None:
-        """Seed onnxruntime's random numbers for this step; do nothing if the seed is None."""
-        if seed is not None:
-            load_onnxruntime().set_seed(_spread(seed + 1_000_003 * self.steps))
+    def _divisors_of(
+        self, names: Sequence[str], results: Mapping[str, Buffer], feeds: Mapping[str, np.ndarray]
+    ) -> list[float]:
+        """Return, for each loss, the number by which its mean over a batch is divided.
+
+        A loss without an output for its divisor is a mean over the elements of its label, or over the samples if it
+        takes a mask.
+
+        Args:
+            names: for each loss, the name of the output with its divisor; "" if it has none.
+            results: the buffers of the outputs, which the run on the batch has written if the batch has samples.
+            feeds: the batch.
+        """
+        count = samples_in(feeds)
+        sizes = [feeds[term.label].size if term.label and not term.mask else count for term in self.roles.losses]
+        own = zip(names, sizes, strict=True)
+        return [float(results[name].read() if name and count else size) for name, size in own]
 
     def _failed(self, feeds: Mapping[str, np.ndarray], error: Exception) -> OnnxgradError:
         given = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
@@ -289,19 +331,10 @@ class TrainerBase:
             ):
                 yield f"if the classes are on the last axis of '{term.output}', build with `loss_options=class-axis=-1`"
 
-    def _take(self, loss: float) -> float:
-        """Switch to the buffers that the step wrote, and count the step.
 
-        Raises:
-            NotFinite: the loss is not finite. The old buffers stay in use.
-        """
-        if not math.isfinite(loss):
-            raise NotFinite(
-                f"the loss is {loss}", "use a smaller learning rate, or other data; the weights did not change"
-            )
-        self._now = 1 - self._now
-        self.steps += 1
-        return loss
+def samples_in(feeds: Mapping[str, np.ndarray]) -> int:
+    """Return the number of samples in a batch; 1 if its arrays have no axes."""
+    return next((len(array) for array in feeds.values() if array.ndim), 1)
 
 
 def drawing(model: ModelProto) -> list[str]:

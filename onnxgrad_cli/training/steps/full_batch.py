@@ -14,12 +14,12 @@ import numpy as np
 from onnx import helper
 
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict, wrong_type
 from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
 from onnxgrad_cli.ir.modes import is_random
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.metadata import Roles, describe
-from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase, numpy_type
+from onnxgrad_cli.training.steps.base import UNEQUAL, NotFinite, TrainerBase, numpy_type
 
 WHO = "`optimizer='lbfgs'`"
 """The subject of messages about models that can't be trained on all samples at once."""
@@ -79,7 +79,7 @@ class FullBatchTrainer(TrainerBase):
         with np.errstate(over="ignore"):  # an infinite weight gives a loss that is not finite
             for name, where in self._slices.items():
                 buffer = self.buffers[name]
-                buffer.write(vector[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
+                buffer.write(vector[where].reshape(buffer.array.shape))
 
     def loss_and_gradient(self, batches: Iterable[Mapping[str, np.ndarray]]) -> tuple[float, np.ndarray]:
         """Return the loss of all batches together, and its gradient with respect to `weights_vector`.
@@ -100,7 +100,7 @@ class FullBatchTrainer(TrainerBase):
                 self._run(feeds)
             except Exception as error:  # onnxruntime's exception classes are not public
                 raise self._failed(feeds, error) from error
-            divisors.append(self._divisors_of(feeds))
+            divisors.append([1.0] if self._sum else self._divisors_of(self._divisors, self._results, feeds))
             if not (weight := divisors[-1][0]):
                 continue  # no label counts, so the loss is 0 / 0
             own = float(self._results[self.roles.loss].read())
@@ -109,38 +109,26 @@ class FullBatchTrainer(TrainerBase):
             loss += weight * own
             for name, where in self._slices.items():
                 gradient[where] += weight * self._results[self._gradients[name]].read().reshape(-1).astype(np.float64)
-        whole = 1.0 if self._sum else self._check_shares(np.array(divisors))
+        whole = 1.0 if self._sum else _whole(np.array(divisors))
         if not math.isfinite(loss) or not whole or not np.isfinite(gradient).all():
             raise NotFinite(f"the {'gradient' if whole and math.isfinite(loss) else 'loss'} is not finite")
         return loss / whole, gradient / whole
 
-    def _divisors_of(self, feeds: Mapping[str, np.ndarray]) -> list[float]:
-        """Return, for each loss, the number by which its mean over this batch is divided; 1 for sums."""
-        if self._sum:
-            return [1.0]
-        count = next((len(array) for array in feeds.values() if array.ndim), 1)
-        counts = [
-            len(feeds[term.mask]) if term.mask else feeds[term.label].size if term.label else count
-            for term in self.roles.losses
-        ]
-        return [
-            float(self._results[name].read() if name else own) for name, own in zip(self._divisors, counts, strict=True)
-        ]
 
-    def _check_shares(self, divisors: np.ndarray) -> float:
-        """Check that each batch has the same share of the divisors of all losses. Return the divisor over all batches.
+def _whole(divisors: np.ndarray) -> float:
+    """Return the divisor of the first loss over all batches.
 
-        Args:
-            divisors: the divisors, of shape [batches, losses].
-        """
-        total = divisors.sum(0)
-        if len(divisors) > 1 and np.ptp(divisors / np.where(total, total, 1), axis=1).max() > 1e-6:
-            raise OnnxgradError(
-                "the losses are means over different numbers of elements, because labels are ignored or weighted: the "
-                "batches don't add up to the loss of all samples",
-                "use a `batch_size` of all samples, or a single loss",
-            )
-        return float(total[0])
+    Args:
+        divisors: the divisors, of shape [batches, losses].
+
+    Raises:
+        OnnxgradError: a batch does not have the same share of the divisors of all losses.
+    """
+    total = divisors.sum(0)
+    if len(divisors) > 1 and np.ptp(divisors / np.where(total, total, 1), axis=1).max() > 1e-6:
+        hint = "use a `batch_size` of all samples, or a single loss"
+        raise OnnxgradError(f"{UNEQUAL}: the batches don't add up to the loss of all samples", hint, code="conflict")
+    return float(total[0])
 
 
 def _check_is_function(built: TrainingModel, roles: Roles) -> None:
@@ -151,25 +139,19 @@ def _check_is_function(built: TrainingModel, roles: Roles) -> None:
     """
     drawing = next((node for node in with_bodies(built.graph.nodes) if is_random(built.graph, node)), None)
     if drawing is not None:
-        raise UsageError(
-            f"{WHO} can't train with random numbers, which '{drawing.name or drawing.output[0]}' ({drawing.op_type}) "
-            "draws: each run would have a different loss",
-            "use `mode='eval'`, or another optimizer",
-        )
+        node = f"'{drawing.name or drawing.output[0]}' ({drawing.op_type})"
+        message = f"{WHO} can't train with random numbers, which {node} draws: each run would have a different loss"
+        raise conflict(message, "use `mode='eval'`, or another optimizer")
     if roles.successors:
-        statistic = next(iter(roles.successors))
-        raise UsageError(
-            f"{WHO} can't train with BatchNormalization in training mode, which changes '{statistic}' in each run",
-            "use `mode='eval'`, or another optimizer",
-        )
+        changed = next(iter(roles.successors))
+        message = f"{WHO} can't train with BatchNormalization in training mode, which changes '{changed}' in each run"
+        raise conflict(message, "use `mode='eval'`, or another optimizer")
     if roles.estimated:
-        raise UsageError(
-            f"{WHO} requires gradients that are the slopes of the loss, but those of quantizers are estimates",
-            "use another optimizer",
-        )
+        message = f"{WHO} requires gradients that are the slopes of the loss, but those of quantizers are estimates"
+        raise conflict(message, "use another optimizer")
     held = [*roles.held, *(name for name in roles.partial if roles.inputs.get(name) == "weight")]
     if held:
-        raise UsageError(
+        raise conflict(
             f"{WHO} requires gradients that are the slopes of the loss, but '{held[0]}' is treated as a constant, by "
             "`lora_dora` or by stop_gradient in a loss",
             "leave it out, or use another optimizer",
@@ -180,7 +162,5 @@ def _check_types(values: Mapping[str, np.ndarray]) -> None:
     """Raise an error for weights of 16 bits, whose rounding would hide the differences that a line search compares."""
     short = next((name for name, array in values.items() if array.dtype not in (np.float32, np.float64)), None)
     if short is not None:
-        raise UsageError(
-            f"{WHO} trains float32 and float64 weights, but '{short}' is {values[short].dtype}",
-            "use another optimizer, or export the model in float32",
-        )
+        message = f"{WHO} trains float32 and float64 weights, but '{short}' is {values[short].dtype}"
+        raise wrong_type(message, "use another optimizer, or export the model in float32")

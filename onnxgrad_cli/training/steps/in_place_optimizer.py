@@ -126,6 +126,7 @@ class _Places:
         made = {node.output[0]: i for i, node in enumerate(update.nodes)}
         self.late = {new: old for new, old in update.outputs.items() if self._last.get(old, -1) > made[new]}
         self._until = {old: made[new] for new, old in update.outputs.items() if new not in self.late}
+        self._kinds = {old: update.dtypes[new] for new, old in update.outputs.items()}
         self._free: dict[np.dtype, list[Place]] = defaultdict(list)
         self._count: dict[np.dtype, int] = defaultdict(int)
         self.at: dict[str, Place] = {}
@@ -135,7 +136,9 @@ class _Places:
         node = self._update.nodes[i]
         name = node.output[0]
         over = [self.at.get(read, read) for read in dict.fromkeys(node.input) if self._ends(read, i)]
-        self._free_again(over)
+        for place in over:
+            if isinstance(place, tuple):
+                self._free[place[0]].append(place)
         self.at[name] = self._place(name, over)
         return self.at[name]
 
@@ -147,11 +150,6 @@ class _Places:
         """
         own = name in self.at or name in self._until
         return own and self._last[name] == i and name not in self._update.outputs
-
-    def _free_again(self, over: list[Place]) -> None:
-        for place in over:
-            if isinstance(place, tuple):
-                self._free[place[0]].append(place)
 
     def _place(self, name: str, over: list[Place]) -> Place:
         """Return the location for a result, the first that is possible of these:
@@ -169,12 +167,9 @@ class _Places:
         if name in self._update.outputs and name not in self.late:
             return self._update.outputs[name]
         for place in over:
-            if isinstance(place, str) and self._kind(place) == kind and self._last[name] <= self._until[place]:
+            if isinstance(place, str) and self._kinds[place] == kind and self._last[name] <= self._until[place]:
                 return place
         if self._free[kind]:
             return self._free[kind].pop()
         self._count[kind] += 1
         return kind, self._count[kind]
-
-    def _kind(self, old: str) -> np.dtype:
-        return next(self._update.dtypes[new] for new, replaced in self._update.outputs.items() if replaced == old)

@@ -10,8 +10,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.choices import Scaling
-from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import ambiguous, conflict, no_data, wrong_value
 from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.metadata import Adapter
@@ -38,31 +37,20 @@ def init_weights(
         UsageError: adapters are trained, which only make sense with the stored weights; or a pattern matches no trained
             weight.
     """
-    if how == KEEP:
-        _reset(trainer, built, original, seed, reset)
+    keeps = how == KEEP
+    if keeps and not reset:
         return
-    if built.training.adapters:
+    if built.training.adapters and not keeps:
         message = f"`init={how!r}` can't be combined with `lora`, whose adapters are added to the given weights"
-        raise UsageError(message, "leave one of them out", code="conflict")
-    _write(trainer, initialization(built.graph, original.graph, built.training, how, seed))
-
-
-def _reset(
-    trainer: TrainerBase, built: TrainingModel, original: ModelProto, seed: int, patterns: Sequence[str]
-) -> None:
-    """Draw the trained weights that match the patterns at random."""
-    if not patterns:
-        return
-    trained = list(built.training.trained)
-    names = matching(patterns, trained, "`reset`", "trained weights", known_as(built.graph.nodes, trained))
-    values = initialization(built.graph, original.graph, built.training, "xavier", seed)
-    missing = [name for name in names if name not in values]
-    if missing:
-        raise UsageError(f"`reset`: onnxgrad knows no initial values for '{missing[0]}'", "leave it out")
-    _write(trainer, {name: values[name] for name in names})
-
-
-def _write(trainer: TrainerBase, values: Mapping[str, Val]) -> None:
+        raise conflict(message, "leave one of them out")
+    values = initialization(built.graph, original.graph, built.training, "xavier" if keeps else how, seed)
+    if keeps:
+        trained = list(built.training.trained)
+        names = matching(reset, trained, "`reset`", "trained weights", known_as(built.graph.nodes, trained))
+        missing = next((name for name in names if name not in values), None)
+        if missing is not None:
+            raise wrong_value(f"`reset`: onnxgrad knows no initial values for '{missing}'", "leave it out")
+        values = {name: values[name] for name in names}
     session = open_session(initializer(values, {name: name for name in values}))
     binding = session.io_binding()
     for name in values:
@@ -81,36 +69,30 @@ def as_asked(options: Options, adapters: Sequence[Adapter]) -> Options:
     """
     if not adapters:
         hint = "leave `adapter_from` out, and train new adapters with `lora=RANK`"
-        raise UsageError("`adapter_from`: there are no adapters in it", hint)
+        raise no_data("`adapter_from`: there are no adapters in it", hint)
     kinds = {(adapter.rank, adapter.alpha, adapter.scaling, bool(adapter.magnitude)) for adapter in adapters}
     ranks = {rank for rank, *_ in kinds}
     wanted = options.lora.rank if options.lora else None
     if len(ranks) > 1 or (wanted is not None and ranks != {wanted}):
         told = ", ".join(map(str, sorted(ranks)))
-        hint = _whole(wanted)
-        needed = "a single rank" if wanted is None else f"the rank {wanted}"
-        raise UsageError(f"`adapter_from`: the adapters have the rank {told}, but the training uses {needed}", hint)
+        needed, hint = "a single rank", "merge them with `onnxgrad export`, and train new ones"
+        if wanted is not None:
+            needed, hint = f"the rank {wanted}", "leave `lora` out"
+        raise conflict(f"`adapter_from`: the adapters have the rank {told}, but the training uses {needed}", hint)
     if options.lora is not None:
         if {dora for *_, dora in kinds} != {options.lora_dora}:
             has, wants = ("have no", "uses") if options.lora_dora else ("have", "does not use")
             message = f"`adapter_from`: the adapters {has} magnitudes, but the training {wants} `lora_dora`"
-            raise UsageError(
-                message, "leave `lora` and `lora_dora` out: the training then takes both from the adapters"
-            )
+            raise conflict(message, "leave `lora` and `lora_dora` out: the training then takes both from the adapters")
         return options
     if len(kinds) > 1:
-        raise UsageError(
-            "`adapter_from`: the adapters have different values of alpha", "choose one with `lora=RANK:ALPHA`"
-        )
+        hint = "choose one with `lora=RANK:ALPHA`"
+        raise ambiguous("`adapter_from`: the adapters have different values of alpha", hint)
     ((rank, alpha, scaling, dora),) = kinds
     names = tuple(adapter.weight for adapter in adapters)
     kind: Scaling = "rslora" if scaling == "rslora" else "lora"
     target = options.lora_target or names
     return replace(options, lora=LoraSpec(rank, alpha), lora_scaling=kind, lora_dora=dora, lora_target=target)
-
-
-def _whole(wanted: int | None) -> str:
-    return "leave `lora` out" if wanted is not None else "merge them with `onnxgrad export`, and train new ones"
 
 
 def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
@@ -128,16 +110,14 @@ def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mappin
     for adapter in adapters:
         if adapter.weight not in own:
             message = f"`adapter_from`: there is an adapter of '{adapter.weight}', but this training does not adapt it"
-            raise UsageError(message, "name it with `lora_target`, too, or leave `lora_target` out")
+            raise conflict(message, "name it with `lora_target`, too, or leave `lora_target` out")
         to = own[adapter.weight]
-        begun[to.a] = values[adapter.a].astype(trainer.buffers[to.a].array.dtype)
-        scaled = values[adapter.b].astype(np.float64) * (adapter.scale / to.scale)
-        if adapter.magnitude:
-            begun[to.magnitude] = values[adapter.magnitude].astype(trainer.buffers[to.magnitude].array.dtype)
-        begun[to.b] = scaled.astype(trainer.buffers[to.b].array.dtype)
+        begun |= dict(zip(to.names, (values[name] for name in adapter.names), strict=True))
+        begun[to.b] = begun[to.b].astype(np.float64) * (adapter.scale / to.scale)
+    begun = {name: array.astype(trainer.buffers[name].array.dtype) for name, array in begun.items()}
     for name in values.keys() - factors:
         if name not in trainer.buffers:
             message = f"`adapter_from`: '{name}' was trained in full with the adapters, but is not trained here"
-            raise UsageError(message, "name it with `train`")
+            raise conflict(message, "name it with `train`")
         begun[name] = values[name]
     trainer.load(begun)

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict, mismatch
 from onnxgrad_cli.execution.session import CPU, Buffer
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training.distributed.communicator import Communicator
+from onnxgrad_cli.training.steps.base import UNEQUAL, samples_in
 from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 
 BUCKET = 16 << 20
@@ -88,19 +89,18 @@ class ParallelTrainer(SplitTrainer):
         terms = len(self._divisors)
         self.volume = sum(each.message.nbytes for each in self._buckets) + 8 * (2 * terms + 3)
 
-    def _differentiate(self, feeds: Mapping[str, np.ndarray]) -> None:
+    def _begin(self, feeds: Mapping[str, np.ndarray]) -> float:
         """Compute the gradients of this process's part of the batch, and sum them over the processes.
 
         The loss and the running statistics are summed, too.
         """
-        count = next((len(array) for array in feeds.values() if array.ndim), 1)
-        if count:
-            super()._differentiate(feeds)
-        share, mean = self._shares(count, feeds)
+        if samples_in(feeds):
+            super()._begin(feeds)
+        share, mean = self._shares(feeds)
         loss = self._between[self.roles.loss]
         total = np.array([float(loss.read()) * share if share else 0.0])
         self._communicator.all_reduce(total)
-        loss.write(np.asarray(math.nan) if self.uncounted else total[0])
+        loss.write(np.asarray(math.nan) if self._uncounted else total[0])
         after = self._sides[1 - self._now]
         for bucket in self._buckets:
             for name, where in bucket.slices.items():
@@ -110,40 +110,32 @@ class ParallelTrainer(SplitTrainer):
             self._communicator.all_reduce(bucket.message)
             for name, where in bucket.slices.items():
                 buffer = self._between[name] if name in self._between else after[name]
-                buffer.write(bucket.message[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
+                buffer.write(bucket.message[where].reshape(buffer.array.shape))
+        return float(loss.read())
 
-    def _shares(self, count: int, feeds: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    def _shares(self, feeds: Mapping[str, np.ndarray]) -> tuple[float, float]:
         """Return the weights of this process's part of the batch: in sums of gradients, and in means over samples.
-
-        A loss without an output for its divisor is a mean over the elements of its label, or over the samples if it
-        takes a mask.
 
         Raises:
             OnnxgradError: there are several losses with different divisors, and the shares of a part in them differ.
         """
-        own = [float(count)]
-        for name, term in zip(self._divisors, self.roles.losses, strict=True):
-            elements = feeds[term.label].size if term.label and not term.mask else count
-            own.append(float(self._between[name].read() if name and count else elements if count else 0))
+        own = [float(samples_in(feeds)), *self._divisors_of(self._divisors, self._between, feeds)]
         total = np.array(own)
         self._communicator.all_reduce(total)
         for name, whole in zip(self._divisors, total[1:], strict=True):
             if name in self._crossing:  # the optimizer accumulates gradients over several runs with this divisor
                 self._between[name].write(whole)
         shares = [part / whole for part, whole in zip(own[1:], total[1:].tolist(), strict=True) if whole]
-        self.uncounted = not self._sum and len(shares) < len(self._divisors)
+        self._uncounted = not self._sum and len(shares) < len(self._divisors)
         of_samples = own[0] / total[0]
         if self._sum:
-            return float(count > 0), of_samples
+            return float(own[0] > 0), of_samples
         apart = np.array([len(shares) > 1 and np.ptp(shares) > 1e-6], np.float64)
         if len(self._divisors) > 1:
             self._communicator.all_reduce(apart)
         if apart[0]:
-            raise OnnxgradError(
-                "the losses are means over different numbers of elements, because labels are ignored or weighted: the "
-                "parts of a batch don't add up to its loss",
-                "use `reduction='sum'`, or a single loss",
-            )
+            hint = "use `reduction='sum'`, or a single loss"
+            raise OnnxgradError(f"{UNEQUAL}: the parts of a batch don't add up to its loss", hint, code="conflict")
         return shares[0] if shares else of_samples, of_samples  # if all labels are ignored, penalties have gradients
 
 
@@ -159,8 +151,7 @@ def agree(communicator: Communicator, arrays: Mapping[str, np.ndarray], what: st
     differs = np.array([communicator.broadcast(check) != check], np.float64)
     communicator.all_reduce(differs)
     if differs[0]:
-        hint = "start all processes with the same options and files"
-        raise UsageError(f"the processes have different {what}", hint)
+        raise mismatch(f"the processes have different {what}", "start all processes with the same options and files")
 
 
 def _pack(tensors: Mapping[str, Buffer], size: int) -> Iterator[Bucket]:
@@ -202,11 +193,9 @@ def divisors_of(built: TrainingModel, part: str, alternative: str) -> list[str]:
         elif position in training.mixing:
             why = f"may depend on the other samples of a batch, or on their number ({training.mixing[position]})"
         if why and any(isinstance(size, str) for size in first_axes):
-            raise UsageError(
-                f"the loss '{spec.name}' on '{output}' {why}: it can't be computed from parts of the batch",
-                f"choose a loss that has a value for each sample, or {alternative}",
-            )
+            message = f"the loss '{spec.name}' on '{output}' {why}: it can't be computed from parts of the batch"
+            raise conflict(message, f"choose a loss that has a value for each sample, or {alternative}")
     if options.reduction == "sum" and (options.l1 or options.l2):
         hint = f"use `reduction='mean'`, or {alternative}"
-        raise UsageError(f"`l1` and `l2` would be added once for each {part}", hint)
+        raise conflict(f"`l1` and `l2` would be added once for each {part}", hint)
     return [training.divisors.get(position, "") for position in range(len(options.losses))]

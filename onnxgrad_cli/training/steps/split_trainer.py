@@ -6,36 +6,23 @@ The results equal those of one run of the whole model. A subclass can change the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import ModelProto, TypeProto
+from onnx import ModelProto
 
 from onnxgrad_cli import metadata
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import mismatch, missing_value
 from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import DIVISOR, Halves, narrowed
-from onnxgrad_cli.training.schedules import Schedule
-from onnxgrad_cli.training.steps.base import RATE, TrainerBase, loosen, numpy_type
-
-if TYPE_CHECKING:
-    import onnxruntime
+from onnxgrad_cli.training.steps.base import TrainerBase, loosen, numpy_type
 
 
 class SplitTrainer(TrainerBase):
-    """A trainer for a training model that was split into two halves: gradients and optimizer.
-
-    Attributes:
-        uncounted: True if the loss ignores all labels of the batch. Then the loss is nan, the gradient is 0, and the
-            step is taken nevertheless.
-    """
-
-    uncounted = False
+    """A trainer for a training model that was split into two halves: gradients and optimizer."""
 
     def __init__(
         self,
@@ -72,68 +59,40 @@ class SplitTrainer(TrainerBase):
         wanted = {*self._scalars, *self._crossing, *self._statistics.values()}
         gradient, optimizer = narrowed(halves.gradient, wanted), narrowed(halves.optimizer, steps.outputs)
         gradient, optimizer, found = _without_values(gradient, optimizer, roles, values or {}, path)
-        types = _types(halves)
+        graph = halves.gradient.graph
+        types = {v.name: v.type for v in (*halves.optimizer.graph.input, *graph.output, *graph.input)}
         super().__init__(roles, {name: types[name] for name in gradients.fed}, found, provider)
         self._seed = loosen(gradient, seed)
-        self._between = self._buffers_between(gradients, types, provider)
-        (rate,) = (name for name, role in steps.inputs.items() if role == "learning rate")
-        self._rate = Buffer(np.zeros((), numpy_type(types[rate])), provider)
-        read = {rate: self._rate, **{name: self._between[name] for name in self._crossing}}
-        self._gradient = open_session(gradient, path, provider, threads, alternating=True)
-        self._optimizer = open_session(optimizer, path, provider, threads, alternating=True)
-        sides = (self._sides, self._sides[::-1])
-        self._forward = [self._runs(self._gradient, gradient, {}, self._between, provider, *pair) for pair in sides]
-        self._update = [self._runs(self._optimizer, optimizer, read, {}, provider, *pair) for pair in sides]
-
-    def _buffers_between(self, gradients: Roles, types: Mapping[str, TypeProto], provider: str) -> dict[str, Buffer]:
-        """Return the buffers that the gradient model writes: scalars, and the values that the optimizer reads."""
         shapes = {name: self.buffers[role.of].array.shape for name, role in gradients.outputs.items() if role.of}
-        return {
+        self._between = {  # the buffers that the gradient model writes: scalars, and values that the optimizer reads
             name: Buffer(np.zeros(shapes.get(name, ()), numpy_type(types[name])), provider)
             for name in dict.fromkeys([*self._scalars, *self._crossing])
         }
+        (rate,) = (name for name, role in steps.inputs.items() if role == "learning rate")
+        self._rate = Buffer(np.zeros((), numpy_type(types[rate])), provider)
+        read = {rate: self._rate, **{name: self._between[name] for name in self._crossing}}
 
-    def _runs(
-        self,
-        session: onnxruntime.InferenceSession,
-        model: ModelProto,
-        read: Mapping[str, Buffer],
-        written: Mapping[str, Buffer],
-        provider: str,
-        before: Mapping[str, Buffer],
-        after: Mapping[str, Buffer],
-    ) -> BoundRuns:
-        """Bind a session to the buffers that it reads and writes.
+        def runs(half: ModelProto, read: Mapping[str, Buffer], written: Mapping[str, Buffer]) -> list[BoundRuns]:
+            """Bind a session to the buffers that it reads and writes, for steps that read side 0 and side 1."""
+            session, found = open_session(half, path, provider, threads, alternating=True), []
+            for before, after in (self._sides, self._sides[::-1]):
+                inputs = {**before, **read}
+                outputs = {**{s: after[name] for name, s in self._successors.items()}, **written}
+                bound = {value.name: inputs[value.name] for value in half.graph.input if value.name in inputs}
+                made = {value.name: outputs[value.name] for value in half.graph.output}
+                found.append(BoundRuns(session, bound, made, provider))
+            return found
 
-        Args:
-            session, model, provider: the session of one half, its model and its execution provider.
-            read, written: the buffers between the halves, and the learning rate.
-            before, after: the sets of weights and state that the step reads and writes.
-        """
-        inputs = {**before, **read}
-        outputs = {**{s: after[name] for name, s in self._successors.items()}, **written}
-        bound = {value.name: inputs[value.name] for value in model.graph.input if value.name in inputs}
-        return BoundRuns(session, bound, {value.name: outputs[value.name] for value in model.graph.output}, provider)
+        self._forward = runs(gradient, {}, self._between)
+        self._update = runs(optimizer, read, {})
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
-        """Take a step on a batch, and return the loss. The arguments and errors are those of `TrainerBase.step`."""
-        self._check(feeds)
-        self._rate.write(self._rate_now(learning_rate))
-        self._differentiate(feeds)
-        loss = float(self._between[self.roles.loss].read())
-        expected = self.uncounted and math.isnan(loss)
-        if math.isfinite(loss) or expected:
-            self._update[self._now]({})
-        self._take(0.0 if expected else loss)
-        return loss
-
-    def _differentiate(self, feeds: Mapping[str, np.ndarray]) -> None:
+    def _begin(self, feeds: Mapping[str, np.ndarray]) -> float:
         """Write loss and gradients to `_between`, and the next running statistics to the side other than `_now`."""
-        self._draw(self._seed)
-        try:
-            self._forward[self._now](feeds)
-        except Exception as error:  # onnxruntime's exception classes are not public
-            raise self._failed(feeds, error) from error
+        self._forward[self._now](feeds)
+        return float(self._between[self.roles.loss].read())
+
+    def _finish(self) -> None:
+        self._update[self._now]({})
 
 
 def _crossing(gradients: Roles, steps: Roles) -> list[str]:
@@ -145,17 +104,8 @@ def _crossing(gradients: Roles, steps: Roles) -> list[str]:
     names = [name for name in steps.inputs if name in gradients.outputs]
     odd = [name for name in names if gradients.outputs[name].role not in ("gradient", "loss", DIVISOR)]
     if odd:
-        raise UsageError(f"the optimizer model takes '{odd[0]}' from the gradient model, but that is not a gradient")
+        raise mismatch(f"the optimizer model takes '{odd[0]}' from the gradient model, but that is not a gradient")
     return names
-
-
-def _types(halves: Halves) -> dict[str, TypeProto]:
-    """Return the types of the optimizer's inputs and of the gradient model's inputs and outputs.
-
-    If a name occurs in both models, the type in the gradient model is used.
-    """
-    gradient = halves.gradient.graph
-    return {v.name: v.type for v in (*halves.optimizer.graph.input, *gradient.output, *gradient.input)}
 
 
 def _without_values(
@@ -175,7 +125,7 @@ def _without_values(
     found |= roles.begun(list(found))
     missing = [name for name in names if name not in found]
     if missing:
-        raise UsageError(f"'{missing[0]}' has no value", "pass the arrays of the checkpoint of this model")
+        raise missing_value(f"'{missing[0]}' has no value", "pass the arrays of the checkpoint of this model")
     return gradient, optimizer, {name: found[name] for name in names}
 
 

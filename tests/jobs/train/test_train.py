@@ -301,7 +301,7 @@ def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
     result = shell("export", "t.onnx.run/checkpoint.safetensors", "--model", "other.onnx", "-o", "no.onnx")
     assert result.code == 1 and "belongs to another model" in result.err and not Path("no.onnx").exists()
     result = shell("export", "data.npz", "--model", "mlp.onnx", "-o", "no.onnx")
-    assert result.code == 1 and result.facts == ("failed", "data.npz", "193,340,853,072", "25,000,000")
+    assert result.code == 1 and result.facts == ("unreadable_file", "data.npz", "193,340,853,072", "25,000,000")
 
 
 DECODER = """

@@ -54,7 +54,7 @@ def test_a_group_as_it_is_typed() -> None:
         ("*:lr=-1", ("usage", "group", "-1")),
         ("*:lr=true", "lr takes a factor"),
         ("*:beta1=x", "option beta1 takes a number"),
-        ("*:beta1=1", ("usage", "beta1", "0", "1")),
+        ("*:beta1=1", ("usage", "beta1", "1", "1")),
         ("*:", "not of the form GLOB:KEY=VALUE"),
         ("weight_decay=0", "not of the form GLOB:KEY=VALUE"),
         ("*:lr", "not of the form GLOB:KEY=VALUE"),

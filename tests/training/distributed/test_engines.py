@@ -13,6 +13,7 @@ from onnxgrad_cli.common.packages import REQUIREMENTS
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.distributed import connected
 from tests.cli_harness import MLP, Shell, save
+from tests.facts import raises
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
@@ -50,8 +51,9 @@ def test_a_missing_package_is_named_before_anything_is_read(
     for name in ("torch", "mpi4py"):
         monkeypatch.setitem(sys.modules, name, None)
     failed = Shell(tmp_path, capsys)("train", "none.onnx", "--data", "none.npz")
-    assert failed.code == 2
-    assert f"a run of 2 processes under {launcher} requires the package {packages[0]}" in failed.err
+    assert failed.code == 2 and failed.facts[1:2] == ("2",)
+    assert failed.problem is not None and f" {launcher} " in failed.problem.message
+    assert failed.problem.message.endswith(f" {packages[0]}")
     commands = [f"pip install '{REQUIREMENTS[package]}'" for package in packages]
     assert f"hint: {', or '.join(commands)}\n" in failed.err
     assert not list(tmp_path.iterdir())
@@ -83,5 +85,5 @@ def test_slurm_must_say_where_rank_0_runs(monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("torch")
     for name, text in SRUN.items():
         monkeypatch.setenv(name, text)
-    with pytest.raises(UsageError, match="does not set the address of rank 0"), connected():
+    with raises(UsageError, "missing_value", "0"), connected():
         pass

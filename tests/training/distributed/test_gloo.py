@@ -9,6 +9,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +21,16 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxgrad_cli.common.launchers import Launch
+from onnxgrad_cli.common.narration import silent
 from onnxgrad_cli.data import Batches, Data
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.training.distributed import gloo, liveness
+from onnxgrad_cli.training.distributed.communicator import RankError
+from onnxgrad_cli.training.distributed.gloo import Gloo
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from tests.cli_harness import PROGRAM
+from tests.facts import facts
 
 pytest.importorskip("torch")
 
@@ -60,6 +71,99 @@ def command(out: str, *more: str, model: Path = MODEL) -> tuple[str, ...]:
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+# -- in threads of one process -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(gloo, "CONNECT", 5.0)
+    monkeypatch.setattr(gloo, "REPORT", 2.0)
+    monkeypatch.setattr(gloo, "COLLECTIVE", timedelta(seconds=10))
+    monkeypatch.setattr(liveness, "SILENT", 0.3)
+    monkeypatch.setattr(liveness, "PERIOD", 0.05)
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+    return free_port()
+
+
+def in_threads(function: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
+    """Call a function in two threads, with the arguments of each, and return both results."""
+    with ThreadPoolExecutor(2) as pool:
+        return [each.result(timeout=60) for each in [pool.submit(function, *given) for given in zip(*arguments)]]  # noqa: B905
+
+
+@contextmanager
+def joined(port: int) -> Iterator[list[Gloo]]:
+    links = in_threads(lambda rank: Gloo(Launch("torchrun", rank, 2, "127.0.0.1", port), silent), (0, 1))
+    try:
+        yield links
+    finally:
+        in_threads(Gloo.close, links)
+
+
+def test_arrays_are_summed_and_values_come_from_the_first(port: int) -> None:
+    arrays = [np.array([1.0, 2.0], np.float32), np.array([10.0, 20.0], np.float32)]
+    value = {"names": ["a"] * 1000, "array": np.arange(3)}
+    with joined(port) as links:
+        assert [(link.rank, link.world) for link in links] == [(0, 2), (1, 2)]
+        in_threads(Gloo.all_reduce, links, arrays)
+        assert [array.tolist() for array in arrays] == [[11.0, 22.0]] * 2
+        for found in in_threads(Gloo.broadcast, links, (value, "ignored")):
+            assert found["names"] == value["names"] and found["array"].tolist() == [0, 1, 2]
+
+
+def test_an_error_of_one_reaches_the_other(port: int) -> None:
+    error = OnnxgradError("no file 'a'", "look again", code="missing_file")
+
+    def run(link: Gloo) -> OnnxgradError | None:
+        if link.rank == 1:
+            return link.fail(error)
+        with pytest.raises(RankError) as found:
+            link.all_reduce(np.ones(1))
+        assert (found.value.rank, *facts(found.value)) == (1, "missing_file", "1", "a")
+        return link.fail(found.value)
+
+    with joined(port) as links:
+        reported = in_threads(run, links)
+    assert reported[0] is not None and reported[0].hint == "look again" and facts(reported[0])[2:] == ("a",)
+    assert reported[1] is None  # rank 0 reports it
+
+
+def test_a_process_that_ends_is_named(port: int) -> None:
+    with joined(port) as links:
+        links.pop().close()
+        with pytest.raises(RankError) as lost:
+            links[0].all_reduce(np.ones(1))
+    assert facts(lost.value) == ("failed", "1")
+
+
+def test_a_restarted_run_does_not_read_errors_of_the_one_before(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's store outlives the processes."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(gloo, "REPORT", 0.2)
+    with joined(port) as links:
+        assert links[1].fail(OnnxgradError("no file")) is not None  # rank 0 says nothing
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    arrays = [np.ones(1), np.ones(1)]
+    with joined(port) as links:
+        in_threads(Gloo.all_reduce, links, arrays)
+    assert arrays == [2.0, 2.0]
+    assert store.check([f"onnxgrad/{restarts}/alive/{rank}" for restarts in range(2) for rank in range(2)])
+
+
+def test_processes_that_find_nobody_end(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo, "CONNECT", 0.2)
+    monkeypatch.setattr(liveness, "PATIENCE", 0.05)
+    for rank in range(2):
+        told: list[str] = []
+        with pytest.raises(OnnxgradError) as failed:
+            Gloo(Launch("torchrun", rank, 2, "127.0.0.1", port), lambda text, level: told.append(text))  # noqa: B023
+        assert failed.value.hint and failed.value.exit_code == 1
+        assert [line.endswith(" rank 1") for line in told] == [True] * (rank == 0)
 
 
 def weights_of(path: str | Path) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import pytest
 
 from onnxgrad_cli.checkpoints.tensors import save_tensors
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, LOG, RunFolder, run_folder
+from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, LOG, RunFolder, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 from tests.facts import raises
 
@@ -40,7 +40,7 @@ def test_the_best_checkpoint_and_the_last_are_written_together(tmp_path: Path, m
         left.append(0)
 
     monkeypatch.setattr("os.fsync", second_fails)
-    with pytest.raises(OnnxgradError, match="no space is left"):
+    with raises(OnnxgradError, "unwritable_file", CHECKPOINT):
         folder.save({**VALUES, "w": np.zeros(3, np.float32)}, SAID, best=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert {*before} == {BEST, CHECKPOINT}
@@ -50,8 +50,31 @@ def test_the_best_checkpoint_and_the_last_are_written_together(tmp_path: Path, m
 def test_a_run_does_not_go_on_from_what_is_no_run(tmp_path: Path, name: str) -> None:
     folder = RunFolder(tmp_path)
     folder.save(VALUES, {key: value for key, value in SAID.items() if key != name})
-    with pytest.raises(OnnxgradError, match=f"not a checkpoint of a run: its entry '{name}' is missing"):
+    with raises(OnnxgradError, "unreadable_file", CHECKPOINT, name):
         folder.load()
+
+
+def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    events = tmp_path / "tensorboard"
+    events.mkdir()
+    for name in (CHECKPOINT, BEST, LOG, "other", "tensorboard/events.out.tfevents.1", "tensorboard/other"):
+        (tmp_path / name).write_text("a")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    RunFolder(tmp_path).clear([tmp_path / name for name in (BEST, LOG, "gone", "missing")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "tensorboard"]
+    assert [path.name for path in events.iterdir()] == ["other"]
+    (events / "other").unlink()
+    RunFolder(tmp_path).clear([])
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_other_tensors_are_no_checkpoint(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "c", VALUES, {})
+    with raises(OnnxgradError, "unreadable_file", "c") as refused:
+        load_checkpoint(tmp_path / "c")
+    assert refused.value.hint == "`onnxgrad train` writes them"
+    with raises(OnnxgradError, "no_data", "c"):
+        load_checkpoint(written(tmp_path / "c", {**SAID, "nominal": True}))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +84,7 @@ def test_a_run_does_not_go_on_from_what_is_no_run(tmp_path: Path, name: str) -> 
 def test_a_bad_line_in_the_log_is_named(tmp_path: Path, line: str) -> None:
     with run_folder(tmp_path) as folder:
         (tmp_path / LOG).write_text(f'{{"step": 1, "rate": 0.1, "loss": 2.0}}\n{line}}}\n'.replace("}}\n", "}\n"))
-        with raises(OnnxgradError, "failed", "train.jsonl", "2"):
+        with raises(OnnxgradError, "unreadable_file", "train.jsonl", "2"):
             folder.history()
 
 
@@ -88,7 +111,7 @@ def test_a_run_goes_on_with_its_own_data_alone(shell: Shell) -> None:
     assert shell(*RUN, "--epochs", "1").code == 0
     data(seed=1)
     refused = shell(*RUN, "--epochs", "2", "--resume")
-    assert refused.code == 2 and "started with other training data" in refused.err and "--new-data" in refused.err
+    assert refused.code == 2 and refused.facts == ("mismatch",) and "--new-data" in refused.err
     assert shell(*RUN, "--epochs", "2", "--resume", "--new-data").code == 0
     refused = shell(*RUN, "--epochs", "2", "--new-data", "--run", "other")
     assert refused.code == 2 and refused.facts == ("usage", "new_data", "resume")
@@ -97,7 +120,7 @@ def test_a_run_goes_on_with_its_own_data_alone(shell: Shell) -> None:
 def test_other_validation_data_are_another_run(shell: Shell) -> None:
     assert shell(*RUN, "--epochs", "1", "--val", "0.5").code == 0
     refused = shell(*RUN, "--epochs", "2", "--val", "0.45", "--resume", "--new-data")
-    assert refused.code == 2
+    assert refused.code == 2 and refused.facts == ("mismatch",)
 
 
 def test_a_damaged_checkpoint_is_neither_resumed_nor_exported(shell: Shell) -> None:
@@ -120,4 +143,4 @@ def test_a_best_checkpoint_of_another_run_is_not_taken(shell: Shell) -> None:
     assert shell(*RUN, "--epochs", "1", "--val", "0.5", "--run", "b").code == 0
     Path("b/best.safetensors").write_bytes(Path("a/best.safetensors").read_bytes())
     told = shell(*RUN, "--epochs", "1", "--val", "0.5", "--run", "b", "--resume")
-    assert told.code == 1 and told.facts == ("failed", "b", "1")
+    assert told.code == 1 and told.facts == ("mismatch", "b", "1")

@@ -125,7 +125,6 @@ def test_an_adapter_takes_the_running_statistics_with_it(folder: Path) -> None:
 def test_that_a_model_comes_in_training_mode_is_said(folder: Path, mode: str, words: str) -> None:
     report = inspect("model.onnx", Options(mode=mode))  # type: ignore[arg-type]
     (said,) = [c.text for c in report.cautions if c.kind == "training mode"]
-    assert said.startswith("the model is in training mode")
     assert "(1 BatchNormalization, 1 Dropout)" in said and words in said
 
 

@@ -15,7 +15,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.distributed.communicator import Communicator
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer
 from tests.communicators import together
-from tests.facts import raises_as
+from tests.facts import raises
 from tests.training.steps.test_parallel import mlp
 
 
@@ -30,7 +30,7 @@ def test_labels_left_out_of_one_of_two_losses_are_refused() -> None:
         feeds["z"][: 3 * link.rank] = -100
         trainer.step(feeds, 0.1)
 
-    with pytest.raises(OnnxgradError, match="different numbers of elements"):
+    with raises(OnnxgradError, "conflict"):
         together(2, step)
 
 
@@ -47,23 +47,17 @@ def of_a_mean(op, prediction, label):
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "expected"),
     [
-        ({"reduction": "sum", "l2": 0.1}, "`l1` and `l2`"),
-        ({"losses": (LossSpec("loss.onnx"),)}, "one number for a batch"),
-        ({"losses": (LossSpec("total", function=total),)}, "one number for a batch"),
-        (
-            {"losses": (LossSpec("centered", function=centered),)},
-            ("usage", "centered", "logits", "ReduceMean", "ReduceMean"),
-        ),
-        (
-            {"losses": (LossSpec("of_a_mean", function=of_a_mean),)},
-            ("usage", "of_a_mean", "logits", "of_a_mean", "ReduceMean"),
-        ),
+        ({"reduction": "sum", "l2": 0.1}, ("l1", "l2")),
+        ({"losses": (LossSpec("loss.onnx"),)}, ("loss.onnx", "logits")),
+        ({"losses": (LossSpec("total", function=total),)}, ("total", "logits")),
+        ({"losses": (LossSpec("centered", function=centered),)}, ("centered", "logits", "ReduceMean", "ReduceMean")),
+        ({"losses": (LossSpec("of_a_mean", function=of_a_mean),)}, ("of_a_mean", "logits", "of_a_mean", "ReduceMean")),
     ],
 )
 def test_what_parts_do_not_add_up_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], words: str | tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(
@@ -72,5 +66,5 @@ def test_what_parts_do_not_add_up_to_is_refused(
         { d = Sub(prediction, label)  s = Mul(d, d)  loss = ReduceMean <keepdims = 0> (s) }"""),
         "loss.onnx",
     )
-    with raises_as(UsageError, words):
+    with raises(UsageError, "conflict", *expected):
         together(2, lambda link: ParallelTrainer(mlp(**more), link, threads=1))

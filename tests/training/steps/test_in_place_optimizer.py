@@ -51,3 +51,14 @@ def test_memory_between_is_taken_again_once_nobody_reads_it() -> None:
 
 
 TRUTHS = frozenset("And Equal Greater GreaterOrEqual Less LessOrEqual Not Or".split())
+
+
+@pytest.mark.parametrize(("bounds", "expected"), [(["low"], [0, 0, 2]), (["", "high"], [-1, 0, 1])])
+def test_clip_has_one_or_two_bounds(bounds: list[str], expected: list[float]) -> None:
+    g, w = np.float32([-1, 0, 2]), np.empty(3, "f")
+    node = helper.make_node("Clip", ["g", *bounds], ["new"])
+    constants = {"low": np.float32(0).reshape(1), "high": np.float32(1).reshape(1)}
+    dtypes = {"g": g.dtype, "new": g.dtype}
+    update = Update("w", (node,), dtypes, ("g",), (), constants, {"new": "w"})
+    InPlace(update).run({"g": g, "w": w}, 0, 3, Scratch(3))
+    assert w.tolist() == expected

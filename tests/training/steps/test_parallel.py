@@ -33,6 +33,7 @@ from onnxgrad_cli.training.steps.parallel import ParallelTrainer
 from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import PROGRAM
 from tests.communicators import together
+from tests.facts import raises
 
 ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "sample_models" / "digits.npz"
@@ -142,8 +143,9 @@ def test_buckets_of_any_size() -> None:
 
 def test_what_is_given_to_sums() -> None:
     weights = sum(4 * int(np.prod(t.dims)) for t in onnx.load(ROOT / "sample_models/digits_mlp.onnx").graph.initializer)
-    volumes = together(2, lambda link: ParallelTrainer(mlp(), link, threads=1).volume)
-    assert all(weights <= volume < weights + 100 for volume in volumes)
+    for size in (1000, 1 << 24):
+        volumes = together(2, lambda link: ParallelTrainer(mlp(), link, threads=1, bucket=size).volume)  # noqa: B023
+        assert volumes == [weights + 5 * 8] * 2  # and five scalars
 
 
 def test_running_statistics_are_averaged() -> None:
@@ -182,7 +184,7 @@ def test_statistics_of_parts_are_told(folder: Path) -> None:
                   communicator=link)  # fmt: skip
 
     together(2, run)
-    assert "caution: each process computes the statistics of BatchNormalization on its own part of the batch" in told
+    assert [line.startswith("caution: ") for line in told if "BatchNormalization" in line] == [True]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_no_process_takes_the_statistics_of_one_sample(
         assert together(2, run)[0].steps == steps
         assert [text in line for line in told if "the variance" in line] == [True] * bool(text)
     else:
-        with pytest.raises(UsageError, match="can't compute the variance of a batch of one sample") as error:
+        with pytest.raises(UsageError, match="variance") as error:
             together(2, run)
         assert text in (error.value.hint or "")
 
@@ -313,7 +315,7 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path) -> None:
     run(3, 2, True)
     run(1, 3, True)
     assert_alike("b.onnx", "a.onnx")
-    with pytest.raises(UsageError, match="already contains a run"):
+    with raises(UsageError, "file_exists", "a.onnx.run"):
         run(2, 3, False)
 
 
