@@ -87,7 +87,7 @@ def test_functions_that_double_a_few_times(shell: Shell) -> None:
 
 
 def test_few_bytes_become_no_more_nodes_than_are_built_in_seconds(shell: Shell) -> None:
-    refused(shell, doubling(14), f"{2**14 + 3:,} nodes", "at most 10,000")
+    refused(shell, doubling(14), f"{2**14 + 3:,} nodes", "more than 10,000")
 
 
 @pytest.mark.parametrize("where", ["input", "value_info", "initializer"])
@@ -172,7 +172,7 @@ HUGE = {
     "a scale": ("y = Resize<mode = \"linear\", antialias = 1>(h, , tiny)", 0, ""),
     "samples": ("y = RoiAlign<sampling_ratio = 2147483647>(h, rois, zero)", 3, "an axis of 2,147,483,647 elements"),
     "bins": ("y = RoiAlign<output_height = 2000000000>(h, rois, zero)", 3, "an axis of 2,000,000,000 elements"),
-    "channels": ("c = Reshape(h, channels) y = LRN<size = 3>(c)", 3, "its number of channels, 20,000, is too large"),
+    "channels": ("c = Reshape(h, channels) y = LRN<size = 3>(c)", 3, "has 20,000 channels"),
 }  # fmt: skip
 """Nodes of which few bytes ask for billions of numbers; the exit code, and what is told."""
 

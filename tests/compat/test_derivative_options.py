@@ -762,7 +762,7 @@ def test_labels_may_be_integers() -> None:
         ({"loss": "loss", "label": "Y"}, ("unknown_name", "Y")),
         ({"loss": "loss", "inputs": ["nope"]}, ("unknown_name", "nope")),
         ({"loss": "loss", "weights": ["nope"]}, ("unknown_name", "nope")),
-        ({"loss": "loss", "inputs": []}, ("usage",)),
+        ({"loss": "loss", "inputs": []}, ("no_data",)),
     ],
     ids=str,
 )

@@ -172,7 +172,7 @@ def test_a_malformed_definition_is_refused(nodes: Any, what: str | tuple[str, ..
 
 def test_what_is_registered_already_must_be_overridden() -> None:
     nodes = [("Neg", ["GO(0)"], ["GI(0)"])]
-    with raises(OnnxgradError, "failed", "onnxgrad_cli", "onnxgrad_cli", "gradient_lists", "gradient_definition"):
+    with raises(OnnxgradError, "conflict", "onnxgrad_cli", "onnxgrad_cli", "gradient_lists", "gradient_definition"):
         gradient_definition("", "Neg")(nodes)
     gradient_definition("", "Neg", override=True)(nodes)
     assert registry.lookup("Neg").source.endswith("gradient_definition of Neg")

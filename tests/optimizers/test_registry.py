@@ -429,7 +429,7 @@ def test_an_optimizer_of_ones_own() -> None:
         def wrong(op, w, g, state):
             return w - state["m"]
 
-        with raises(OnnxgradError, "failed", "m"):
+        with raises(OnnxgradError, "unknown_name", "m"):
             build(exported(network(torch.float32)), options("wrong", {}))
     with pytest.raises(UsageError):
         OPTIMIZERS.lookup("sign")

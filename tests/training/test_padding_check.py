@@ -75,7 +75,7 @@ def test_padding_needs_masks(shell: Shell) -> None:
     more = ("--epochs", 1, "-o", "t.onnx")
     assert train(shell, "net.onnx", "masked", "--batch-size", 1, *more).code == 0
     done = train(shell, "masked.onnx", "per_atom", "-o", "u.onnx")
-    assert done.code == 2 and done.facts == ("usage", "losses", "per_atom", "real", "molecules", "atoms")
+    assert done.code == 2 and done.facts == ("wrong_shape", "losses", "per_atom", "real", "molecules", "atoms")
     assert not Path("u.onnx").exists()
 
 
