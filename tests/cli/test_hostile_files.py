@@ -172,7 +172,7 @@ HUGE = {
     "a scale": ("y = Resize<mode = \"linear\", antialias = 1>(h, , tiny)", 0, ""),
     "samples": ("y = RoiAlign<sampling_ratio = 2147483647>(h, rois, zero)", 3, "an axis of 2,147,483,647 elements"),
     "bins": ("y = RoiAlign<output_height = 2000000000>(h, rois, zero)", 3, "an axis of 2,000,000,000 elements"),
-    "channels": ("c = Reshape(h, channels) y = LRN<size = 3>(c)", 3, "has 20,000 channels"),
+    "channels": ("c = Reshape(h, channels) y = LRN<size = 3>(c)", 3, "has 20000 channels"),
 }  # fmt: skip
 """Nodes of which few bytes ask for billions of numbers; the exit code, and what is told."""
 
