@@ -9,15 +9,24 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.settings import Option
 from onnxgrad_cli.errors import OnnxgradError, suggest, unknown_name
 
 T = TypeVar("T")
 
 
 class Documented:
-    """A registered object whose description is the docstring of its function."""
+    """A registered object whose description is the docstring of its function.
 
+    Attributes:
+        name: the name by which users select it.
+        function: the function.
+        options: the settings of the function.
+    """
+
+    name: str
     function: Callable[..., Any]
+    options: tuple[Option, ...]
 
     @property
     def summary(self) -> str:

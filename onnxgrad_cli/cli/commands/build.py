@@ -10,7 +10,7 @@ import click
 from onnxgrad_cli.cli.batch import run_several, takes_several, targets_in, the_only
 from onnxgrad_cli.cli.parsing.code import UNTRUSTED_SOURCES
 from onnxgrad_cli.cli.parsing.option import FILE, FOLDER, FilePath, option
-from onnxgrad_cli.cli.parsing.options import options, output_option, proof_data, what_to_build
+from onnxgrad_cli.cli.parsing.options import FORCE, options, output_option, proof_data, verify_option, what_to_build
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common import checks
@@ -46,13 +46,7 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
     "JavaScript.",
     section="Output",
 )
-@option(
-    "--verify/--no-verify",
-    default=None,
-    help="Check the gradients numerically; if the check fails, no model is written.  [default: on, unless the model "
-    "is large]",
-    common=True,
-)
+@verify_option("Check the gradients numerically; if the check fails, no model is written.")
 @proof_data(
     "--test-data",
     "Inputs on which the gradients are checked: the arrays of an .npz, or the first samples of data that `onnxgrad "
@@ -104,7 +98,7 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
     help="With --artifacts: write only the names, shapes and types of tensors to the checkpoint, not their values.",
     section="Output",
 )
-@option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)
+@FORCE
 @speaks
 @click.pass_obj
 def build(

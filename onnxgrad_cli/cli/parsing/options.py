@@ -112,6 +112,22 @@ def complete_names(module: str, registry: str) -> Completer:
 MODEL = click.argument("model", metavar="MODEL", type=TEXT, shell_complete=complete_files)
 
 
+FORCE = option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)
+
+
+def data_option(help: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the required option --data, for samples, to a command."""
+    return option(
+        "--data", required=True, type=TEXT, shell_complete=complete_files, metavar="DATA", help=help, common=True
+    )
+
+
+def verify_option(help: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the option --verify to a command."""
+    default = "[default: on, unless the model is large]"
+    return option("--verify/--no-verify", default=None, help=f"{help}  {default}", common=True)
+
+
 def output_option(help: str, metavar: str = "FILE") -> Callable[[Command], Command]:
     """Return a decorator that adds the option -o for the output file to a command."""
     return option("-o", "--out", type=TEXT, shell_complete=complete_files, metavar=metavar, help=help, common=True)
