@@ -483,7 +483,7 @@ def test_what_is_not_known_runs_one_by_one(shell: Shell) -> None:
     text = text.replace("h = MatMul(x, w)", "g = MatMul(x, w) h = BatchNormalization(g, one, one, one, one)")
     onnx.save(parser.parse_model(text.replace("int64 trips", "float[2] one = {1, 1}, int64 trips")), "normal.onnx")
     normal = shell(common[0], "normal.onnx", *common[2:], "--batch-size", "8", "-o", "other.onnx", "--mode", "train")
-    assert normal.code == 2 and normal.facts == ("usage", "1", "Loop_y", "BatchNormalization")
+    assert normal.code == 2 and normal.facts == ("conflict", "1", "Loop_y", "BatchNormalization")
     assert "--accumulate" not in normal.err
     cosine = shell(*common, "--batch-size", "8", "-o", "other.onnx", "--schedule", "cosine")
     assert cosine.code == 2 and cosine.facts == ("usage", "1", "Loop_y", "cosine")

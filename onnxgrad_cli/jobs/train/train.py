@@ -123,18 +123,14 @@ def run_train(
     if picture is not None:
         picture = page_for(checks.path("picture", picture), target)
         check_target(picture, ready.original, ready.path, force)
-    named = [target, *(written.files if written else ()), *([picture] if picture else ())]
-    check_apart([*files_in(place, ready), *named])
+    pictures = [] if picture is None else [picture]
+    check_apart([*files_in(place, ready), target, *(written.files if written else ()), *pictures])
     with run_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         settings = settings_of(options, course, data=data, val=val, adapter_from=adapter_from)
         loop = ready.loop(folder, stop, watch, log, settings, tell)
         if link.broadcast(folder.begun) and not resumed and not force:
             raise _holds_a_run(place)  # another process has begun it since the first check
-        agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
-        if resumed:
-            _resume(loop, new_data, drawing(ready.built.model), tell)
-        if link.world > 1:
-            agree(link, {name: buffer.read() for name, buffer in ready.trainer.buffers.items()}, "weights")
+        _begin(loop, ready, link, resumed, new_data, tell)
         if link.rank == 0:
             if not resumed:
                 folder.clear(files_of_runs(place))
@@ -149,18 +145,34 @@ def run_train(
         return found
     with AtomicWriteGroup(target) as switch:
         files = ready.stage(switch, target, written, force)
-        others = [place / REPORTS[0], *([picture] if picture else ())]
-        if begun_at == ready.trainer.steps and all(map(Path.exists, others)) and _is_written(switch, files):
-            more = "`resume` and " + ("a larger `max_steps`" if reason == "max steps" else "more `epochs`")
-            more = f"'{target}' as the model" if loop.progress.ended else more
-            ignored = f", and {loop.rates} has no effect" if loop.rates_before else ""
-            again = f"to continue it, use {more}; to replace it, use `force` without `resume`"
-            tell(f"'{place}' contains a finished run, so nothing was done{ignored}; {again}", 0)
+        complete = all(map(Path.exists, [place / REPORTS[0], *pictures])) and _is_written(switch, files)
+        if begun_at == ready.trainer.steps and complete:
+            _tell_nothing_done(loop, place, target, reason, tell)
             return found
-        found = replace(found, files=[*files, *([picture] if picture else []), folder.path])
+        found = replace(found, files=[*files, *pictures, folder.path])
         stage_report(switch, folder, ready, found, picture)
         switch.commit()
     return found
+
+
+def _begin(
+    loop: TrainingLoop, ready: PreparedRun, link: Communicator, resumed: bool, new_data: bool, tell: Tell
+) -> None:
+    """Load the checkpoint of a run that is resumed. Check that all processes have the same data and weights."""
+    agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
+    if resumed:
+        _resume(loop, new_data, drawing(ready.built.model), tell)
+    if link.world > 1:
+        agree(link, {name: buffer.read() for name, buffer in ready.trainer.buffers.items()}, "weights")
+
+
+def _tell_nothing_done(loop: TrainingLoop, place: Path, target: Path, reason: str, tell: Tell) -> None:
+    """Report that a finished run was resumed, and how to train further."""
+    more = "`resume` and " + ("a larger `max_steps`" if reason == "max steps" else "more `epochs`")
+    more = f"'{target}' as the model" if loop.progress.ended else more
+    ignored = f", and {loop.rates} has no effect" if loop.rates_before else ""
+    again = f"to continue it, use {more}; to replace it, use `force` without `resume`"
+    tell(f"'{place}' contains a finished run, so nothing was done{ignored}; {again}", 0)
 
 
 def _checked_log(log: Sequence[LogForm]) -> tuple[LogForm, ...]:
