@@ -46,6 +46,7 @@ TESTS = {
     "tests/targets/test_blocked.py",
     "onnxgrad_cli/verification/checks/optimizer_step.py": "tests/verification/checks/test_optimizer_step.py",
     "onnxgrad_cli/verification/checks/reference_optimizers.py": "tests/verification/checks/test_optimizer_step.py",
+    "onnxgrad_cli/jobs": "tests/jobs",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",
 }
 """Folder or module -> the fast tests for it. mutmut runs the tests that reach a mutant.

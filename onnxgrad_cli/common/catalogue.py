@@ -61,7 +61,9 @@ class Catalogue(Generic[T]):
         """
         checks.text("name", name)
         if name in self._found and not override:
-            raise OnnxgradError(f"two {self._plural} are called '{name}'", "pass override=True to replace the first")
+            raise OnnxgradError(
+                f"two {self._plural} are called '{name}'", "pass override=True to replace the first", code="conflict"
+            )
         self._found[name] = thing
 
     def lookup(self, name: str) -> T:

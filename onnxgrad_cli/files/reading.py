@@ -16,7 +16,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.inputs import protect_inputs
-from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, unreadable
+from onnxgrad_cli.errors import OnnxgradError, missing_file, missing_value, unreadable, wrong_type
 from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references
 from onnxgrad_cli.files.outputs import is_special
 from onnxgrad_cli.files.validation import check_model
@@ -99,7 +99,7 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
         return load_model(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
         return _checked(_parse(bytes(model), "the model"), "the model", path), path
-    raise UsageError(f"expected a path, a ModelProto or its bytes, got {type(model).__name__}")
+    raise wrong_type(f"expected a path, a ModelProto or its bytes, got {type(model).__name__}")
 
 
 def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
@@ -131,7 +131,7 @@ def _read_stdin() -> bytes:
     """Read stdin, and keep the content: a job may read the same model again, but stdin can be read only once."""
     global _kept
     if sys.stdin.isatty():
-        raise UsageError("a model is expected on stdin, but stdin is a terminal", "pipe a model in, or name a file")
+        raise missing_value("a model is expected on stdin, but stdin is a terminal", "pipe a model in, or name a file")
     stream = sys.stdin.buffer
     if _kept[0] is not stream:
         _kept = stream, _read_stream(stream, "stdin")

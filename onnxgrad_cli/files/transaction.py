@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Self
 
 from onnxgrad_cli.common.inputs import check_is_no_input
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import unwritable
 from onnxgrad_cli.files.outputs import check_apart, is_model, is_special, mentions, told
 
 DIGITS = 12
@@ -260,7 +260,7 @@ class AtomicWriteGroup:
         if out not in self._claimed:
             check_is_no_input(out)
             if is_special(out) or out.is_dir():
-                raise OnnxgradError(f"'{out}' is not a file: it is a folder, a device or a pipe", "move it away")
+                raise unwritable(f"'{out}' is not a file: it is a folder, a device or a pipe", "move it away")
             self._claims.enter_context(claim(out))
             self._claimed.add(out)
 

@@ -20,7 +20,7 @@ from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions
 from onnxgrad_cli.data.class_names import called, number_of
 from onnxgrad_cli.derivatives.derivative_model import float_inputs
 from onnxgrad_cli.derivatives.scores import ClassChoice
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, wrong_type, wrong_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.explanations.attacks import (
@@ -170,11 +170,11 @@ def run_attack(
     if inner is not proto:
         proto, graph = inner, typed(inner, path, options)
     if not float_inputs(graph):
-        raise UsageError(no_float_inputs(graph), _cut(proto, path, graph, output or graph.output_names[0]))
+        raise wrong_type(no_float_inputs(graph), _cut(proto, path, graph, output or graph.output_names[0]))
     what = scored(graph, output)
     subject = the_input(proto, path, graph, wrt)
     if subject.inner:
-        raise UsageError(
+        raise wrong_type(
             f"'{subject.name}' is not a float input: values inside the model can't be fed, and tokens can't be "
             "changed slightly",
             "name a float input with `wrt`",
@@ -190,7 +190,9 @@ def run_attack(
     names = class_names(found, proto, what, label)
     aim = ClassChoice.of(None if fooling.targeted is None else number_of(fooling.targeted, names), what.axis)
     if aim is not None and not aim.which.isdigit():
-        raise UsageError(f"`targeted='{aim.which}'`: expected one class for all samples", "give its number or its name")
+        raise wrong_value(
+            f"`targeted='{aim.which}'`: expected one class for all samples", "give its number or its name"
+        )
     target_class = None if aim is None else int(aim.which)
     rows = chosen(found, sample)
     logs = False
@@ -265,7 +267,7 @@ def _fooled(
     aim = labels if targeted is None else labels_of(targeted, what, scores, None)
     rounding = CLIP_TOLERANCE * (ball.high - ball.low)
     if x.min() < ball.low - rounding or x.max() > ball.high + rounding:
-        raise UsageError(
+        raise wrong_value(
             f"`clip`: the samples have values from {x.min():g} to {x.max():g}, outside {ball.low:g} to {ball.high:g}",
             "give the range of the model's input, after normalization",
         )

@@ -30,7 +30,8 @@ from onnxgrad_cli.errors import (
     InternalError,
     OnnxgradError,
     UnsupportedError,
-    UsageError,
+    conflict,
+    missing_value,
     suggest,
     unknown_name,
 )
@@ -249,7 +250,7 @@ def _check_options(options: Options) -> None:
 
         check_request(options)
     elif options.init != Options.init or (options.seed is not None and not options.lora):
-        raise UsageError(
+        raise conflict(
             "`init` and `seed` require `training_info`, because they set its initialization", "add that option"
         )
     for spec in options.losses:
@@ -267,7 +268,7 @@ def _check_weights_are_inputs(options: Options, stop_after: str | None, target: 
         "`stop_after`": stop_after is not None,
     })  # fmt: skip
     if target is None:
-        raise UsageError(
+        raise missing_value(
             "`weights='inputs'` writes files beside the model, but the model is written to stdout",
             "name a file with `out`",
         )

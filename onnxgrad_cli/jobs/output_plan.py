@@ -9,7 +9,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import missing_value, wrong_value
 from onnxgrad_cli.files import STREAM, ModelSource, check_apart, check_target, resolve_output
 from onnxgrad_cli.files.start_values import check_places, places
 from onnxgrad_cli.report import FORMATS
@@ -83,7 +83,7 @@ class OutputPlan:
         check_apart(files)
         for file in self.reports:
             if file.suffix[1:] not in FORMATS:
-                raise UsageError(
+                raise wrong_value(
                     f"`reports`: can't tell the report's format from the name '{file}'",
                     f"use '{file.with_suffix('.md')}' for Markdown, which reads well as plain text, or .html or .json",
                 )
@@ -108,7 +108,7 @@ def target_of(
     """
     if out is None:
         if not isinstance(model, (str, Path)):
-            raise UsageError("`out` is required, because a model in memory has no file name", "name a file")
+            raise missing_value("`out` is required, because a model in memory has no file name", "name a file")
         source = checks.path("model", model)
         return None if str(model) == STREAM else source.with_name(f"{source.stem}.{word}{suffix}")
     return None if str(out) == STREAM else resolve_output(checks.path("out", out), streams)
@@ -125,9 +125,9 @@ def page_for(picture: Path, target: Path | None) -> Path:
         UsageError: the suffix of `picture` is not .html, or the model goes to stdout.
     """
     if picture.suffix.lower() != ".html":
-        raise UsageError(f"`picture`: '{picture}' does not end in .html", f"use '{picture.with_suffix('.html')}'")
+        raise wrong_value(f"`picture`: '{picture}' does not end in .html", f"use '{picture.with_suffix('.html')}'")
     if target is None:
-        raise UsageError(
+        raise missing_value(
             "`picture` is written beside the model, but the model is written to stdout", "name a file with `out`"
         )
     return resolve_output(picture)

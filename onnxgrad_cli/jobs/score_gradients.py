@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_value
 from onnxgrad_cli.explanations.open_samples import Scored
 from onnxgrad_cli.explanations.scorer import Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import Subject
@@ -45,7 +45,7 @@ def file_for(
         return None
     target = resolve_output(checks.path("out", out))
     if target.suffix.lower() not in endings:
-        raise UsageError(f"'{target}' has no supported suffix", f"use one of {', '.join(endings)}")
+        raise wrong_value(f"'{target}' has no supported suffix", f"use one of {', '.join(endings)}")
     check_target(target, model, path, force)
     return target
 

@@ -22,7 +22,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.compat.random_feeds import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.interleaved_timing import interleaved
 from onnxgrad_cli.execution.session import load_onnxruntime, open_session
@@ -100,7 +100,7 @@ def run_tune(
         checks.threads(threads)
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
-        raise UsageError(
+        raise conflict(
             f"tuning measures standard operators only, but `target={options.target!r}` also uses other operators",
             "leave `target` out",
         )
@@ -139,7 +139,7 @@ def _target(model: ModelSource, out: str | Path | None) -> Path:
         OnnxgradError: the file can't be written.
     """
     if model == STREAM or str(out) == STREAM:
-        raise UsageError("tuning can't use stdin or stdout", "name a file for the model, and a file for the output")
+        raise conflict("tuning can't use stdin or stdout", "name a file for the model, and a file for the output")
     target = target_of(model, out, "tuned", ".toml", streams=False)
     assert target is not None, "stdin is refused above"
     check_target(target, force=True)

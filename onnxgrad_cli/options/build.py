@@ -23,7 +23,7 @@ from onnxgrad_cli.common.choices import (
     TargetName,
     Yield,
 )
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict, no_data
 from onnxgrad_cli.options.declare import check, document, option
 from onnxgrad_cli.options.specs import Group, LoraSpec, LossScale, RecomputeSpec, check_loss_scale
 
@@ -141,7 +141,7 @@ class LossOptions(_Part):
 
         checks.tuple_of("losses", self.losses, LossSpec, "such as losses=(LossSpec('mse'),)")
         if not self.losses:
-            raise UsageError("`losses` is empty, so there is nothing to minimize", "such as losses=(LossSpec('mse'),)")
+            raise no_data("`losses` is empty, so there is nothing to minimize", "such as losses=(LossSpec('mse'),)")
         super().__post_init__()
 
 
@@ -241,10 +241,9 @@ class AdapterOptions(_Part):
 
     def __post_init__(self) -> None:
         if self.lora_dora and self.lora_dropout:
-            raise UsageError(
+            raise conflict(
                 "`lora_dora` can't be combined with `lora_dropout`, because each product would be computed twice",
                 "leave one of them out",
-                code="conflict",
             )
         super().__post_init__()
 
@@ -349,7 +348,7 @@ class OptimizerOptions(_Part):
             if self.optimizer != LBFGS.name:
                 OPTIMIZERS.lookup(self.optimizer)
         if self.clip_norm is not None and self.clip_value is not None:
-            raise UsageError("`clip_norm` can't be combined with `clip_value`", "leave one of them out")
+            raise conflict("`clip_norm` can't be combined with `clip_value`", "leave one of them out")
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale)
         super().__post_init__()

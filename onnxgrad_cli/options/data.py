@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Augmentation, Resize
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict, missing_value, wrong_type
 from onnxgrad_cli.options.declare import check, option, options_class
 
 DATA = "Data"
@@ -55,7 +55,7 @@ class SequenceOptions(checks.KnownKeywords):
     def __post_init__(self) -> None:
         check(self)
         if self.pack and self.max_length is None:
-            raise UsageError("`pack` requires the number of tokens per row", "add `max_length=TOKENS`")
+            raise missing_value("`pack` requires the number of tokens per row", "add `max_length=TOKENS`")
 
 
 @options_class
@@ -116,11 +116,9 @@ class SampleOptions(checks.KnownKeywords):
         for column, feed in self.columns.items():
             checks.text("columns", feed)
             if list(self.columns.values()).count(feed) > 1:
-                raise UsageError(
-                    f"`columns`: two columns are mapped to '{feed}', one of them '{column}'", "map only one"
-                )
+                raise conflict(f"`columns`: two columns are mapped to '{feed}', one of them '{column}'", "map only one")
         if self.transform is not None and not callable(self.transform):
-            raise UsageError(
+            raise wrong_type(
                 f"`transform={self.transform!r}`: expected a function",
                 "give one that takes and returns a dict of arrays",
             )

@@ -6,7 +6,7 @@ from dataclasses import field
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Init
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.options.build import MEMORY, OPTIMIZER, OUTPUT, TRAINED
 from onnxgrad_cli.options.data import DATA, SampleOptions, SequenceOptions
 from onnxgrad_cli.options.declare import check, option, options_class
@@ -171,6 +171,6 @@ class Course(checks.KnownKeywords):
         checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
         checks.of_type("samples", self.samples, SampleOptions, "SampleOptions(...)")
         if self.samples.balance and not self.shuffle:
-            raise UsageError(
+            raise conflict(
                 "`balance` can't be combined with `shuffle=False`, because it draws samples at random", "choose one"
             )

@@ -88,4 +88,4 @@ def test_the_description_of_values(shell: Shell) -> None:
     Path("train.json").write_text('{"bytes": 3, ' + text[1:])
     Path("new.bin").write_bytes(bytes(4 * (12 + 3 + 6) + 4))
     refused = shell("export", "new.bin", "--model", "mlp.onnx", "--roles", "train.json", "-o", "out.onnx")
-    assert refused.code == 1 and refused.facts == ("failed", "train.json", "bytes"), refused.err
+    assert refused.code == 1 and refused.facts == ("unreadable_file", "train.json", "bytes"), refused.err

@@ -93,7 +93,7 @@ def test_a_column_may_be_called_otherwise(tmp_path: Path, form: str) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             opened(data.source, columns=columns)
-    with raises(UsageError, "usage", "columns", "y", "a"):
+    with raises(UsageError, "conflict", "columns", "y", "a"):
         SampleOptions(columns={"a": "y", "b": "y"})
 
 

@@ -486,7 +486,7 @@ def test_what_is_not_known_runs_one_by_one(shell: Shell) -> None:
     assert normal.code == 2 and normal.facts == ("conflict", "1", "Loop_y", "BatchNormalization")
     assert "--accumulate" not in normal.err
     cosine = shell(*common, "--batch-size", "8", "-o", "other.onnx", "--schedule", "cosine")
-    assert cosine.code == 2 and cosine.facts == ("usage", "1", "Loop_y", "cosine")
+    assert cosine.code == 2 and cosine.facts == ("conflict", "1", "Loop_y", "cosine")
 
 
 @pytest.mark.parametrize(

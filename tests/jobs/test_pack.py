@@ -69,7 +69,7 @@ def test_a_model_in_onnxruntimes_own_format_computes_the_same(shell: Shell) -> N
     sessions = [onnxruntime.InferenceSession(f"site/model.{form}") for form in ("ort", "onnx")]
     for got, expected in zip(*(session.run(list(roles["outputs"]), feeds) for session in sessions), strict=True):
         np.testing.assert_array_equal(got, expected)
-    with raises(UsageError, "usage", "ort", "webgpu"):
+    with raises(UsageError, "conflict", "ort", "webgpu"):
         run_pack("train.onnx", Path("gpu"), data=Path("data.npz"), prefix="a_", ort=True, webgpu=True)
     assert not Path("gpu").exists()
 
@@ -77,7 +77,7 @@ def test_a_model_in_onnxruntimes_own_format_computes_the_same(shell: Shell) -> N
 def test_what_is_missing_is_told(shell: Shell) -> None:
     result = shell("pack", "train.onnx", "-o", "site", "--data", "data.npz", "--prefix", "a_")
     assert result.code == 0 and "onnxruntime-web" in result.err
-    with raises(OnnxgradError, "failed", "runtime", "ort.wasm.min.mjs"):
+    with raises(OnnxgradError, "missing_file", "runtime", "ort.wasm.min.mjs"):
         run_pack("train.onnx", Path("site"), data=Path("data.npz"), prefix="a_", runtime=Path("dist"))
     with pytest.raises(UsageError, match="optimizer"):
         run_build("mlp.onnx", "bare.onnx", Options(label="t"), verify=False, no_report=True)

@@ -82,7 +82,7 @@ def test_a_number_that_is_none_and_an_axis_more_are_written_too(shell: Shell) ->
     (row,) = parquet.read_table("r.parquet").column("y").to_pylist()
     assert row[0] == [1, 2] and row[1][0] == 3 and np.isnan(row[1][1])
     done = shell("predict", "roots.onnx", "--data", "r.npz", "-o", "r.xlsx")
-    assert done.code == 2 and done.facts == ("usage", "out", "r.xlsx") and ".jsonl, .parquet" in done.err
+    assert done.code == 2 and done.facts == ("wrong_value", "out", "r.xlsx") and ".jsonl, .parquet" in done.err
 
 
 def test_tokens_of_different_lengths_are_predicted_whatever_the_input_is_called(shell: Shell) -> None:

@@ -383,7 +383,7 @@ def test_the_list_of_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
         ("adan", {}, ("unknown_name", "adan")),
         ("", {"momentum": 0.9}, "requires an optimizer"),
         ("sgd", {"momentum": 0.9}, "sgd has no option 'momentum'"),
-        ("adam", {"beta1": 1.0}, ("usage", "beta1", "0", "1")),
+        ("adam", {"beta1": 1.0}, ("wrong_value", "beta1", "0", "1")),
         ("adam", {"amsgrad": 0.5}, "option amsgrad takes true or false"),
         ("momentum", {"momentum": -1.0}, "must not be negative"),
         ("adamw", {"weight_decay": math.nan}, "option `weight_decay` takes a number"),

@@ -11,7 +11,7 @@ from onnxgrad_cli.cli.parsing.options import MODEL, declared_options, how_to_rea
 from onnxgrad_cli.cli.parsing.samples import on_samples, shown
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_value
 from onnxgrad_cli.options.attack import Fooling
 from onnxgrad_cli.options.data import SampleOptions
 
@@ -70,5 +70,5 @@ def _clip(text: str | None) -> tuple[float, float] | None:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"`clip={text}`: give two numbers", "such as 0,1") from None
+        raise wrong_value(f"`clip={text}`: give two numbers", "such as 0,1") from None
     return low, high

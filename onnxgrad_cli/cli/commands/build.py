@@ -15,7 +15,7 @@ from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import WeightsForm
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 
 if TYPE_CHECKING:
     from onnxgrad_cli.options import Options
@@ -132,15 +132,15 @@ def _run(
     """Build a training model, or the artifacts if a folder for them is given."""
     if artifacts is None:
         if prefix or nominal_checkpoint:
-            raise UsageError("--prefix and --nominal-checkpoint require --artifacts", "add --artifacts DIR")
+            raise conflict("`prefix` and `nominal_checkpoint` require `artifacts`", "add --artifacts DIR")
         from onnxgrad_cli.jobs.build import run_build
 
         return run_build(model, out, asked, stop_after=stop_after, weights=weights, picture=picture, **how)
-    checks.conflicts("--artifacts", {
-        "--out": out is not None,
-        "--stop-after": stop_after is not None,
-        "--picture": picture is not None,
-        "--weights": weights != "stored",
+    checks.conflicts("`artifacts`", {
+        "`out`": out is not None,
+        "`stop_after`": stop_after is not None,
+        "`picture`": picture is not None,
+        "`weights`": weights != "stored",
     })  # fmt: skip
     from onnxgrad_cli.jobs.artifact_folder import run_artifacts
 

@@ -22,7 +22,7 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.data import Batches, Data, DataSets, NamedSet, Preprocessing
 from onnxgrad_cli.data.class_names import names_for
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import missing_value
 from onnxgrad_cli.files import AtomicWriteGroup, check_target, stage_model
 from onnxgrad_cli.files.external_data import data_checksum
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_external
@@ -102,7 +102,9 @@ class PreparedRun:
             "`eval_every`": bool(course.eval_every), f"`schedule='{course.schedule}'`": schedule.watches,
         }  # fmt: skip
         if evaluator is None and (name := next((name for name, is_set in asked.items() if is_set), "")):
-            raise UsageError(f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data")
+            raise missing_value(
+                f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data"
+            )
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
         rates = f"a learning rate of {course.learning_rate:g}, {course.schedule}"
         rates += f" over {steps} steps" if course.schedule != "constant" else ""

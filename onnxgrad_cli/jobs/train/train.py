@@ -20,7 +20,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data.dataset import check_there
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import UsageError, conflict, missing_file, missing_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apart, check_exists, check_target
 from onnxgrad_cli.jobs.output_plan import page_for, target_of
@@ -110,7 +110,7 @@ def run_train(
     protect_inputs(*([] if adapter_from is None else files_of(adapter_from)))
     checks.one_of("resume", resume, Resume)
     if new_data and resume == "never":
-        raise UsageError("`new_data` requires `resume`", "leave it out: a new run accepts any data")
+        raise conflict("`new_data` requires `resume`", "leave it out: a new run accepts any data")
     log = _checked_log(log)
     start, link = time.perf_counter(), communicator or _alone()
     check_exists(model)  # before a run is found that belongs to the correct name
@@ -224,7 +224,7 @@ def _alone() -> Alone:
         UsageError: a launcher has started several processes. Without a communicator, all would write the same files.
     """
     if launched := launches():
-        raise UsageError(
+        raise missing_value(
             f"{launched[0].launcher} has started {launched[0].world} processes, but run_train got no communicator",
             "pass the communicator of onnxgrad_cli.training.distributed.connected(); or pass Alone(), and each process "
             "trains by itself",
@@ -238,7 +238,7 @@ def _places(model: ModelSource, out: str | Path | None, run: Path | None) -> tup
     The folder's default name is derived from `out`.
     """
     if model == STREAM or str(out) == STREAM:
-        raise UsageError("training can't use stdin or stdout", "name a file for the model, and a file for the output")
+        raise conflict("training can't use stdin or stdout", "name a file for the model, and a file for the output")
     target = target_of(model, out, "trained", streams=False)
     assert target is not None
     named = target if out is None else Path(out)
@@ -256,7 +256,7 @@ def _is_resumed(folder: Path, resume: Resume, force: bool, data: Iterable[Path])
     """
     begun = holds_checkpoint(folder)
     if resume == "must" and not begun:
-        raise OnnxgradError(
+        raise missing_file(
             f"`resume`: '{folder}' contains no checkpoint",
             "leave `resume` out to start a new run, or use `resume='auto'`, which starts one if there is no checkpoint",
         )

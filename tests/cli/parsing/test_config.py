@@ -107,7 +107,7 @@ def test_config_has_sections_of_commands(shell: Shell) -> None:
     )
     command = ("build", "mlp.onnx", "-o", "out/train.onnx", "--config", "c.toml", "--no-verify", "--json")
     refused = shell(*command)
-    assert refused.code == 2 and refused.facts == ("unknown_name", "c.toml", "rate"), (
+    assert refused.code == 2 and refused.facts == ("unknown_name", "config", "c.toml", "rate"), (
         "what the others get is checked too"
     )
     Path("c.toml").write_text(Path("c.toml").read_text().replace("rate =", "epochs ="))
