@@ -479,8 +479,10 @@ def write(build: Build) -> Report:
         for file in (*written, *beside):
             list_file(build, switch, file, "training model" if file == target else "weights")
         if outputs.picture is not None:
-            page = _page_of(model, build.plan.path).encode()
-            switch.stage(outputs.picture, methodcaller("write", page))
+            from onnxgrad_cli.view import draw  # imported here because most builds have no picture
+            from onnxgrad_cli.view.html_drawing import html
+
+            switch.stage(outputs.picture, methodcaller("write", html(draw(model, build.plan.path)).encode()))
             list_file(build, switch, outputs.picture, "picture")
         report = build.report()
         if beside:
@@ -569,14 +571,3 @@ def with_reports(build: Build, report: Report) -> Report:
 def commands(report: Report) -> list[Next]:
     """Return the next steps of a report that are shell commands."""
     return [step for step in report.next if step.language == "sh"]
-
-
-def _page_of(model: ModelProto, path: Path | None) -> str:
-    """Return the HTML page with the picture of a model.
-
-    The modules for pictures are imported in this function, because most builds have no picture.
-    """
-    from onnxgrad_cli.view import draw
-    from onnxgrad_cli.view.html_drawing import html
-
-    return html(draw(model, path))

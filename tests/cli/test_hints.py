@@ -12,7 +12,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from inspect import isfunction, signature
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -1007,7 +1007,7 @@ def test_a_provider_of_another_build(name: str, package: str, shell: Shell, monk
 
 PLACES = {"OnnxgradError": 1, "UsageError": 1, "CheckFailed": 1, "InternalError": 1, "UnsupportedError": 2,
           "Refusal": 3, "no": 1, "refuse": 2, "conflicts": 2, "of_type": 4}  # fmt: skip
-PLACES |= {name: 1 for name, each in vars(errors).items() if isfunction(each) and "hint" in signature(each).parameters}
+PLACES |= {name: 1 for name, each in vars(errors).items() if isinstance(each, partial)}
 """Calls that take a hint -> its place among the arguments."""
 
 COMMAND = re.compile(r"--[a-z]|(^|\W)-o |pip install|onnxgrad [a-z]|\bcp |python -m")
