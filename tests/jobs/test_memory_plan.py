@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from onnxgrad_cli.common.checks import bytes_of
 from onnxgrad_cli.errors import UsageError
 from tests.cli_harness import Shell
+from tests.facts import raises
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
@@ -79,5 +80,5 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "-1MB", "nan", "5XB"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(UsageError, match="`memory` must be a size"):
+    with raises(UsageError, "wrong_value", "memory", text):
         bytes_of(text, "`memory`")

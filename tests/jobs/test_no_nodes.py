@@ -50,4 +50,4 @@ def test_there_is_nothing_to_train(command: tuple[str, ...], shell: Shell) -> No
 def test_a_file_without_nodes_and_outputs_is_no_model(shell: Shell) -> None:
     save_without_nodes("empty.onnx")
     result = shell("derive", "empty.onnx", "-o", "derived.onnx")
-    assert result.code == 1 and "has no graph" in result.err
+    assert result.code == 1 and result.facts == ("unreadable_file", "empty.onnx")

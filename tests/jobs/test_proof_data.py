@@ -71,7 +71,7 @@ def test_proof_on_text(shell: Shell) -> None:
     derived = shell("derive", "words.onnx", *on, "--kind", "jacobian", "--wrt", "table", "-o", "v.onnx")
     assert derived.code == 0 and "drawn at random" not in derived.err, derived.err
     alone = shell("check", "words.train.onnx", "--tokenizer", "tokenizer.json")
-    assert alone.code == 2 and "--tokenizer converts text in data, but no data are given" in alone.err
+    assert alone.code == 2 and alone.facts == ("conflict", "tokenizer")
 
 
 def test_data_are_fitted_or_refused(shell: Shell) -> None:

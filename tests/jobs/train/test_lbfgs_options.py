@@ -372,7 +372,9 @@ def test_several_processes_are_refused() -> None:
 def test_without_scipy_the_error_names_the_package(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--optimizer", "lbfgs")
-    assert result.code == 2 and "pip install 'scipy>=1.13'" in result.err
+    assert (
+        result.code == 2 and result.facts == ("missing_package", "optimizer='lbfgs'") and "'scipy>=1.13'" in result.hint
+    )
     assert not list(Path().glob("*.run"))
 
 
