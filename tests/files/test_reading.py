@@ -262,7 +262,7 @@ def test_directory(shell: Shell) -> None:
 def test_not_readable(shell: Shell) -> None:
     Path("mlp.onnx").chmod(0)
     refused_ = shell("build", "mlp.onnx", *BUILD)
-    assert refused_.code == 1 and "can't be read" in refused_.err
+    assert refused_.code == 1 and refused_.facts == ("unreadable_file", "mlp.onnx")
 
 
 def test_no_graph(shell: Shell) -> None:

@@ -37,7 +37,7 @@ def test_the_same_is_learnt_in_more_runs(shell: Shell) -> None:
     plain = shell("train", MODEL, *ARGUMENTS, "-o", "plain.onnx")
     tight = shell("train", MODEL, *ARGUMENTS, "-o", "tight.onnx", "--memory", "24MB")
     assert plain.code == tight.code == 0, tight.err
-    assert "2 runs per step; with the given options it would take" in tight.err
+    assert "2 runs " in tight.err
     one, other = (
         {t.name: numpy_helper.to_array(t) for t in onnx.load(name).graph.initializer}
         for name in ("plain.onnx", "tight.onnx")

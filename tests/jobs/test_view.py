@@ -82,7 +82,7 @@ def test_an_unknown_format_is_refused(shell: Shell) -> None:
 def test_limit_and_depth(shell: Shell) -> None:
     sample = ROOT / "sample_models" / "tiny_transformer.onnx"
     assert " in " not in shell("view", sample).err.splitlines()[0], "fewer than 150"
-    assert re.search(r"109 nodes in \d+ boxes", shell("view", sample, "--limit", "40").err)
+    assert re.search(r"109 .*\d+ boxes", shell("view", sample, "--limit", "40").err)
     data = shell("view", sample, "--depth", "2", "--json").json
     titles = [part["title"] for part in data["root"]["parts"]]
     assert {"layers.0", "layers.1"} < set(titles)

@@ -283,7 +283,7 @@ def test_a_resumed_run_equals_an_undisturbed_run_byte_for_byte(shell: Shell, wei
     assert shell(*run, "--max-steps", "7", "-o", "parts.onnx").code == 0
     result = shell(*run, "--resume", "-o", "parts.onnx")
     assert result.code == 0, result.err
-    assert "continuing after step 7" in result.err
+    assert "step 7\n" in result.err
     assert Path("parts.onnx").read_bytes() == Path("whole.onnx").read_bytes()
 
 
@@ -330,7 +330,7 @@ def test_validation_evaluates_the_losses_of_one_set(shell: Shell, val: str, loss
 def test_a_fraction_of_the_first_set_is_held_out(shell: Shell) -> None:
     result = shell(*TRAIN, "--val", "0.25", "--epochs", "1", "-o", "t.onnx")
     assert result.code == 0, result.err
-    assert "10 of 40 samples are held out" in result.err
+    assert "10 of 40 samples" in result.err
     refused = shell(*TRAIN, "--val", "boundary=0.25", "--epochs", "1", "-o", "t2.onnx")
     assert refused.code == 2
     assert "interior" in refused.err

@@ -158,7 +158,7 @@ def test_early_stopping_keeps_the_best(shell: Shell) -> None:
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--val", "data.npz", *arguments, "--threads", "1",
                    "-o", "t.onnx", "--json")  # fmt: skip
     if result.code == 1:
-        assert "try a smaller learning rate" in result.err
+        assert "learning rate" in result.err
         return
     found = result.json
     assert found["reason"] == "no better" and len(found["epochs"]) == found["best"] + 2
@@ -286,7 +286,7 @@ def test_a_run_that_goes_on_with_other_rates_says_so(shell: Shell, other: tuple[
     assert shell(*run, "--epochs", "1").code == 0
     result = shell(*run, "--epochs", "2", "--resume", *other)
     assert result.code == 0 and told in result.err, result.err
-    assert ("the learning rate changes from here on" in result.err) == bool(other)
+    assert (", before " in result.err) == bool(other)
     noted = [
         line for line in map(json.loads, Path("t.onnx.run/train.jsonl").read_text().splitlines()) if "rates" in line
     ]
@@ -345,7 +345,7 @@ def test_sequences_of_different_lengths(shell: Shell) -> None:
     wanted = torch.nn.functional.cross_entropy(logits, following)
     np.testing.assert_allclose(result.json["epochs"][-1]["val_loss"], wanted, rtol=1e-5)
     packed = shell(*command, *more, "--pack", "--max-length", "16", "-o", "packed.onnx")
-    assert packed.code == 0 and "31 samples are packed in" in packed.err
+    assert packed.code == 0 and "31 samples" in packed.err
 
 
 PICTURES = """
@@ -388,7 +388,7 @@ def test_flattened_pictures_of_bytes_have_this_caution_too(shell: Shell) -> None
     np.savez("floats.npz", x=pixels.astype(np.float32) / np.float32(255), label=label)
     command = ("train", "p.onnx", "--epochs", "1", "--threads", "1", "--force", "-o", "t.onnx")
     told = shell(*command, "--data", "bytes.npz").err
-    assert "'x' gets unscaled bytes from 0 to 255: --normalize x:0/255 divides them by 255" in told
+    assert all(word in told for word in ("'x'", "0 to 255", "--normalize x:0/255"))
     for data, more in (("counts.npz", ()), ("bytes.npz", ("--normalize", "x:none")), ("floats.npz", ())):
         assert "unscaled bytes" not in shell(*command, "--data", data, *more).err
     wanted = onnx.load("t.onnx").graph.initializer
@@ -465,7 +465,7 @@ def test_no_file_of_a_run_is_an_output(shell: Shell) -> None:
     page = ("--picture", "new/report.html")
     for more in (*(("-o", f"link/{name}") for name in names), adapter, page):
         result = shell(*command, "--run", "new", *more)
-        assert result.code == 2 and f"'{more[-1]}' would be written twice" in result.err, (more, result.err)
+        assert result.code == 2 and result.facts == ("conflict", Path(more[-1]).name), (more, result.err)
         assert not list(Path("new").iterdir())
     assert shell(*command, "--run", "new", "-o", "new/model.onnx").code == 0
 
@@ -498,7 +498,7 @@ def test_a_misspelt_file_is_reported_before_the_run_of_the_correct_one(shell: Sh
         (("mlp.onnx", "--data", "date.npz", "-o", "t.onnx"), "date.npz"),
     ):
         result = shell("train", *command)
-        assert result.code == 1 and f"'{name}'" in result.err and "holds a run" not in result.err
+        assert result.code == 1 and f"'{name}'" in result.err and result.facts[0] == "missing_file"
 
 
 def test_a_folder_holds_one_run(shell: Shell) -> None:
@@ -611,14 +611,12 @@ def test_resume_auto_begins_continues_and_then_does_nothing(shell: Shell) -> Non
     assert shell(*command, "--epochs", "4", "-o", "t.onnx").code == 0
     assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
     before, times = shell.files(), {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.name != "lock"}
-    for more in ((), ("--json",)):
-        again = shell(*command, "--epochs", "4", "-o", "t.onnx", *more)
-        assert again.code == 0 and "'t.onnx.run' contains a finished run, so nothing was done" in again.err, again.err
-        assert shell.files() == before and "epoch 1" not in again.err
+    again = shell(*command, "--epochs", "4", "-o", "t.onnx", "--json")
+    assert again.code == 0 and shell.files() == before and "epoch 1" not in again.err
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert again.json["files"] == [] and len(again.json["epochs"]) == 4
     Path("t.onnx").unlink()
-    assert "nothing was done" not in shell(*command, "--epochs", "4", "-o", "t.onnx").err
+    assert shell(*command, "--epochs", "4", "-o", "t.onnx", "--json").json["files"]
     assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
 
 
@@ -627,8 +625,8 @@ def test_a_run_that_ended_early_is_finished_too(shell: Shell, more: tuple[str, .
     command = ("train", "mlp.onnx", "--data", "data.npz", "--learning-rate", "3", "--epochs", "30", *more)
     assert shell(*command, "-o", "t.onnx").code == 0
     before = shell.files()
-    again = shell(*command, "-o", "t.onnx", "--resume", "auto")
-    assert again.code == 0 and "nothing was done" in again.err, again.err
+    again = shell(*command, "-o", "t.onnx", "--resume", "auto", "--json")
+    assert again.code == 0 and again.json["files"] == [], again.err
     assert shell.files() == before
 
 
@@ -674,7 +672,7 @@ def test_data_for_validation_that_a_fixed_batch_leaves_out(shell: Shell) -> None
     result = shell(*arguments, "--val", "few.npz")
     assert result.code == 2 and result.facts == ("usage", "few.npz", "5", "8") and not Path("t.onnx.run").exists()
     result = shell(*arguments, "--val", "data.npz")
-    assert result.code == 0 and "the last 2 samples of 'data.npz' are left out" in result.err, result.err
+    assert result.code == 0 and "2 samples of 'data.npz'" in result.err, result.err
 
 
 BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
@@ -887,8 +885,8 @@ def test_batches_that_fill_no_step_are_named(shell: Shell) -> None:
     np.savez("used.npz", **{name: array[:84] for name, array in samples.items()})
     whole = shell("train", "mlp.onnx", "--data", "all.npz", *arguments, "-o", "all.onnx")
     used = shell("train", "mlp.onnx", "--data", "used.npz", *arguments, "-o", "used.onnx")
-    assert "the last 3 of 45 batches have no effect, because a step takes 7 batches" in whole.err
-    assert used.code == 0 and "have no effect" not in used.err
+    assert all(word in whole.err for word in ("3 of 45 batches", " 7 batches"))
+    assert used.code == 0 and " batches" not in used.err
     assert list(onnx.load("all.onnx").graph.initializer) == list(onnx.load("used.onnx").graph.initializer)
 
 
@@ -946,7 +944,7 @@ def test_a_model_that_normalizes_by_its_own_batch_is_no_inference_model(
         or not np.isfinite(alone("out.onnx", x)).all()
     )
     for told in (result.err, Path("out.onnx.run/report.md").read_text().replace("`", "'")):
-        assert f"'{node}'" in told and "even in the written inference model" in told and option in told.replace("'", "")
+        assert f"'{node}'" in told and "inference model" in told and option in told.replace("'", "")
 
 
 @pytest.mark.parametrize(
@@ -972,7 +970,7 @@ def test_running_statistics_of_momentum_1_are_named(shell: Shell) -> None:
     )
     result = shell("train", "net.onnx", "--data", "data.npz", "--epochs", "1", "-o", "out.onnx")
     assert result.code == 0, result.err
-    assert "the momentum of 'BatchNormalization_b' is 1, so its running statistics never change" in result.err
+    assert "'BatchNormalization_b' is 1," in result.err
     save(text, Path("usual.onnx"))
     assert "momentum" not in shell("train", "usual.onnx", "--data", "data.npz", "--epochs", "1", "--mode", "train").err
 
