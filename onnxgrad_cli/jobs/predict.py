@@ -26,7 +26,7 @@ from onnxgrad_cli.errors import conflict, wrong_shape, wrong_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import AtomicWriteGroup, ModelSource, check_target, own_model
 from onnxgrad_cli.files.writing import write_npz
-from onnxgrad_cli.jobs.output_plan import target_of
+from onnxgrad_cli.jobs.output_plan import file_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.inference import Predictor, Setting, Source
 
@@ -90,7 +90,7 @@ def run_predict(
     setting = setting or Setting()
     protect_inputs(data, setting.sequences.tokenizer)
     proto, path = own_model(model)
-    target = None if out is None and path is None else target_of(model, out, "predictions", ".npz", streams=False)
+    target = None if out is None and path is None else file_of(model, out, "predictions", ".npz")
     if target is not None:
         if target.suffix not in FORMATS:
             raise wrong_value(f"`out`: '{target}' is not a file for predictions", f"use one of {', '.join(FORMATS)}")

@@ -23,7 +23,7 @@ from onnxgrad_cli.data.dataset import check_there
 from onnxgrad_cli.errors import UsageError, conflict, missing_file, missing_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apart, check_exists, check_target
-from onnxgrad_cli.jobs.output_plan import page_for, target_of
+from onnxgrad_cli.jobs.output_plan import file_of, page_for
 from onnxgrad_cli.jobs.train.data_set_names import Source, sets_of
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun, Trained
 from onnxgrad_cli.jobs.train.report import REPORTS, files_in, files_of_runs, stage_report
@@ -237,10 +237,9 @@ def _places(model: ModelSource, out: str | Path | None, run: Path | None) -> tup
 
     The folder's default name is derived from `out`.
     """
-    if model == STREAM or str(out) == STREAM:
-        raise conflict("training can't use stdin or stdout", "name a file for the model, and a file for the output")
-    target = target_of(model, out, "trained", streams=False)
-    assert target is not None
+    if model == STREAM:
+        raise conflict("training can't read a model from stdin", "name a file for the model")
+    target = file_of(model, out, "trained")
     named = target if out is None else Path(out)
     folder = run or named.with_name(f"{named.name}.run")
     check_apart([target, folder])
