@@ -18,7 +18,7 @@ from onnx import ModelProto
 from onnxgrad_cli.common.full_disk import FULL, said
 from onnxgrad_cli.common.inputs import check_is_no_input, is_in_input
 from onnxgrad_cli.errors import UsageError, conflict, unwritable
-from onnxgrad_cli.files.external_data import references
+from onnxgrad_cli.files.external_data import external_tensors, reference_of
 from onnxgrad_cli.metadata import VERSION
 
 MOST_LINKS = 40
@@ -93,7 +93,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
     resolve_output(out)
     read: list[Path] = []
     if source is not None and out.exists():
-        data = [source.parent / reference.location for reference in references(model)] if model else []
+        data = [source.parent / reference_of(tensor).location for tensor in external_tensors(model)] if model else []
         read = [source, *dict.fromkeys(data)]
     check_is_no_input(out, read)
     if out.is_dir():

@@ -46,10 +46,6 @@ def _hidden(out: Path, word: str) -> Path:
     return out.with_name(f".{stem}{word}")
 
 
-def _temporary(out: Path) -> Path:
-    return _hidden(out, f".{secrets.token_hex(8)}.onnxgrad.tmp")
-
-
 _LOCK = ".onnxgrad.lock"
 _OURS = re.compile(r"\.(.+?)(\.[0-9a-f]{16}\.onnxgrad\.tmp|\.onnxgrad\.lock)", re.DOTALL)
 
@@ -269,7 +265,7 @@ class AtomicWriteGroup:
 
         The temporary file gets the permissions of the file to replace, except those not in `most`.
         """
-        temporary = _temporary(out)
+        temporary = _hidden(out, f".{secrets.token_hex(8)}.onnxgrad.tmp")
         self._temporary.callback(temporary.unlink, missing_ok=True)
         with temporary.open("xb") as file:
             own = stat.S_IMODE(temporary.stat().st_mode)

@@ -231,7 +231,8 @@ def run_attack(
     )  # fmt: skip
     if target is not None:
         others = {key: value for key, value in found.batch(rows).items() if key not in (subject.name, label)}
-        save_bytes(_archive(fooled, others), target)
+        told = {"labels": fooled.labels, "samples": rows, "before": fooled.before, "after": fooled.after}
+        save_bytes(npz_bytes({**told, **others, **fooled.inputs}), target)
         fooled.files.append(target)
         if subject.name in found.normal:
             tell(f"'{target}' holds model inputs that are already normalized: read it with `normalize='none'`", 0)
@@ -342,9 +343,3 @@ def _words(fooling: Fooling, ball: Ball, what: Scored, aim: str, label: str | No
     norm = "L-inf" if fooling.norm == "inf" else "L2"
     how = f"{how}{begin} on the {fooling.loss} loss, within {norm} distance {ball.epsilon:g}"
     return f"{how}, so that '{what.output}' predicts {aim}{own}"
-
-
-def _archive(found: Fooled, others: dict[str, np.ndarray]) -> bytes:
-    """Return an .npz with the changed samples, the other inputs, and the classes before and after the attack."""
-    told = {"labels": found.labels, "samples": found.samples, "before": found.before, "after": found.after}
-    return npz_bytes({**told, **others, **found.inputs})

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.files import check_external_data, load_external_data, load_model, own_model, save_model
-from onnxgrad_cli.files.external_data import refer, references, tensors
+from onnxgrad_cli.files.external_data import external_tensors, refer, reference_of, tensors
 from tests.cli_harness import Shell
 from tests.facts import facts, raises
 from tests.files.test_writing import W, model_of, saved_outside
@@ -148,7 +148,9 @@ def test_references_are_written_anew(tmp_path: Path, entries: list[tuple[str, st
 def test_two_values_for_one_key_are_refused(key: str) -> None:
     entries: dict[str, object] = {"location": "d.bin", "offset": 0, "length": 48}
     with raises(OnnxgradError, "unreadable_file", "w"):
-        list(references(referring(*entries.items(), (key, "e.bin" if key == "location" else 4))))
+        list(
+            map(reference_of, external_tensors(referring(*entries.items(), (key, "e.bin" if key == "location" else 4))))
+        )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links take rights there")

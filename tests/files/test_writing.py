@@ -26,7 +26,7 @@ from onnxgrad_cli.files import (
     save_model,
     writing,
 )
-from onnxgrad_cli.files.external_data import references
+from onnxgrad_cli.files.external_data import external_tensors, reference_of
 from onnxgrad_cli.files.outputs import is_ours
 from tests.cli.test_bad_input import BUILD, _environment, refused
 from tests.cli_harness import (
@@ -78,7 +78,9 @@ def test_external_data_stay_references_and_travel_as_they_are(tmp_path: Path) ->
     source = saved_outside(tmp_path / "a")
     model, path = load_model(source)
     assert model.graph.initializer[0].data_location == TensorProto.EXTERNAL
-    assert [(r.tensor, r.location, r.length) for r in references(model)] == [("w", "weights.bin", W.nbytes)]
+    assert [(r.tensor, r.location, r.length) for r in map(reference_of, external_tensors(model))] == [
+        ("w", "weights.bin", W.nbytes)
+    ]
     assert check_external_data(model, path) == ["weights.bin"]
     assert save_model(model, tmp_path / "a" / "beside.onnx", path) == [tmp_path / "a" / "beside.onnx"]
     (tmp_path / "b").mkdir()
@@ -95,7 +97,7 @@ def test_weights_too_large_for_protobuf_lie_beside_it(tmp_path: Path, monkeypatc
     weight = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)
     out = tmp_path / "m.onnx"
     assert save_model(model_of(weight), out) == [out, data_file(out, weight.tobytes())]
-    (reference,) = references(onnx.load(out, load_external_data=False))
+    (reference,) = map(reference_of, external_tensors(onnx.load(out, load_external_data=False)))
     assert reference.offset % writing.ALIGNMENT == 0
     assert out.stat().st_size < 1000
     np.testing.assert_array_equal(numpy_helper.to_array(onnx.load(out).graph.initializer[0]), weight)
