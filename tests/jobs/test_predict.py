@@ -201,3 +201,16 @@ def test_an_output_that_is_not_of_samples_is_refused_by_name(shell: Shell) -> No
     assert shell("predict", "z.onnx", "--data", "d.npz", "--output", "y", "-o", "p.npz").code == 0
     done = shell("predict", "z.onnx", "--data", "d.npz", "--output", "w", "-o", "p.npz")
     assert done.code == 2 and done.facts == ("unknown_name", "outputs", "w")
+
+
+def test_a_table_is_written_in_utf8_and_in_its_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(two(onnxgrad_classes=json.dumps({"cls": ["émeu", "=1+1", "cat"]})), "u.onnx")
+    monkeypatch.setattr("locale.getencoding", lambda: "ascii", raising=False)
+    found = run_predict("u.onnx", "d.npz", "u.csv", outputs=("cls",))
+    text = Path("u.csv").read_bytes().decode("utf-8")
+    names = [line.rpartition(",")[2] for line in text.splitlines()[1:]]
+    assert names == ["'=1+1" if name == "=1+1" else name for name in found.outputs["cls_label"].tolist()]
+    assert found.samples == len(names) == 45 and found.files == [Path("u.csv")]
+    in_memory = run_predict(onnx.load("u.onnx"), {"x": X}, outputs=("cls",))
+    assert in_memory.files == [] and in_memory.samples == len(X)
+    np.testing.assert_array_equal(in_memory.outputs["cls"], found.outputs["cls"])

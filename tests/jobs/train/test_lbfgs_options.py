@@ -388,3 +388,14 @@ def test_it_is_for_train_alone(shell: Shell) -> None:
     listed = shell("list", "optimizers", "--json")
     (entry,) = [each for each in listed.json if each["name"] == "lbfgs"]
     assert [option["name"] for option in entry["options"]] == ["maxcor", "ftol", "gtol"]
+
+
+def test_several_sets_and_weights_that_change_are_refused(shell: Shell) -> None:
+    two = Options(optimizer="lbfgs", losses=(LossSpec("mse", data="a"), LossSpec("mae", data="b")))
+    with pytest.raises(UsageError) as caught:
+        run_train("mlp.onnx", {"a": "data.npz", "b": "data.npz"}, "t.onnx", two)
+    assert caught.value.code == "conflict" and caught.value.hint is not None
+    scheduled = Options(optimizer="lbfgs", losses=(LossSpec("mae", schedule="cosine"),))
+    with pytest.raises(UsageError) as caught:
+        run_train("mlp.onnx", "data.npz", "t.onnx", scheduled)
+    assert caught.value.code == "conflict" and "mae" in caught.value.message and caught.value.hint is not None
