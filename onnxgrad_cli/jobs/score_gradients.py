@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from onnx import ModelProto
 
@@ -21,10 +22,15 @@ from onnxgrad_cli.verification.verdict import NOT_PROVED
 
 ONE_BY_ONE = "note: samples are run one by one, because they are not proven to be independent of others in a batch"
 
-Verdict = tuple[str, str]
-"""The verdict of a check of gradients, and the reason for the verdict."""
 
-UNPROVED: Verdict = (NOT_PROVED, "no proof was requested")
+class Verdict(NamedTuple):
+    """The verdict of a check of gradients, and the reason for the verdict."""
+
+    verdict: str
+    why: str
+
+
+UNPROVED = Verdict(NOT_PROVED, "no proof was requested")
 
 
 def file_for(
@@ -73,7 +79,7 @@ def proved_scorer(
     verdict = UNPROVED
     if verify is not False:
         proof = proof_of(derived.model, subject.model, subject.path, ProofData(), options, verify is True, tell)
-        verdict = proof.verdict, proof.why
+        verdict = Verdict(proof.verdict, proof.why)
     scorer = Scorer(subject, what.output, derived, fixed)
     if not derived.independent:
         tell(ONE_BY_ONE, 0)

@@ -49,7 +49,7 @@ def attack(console: Console, /, model: str, data: str, out: str | None, clip: st
         "success": success,
         "accuracy": {"before": found.accuracy_before, "after": found.accuracy_after},
         "distance": {"mean": float(found.distances.mean()), "largest": float(found.distances.max())},
-        "vanishing": found.vanishing, "proof": {"verdict": found.proof[0], "why": found.proof[1]},
+        "vanishing": found.vanishing, "proof": found.proof._asdict(),
         "files": [str(file) for file in found.files],
     }  # fmt: skip
     rows = [
