@@ -192,3 +192,19 @@ def test_a_class_is_found_by_its_name_among_the_names_of_several_outputs(shell: 
         found = run("d.onnx", x=X, z=X)["x_grad"]
         np.testing.assert_array_equal(found, 2 * X * SCALE * np.eye(2, dtype=np.float32)[column])
     assert shell(*command, "bird").code == 2
+
+
+def test_a_class_is_named_by_its_output(shell: Shell) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[n, 3] x) => (float[n, 3] y, float[n, 3] z) { y = Tanh(x) z = Sin(x) }"""
+    derived = {}
+    for name, other in (("same", ["c", "cat", "dog"]), ("other", ["cat", "d", "e"])):
+        model = onnx.parser.parse_model(text)
+        model.metadata_props.add(key="onnxgrad.classes", value=json.dumps({"y": ["a", "cat", "b"], "z": other}))
+        onnx.save(model, f"{name}.onnx")
+        derived[name] = shell("derive", f"{name}.onnx", "--of", "z", "--class", "cat", "--no-verify", "-o", "d.onnx")
+    assert derived["same"].code == 0, derived["same"].err
+    assert derived["other"].code == 2 and derived["other"].facts == ("ambiguous", "cat")
+    assert (
+        shell("derive", "other.onnx", "--of", "z", "--class", "d", "--no-verify", "-o", "d.onnx", "--force").code == 0
+    )

@@ -155,3 +155,12 @@ def test_data_are_packed_as_they_were_trained_on(shell: Shell) -> None:
     ]
     np.testing.assert_array_equal(*found)
     np.testing.assert_allclose(found[0].reshape(6, 4), (x - x.mean(0)) / x.std(0), atol=1e-3)
+
+
+def test_the_model_that_is_read_is_not_overwritten(shell: Shell) -> None:
+    Path("site").mkdir()
+    Path("train.onnx").rename("site/model.onnx")
+    before = Path("site/model.onnx").read_bytes()
+    with raises(UsageError, "conflict", "model.onnx"):
+        run_pack("site/model.onnx", Path("site"), data=Path("data.npz"), prefix="a_", force=True)
+    assert Path("site/model.onnx").read_bytes() == before

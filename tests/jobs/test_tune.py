@@ -119,3 +119,15 @@ def test_what_can_not_be_tuned(conv: str) -> None:
     with pytest.raises(OnnxgradError):
         run_tune(conv, "mine.toml")
     assert Path("mine.toml").read_text() == "a = 1"
+
+
+def test_first_axes_are_smaller_than_others(conv: str) -> None:
+    model = onnx.load(conv)
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "side"
+    model.graph.output[0].type.tensor_type.shape.dim[3].dim_param = "rest"
+    onnx.save(model, conv)
+    said: list[str] = []
+    run_tune(conv, repeat=1, sizes={"n": 2}, tell=lambda text, _: said.append(text))
+    assert said[0].endswith("n = 2, side = 64")
+    run_tune(conv, repeat=1, tell=lambda text, _: said.append(text))
+    assert any(text.endswith("n = 8, side = 64") for text in said)

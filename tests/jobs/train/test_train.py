@@ -612,7 +612,7 @@ def test_resume_auto_begins_continues_and_then_does_nothing(shell: Shell) -> Non
     assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
     before, times = shell.files(), {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.name != "lock"}
     again = shell(*command, "--epochs", "4", "-o", "t.onnx", "--json")
-    assert again.code == 0 and shell.files() == before and "epoch 1" not in again.err
+    assert again.code == 0 and shell.files() == before and "epoch 1" not in again.err and "'t.onnx.run'" in again.err
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert again.json["files"] == [] and len(again.json["epochs"]) == 4
     Path("t.onnx").unlink()
@@ -626,7 +626,7 @@ def test_a_run_that_ended_early_is_finished_too(shell: Shell, more: tuple[str, .
     assert shell(*command, "-o", "t.onnx").code == 0
     before = shell.files()
     again = shell(*command, "-o", "t.onnx", "--resume", "auto", "--json")
-    assert again.code == 0 and again.json["files"] == [], again.err
+    assert again.code == 0 and again.json["files"] == [] and "'t.onnx.run'" in again.err, again.err
     assert shell.files() == before
 
 
