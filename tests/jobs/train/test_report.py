@@ -50,6 +50,7 @@ def test_the_report_names_data_settings_and_files(shell: Shell) -> None:
     text = Path("t.onnx.run/report.md").read_text()
     assert all(word in text for word in ("mlp.onnx", "t.onnx", "t.onnx.run", "data.npz", "--map", "40"))
     assert "`None`" not in text
+    assert "mlp.onnx" in text.splitlines()[0]
     html = Path("t.onnx.run/report.html").read_text()
     for name in (CURVE, RATE, METRIC.format(1), METRIC.format(2)):
         assert Path("t.onnx.run", name).exists() and name in text

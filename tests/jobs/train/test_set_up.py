@@ -172,3 +172,13 @@ def test_a_resumed_run_keeps_its_normalization(folder: Path) -> None:
     more = Course(epochs=2, **course)  # type: ignore[arg-type]
     run_train("mlp.onnx", "data.npz", "t.onnx", course=more, resume="must", new_data=True)
     assert before is not None and Preprocessing.of_run(Path("t.onnx.run")) == before
+
+
+def test_other_validation_data_are_another_run(folder: Path) -> None:
+    np.savez("val.npz", **dict(np.load("data.npz")))
+    run_train("mlp.onnx", "data.npz", "t.onnx", course=Course(epochs=1), val="val.npz")
+    np.savez("val.npz", **{name: array[::-1] for name, array in np.load("data.npz").items()})
+    again: dict[str, Any] = {"course": Course(epochs=2), "val": "val.npz", "resume": "must"}
+    for more in (False, True):  # new training data are allowed, new validation data are not
+        with pytest.raises(UsageError, match="validation"):
+            run_train("mlp.onnx", "data.npz", "t.onnx", new_data=more, **again)
