@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # type checkers can't read _NAMES, so the names are repeated 
     )
     from onnxgrad_cli.explanations.method import Method as Method
     from onnxgrad_cli.jobs.artifact_folder import run_artifacts as run_artifacts
-    from onnxgrad_cli.jobs.attack import Fooling as Fooling, run_attack as run_attack
+    from onnxgrad_cli.jobs.attack import run_attack as run_attack
     from onnxgrad_cli.jobs.build import run_build as run_build
     from onnxgrad_cli.jobs.check import run_check as run_check
     from onnxgrad_cli.jobs.derive import run_derive as run_derive
@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # type checkers can't read _NAMES, so the names are repeated 
         Options as Options,
         RecomputeSpec as RecomputeSpec,
     )
+    from onnxgrad_cli.options.attack import Fooling as Fooling
     from onnxgrad_cli.options.data import SampleOptions as SampleOptions
     from onnxgrad_cli.options.train import Course as Course
     from onnxgrad_cli.report.model import Report as Report
@@ -80,7 +81,7 @@ _NAMES = {
     "errors": "CheckFailed OnnxgradError Refusal Unknown UnsupportedError UsageError",
     "explanations.method": "Method",
     "jobs.artifact_folder": "run_artifacts",
-    "jobs.attack": "Fooling run_attack",
+    "jobs.attack": "run_attack",
     "jobs.build": "run_build",
     "jobs.check": "run_check",
     "jobs.derive": "run_derive",
@@ -98,6 +99,7 @@ _NAMES = {
     "losses.spec": "LossSpec",
     "optimizers.registry": "optimizer",
     "options": "Group LoraSpec Options RecomputeSpec",
+    "options.attack": "Fooling",
     "options.data": "SampleOptions",
     "options.train": "Course",
     "report.model": "Report",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 Code = Literal[
@@ -70,64 +71,41 @@ class UsageError(OnnxgradError):
     code = "usage"
 
 
-def unreadable(message: str, hint: str | None = None) -> OnnxgradError:
-    """Return the error for a file that can't be read."""
-    return OnnxgradError(message, hint, code="unreadable_file")
+unreadable = partial(OnnxgradError, code="unreadable_file")
+"""The error for a file that can't be read."""
 
+unwritable = partial(OnnxgradError, code="unwritable_file")
+"""The error for a file that can't be written."""
 
-def unwritable(message: str, hint: str | None = None) -> OnnxgradError:
-    """Return the error for a file that can't be written."""
-    return OnnxgradError(message, hint, code="unwritable_file")
+missing_file = partial(OnnxgradError, code="missing_file")
+"""The error for a file that doesn't exist."""
 
+unknown_name = partial(UsageError, code="unknown_name")
+"""The error for a name that doesn't exist."""
 
-def missing_file(message: str, hint: str | None = None) -> OnnxgradError:
-    """Return the error for a file that doesn't exist."""
-    return OnnxgradError(message, hint, code="missing_file")
+missing_value = partial(UsageError, code="missing_value")
+"""The error for a value, option or input that is required and not given."""
 
+wrong_value = partial(UsageError, code="wrong_value")
+"""The error for an argument whose value doesn't fit."""
 
-def unknown_name(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for a name that doesn't exist."""
-    return UsageError(message, hint, code="unknown_name")
+wrong_type = partial(UsageError, code="wrong_type")
+"""The error for a value of the wrong type or kind."""
 
+wrong_shape = partial(UsageError, code="wrong_shape")
+"""The error for a value of the wrong shape, rank or size."""
 
-def missing_value(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for a value, option or input that is required and not given."""
-    return UsageError(message, hint, code="missing_value")
+no_data = partial(UsageError, code="no_data")
+"""The error for a selection or a file that contains nothing to work on."""
 
+ambiguous = partial(UsageError, code="ambiguous")
+"""The error for a request that fits several things."""
 
-def wrong_value(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for an argument whose value doesn't fit."""
-    return UsageError(message, hint, code="wrong_value")
+conflict = partial(UsageError, code="conflict")
+"""The error for options that exclude each other or don't apply."""
 
-
-def wrong_type(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for a value of the wrong type or kind."""
-    return UsageError(message, hint, code="wrong_type")
-
-
-def wrong_shape(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for a value of the wrong shape, rank or size."""
-    return UsageError(message, hint, code="wrong_shape")
-
-
-def no_data(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for a selection or a file that contains nothing to work on."""
-    return UsageError(message, hint, code="no_data")
-
-
-def ambiguous(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for a request that fits several things."""
-    return UsageError(message, hint, code="ambiguous")
-
-
-def conflict(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for options that exclude each other or don't apply."""
-    return UsageError(message, hint, code="conflict")
-
-
-def mismatch(message: str, hint: str | None = None) -> UsageError:
-    """Return the error for files that don't belong together, such as a model and another model's checkpoint."""
-    return UsageError(message, hint, code="mismatch")
+mismatch = partial(UsageError, code="mismatch")
+"""The error for files that don't belong together, such as a model and another model's checkpoint."""
 
 
 class InternalError(OnnxgradError):

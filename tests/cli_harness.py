@@ -104,6 +104,11 @@ class Result:
         return facts(self.problem, self.problem.refusals) if self.problem else ()
 
     @property
+    def hint(self) -> str:
+        """The hint of the problem, with arguments instead of flags; "" if there is none."""
+        return (self.problem and self.problem.hint) or ""
+
+    @property
     def document(self) -> dict[str, Any]:
         """The JSON document on stdout; see `cli.terminal.document`."""
         document: dict[str, Any] = json.loads(self.out)

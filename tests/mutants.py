@@ -49,6 +49,10 @@ TESTS = {
     "onnxgrad_cli/verification/checks/reference_optimizers.py": "tests/verification/checks/test_optimizer_step.py",
     "onnxgrad_cli/training": "tests/training tests/jobs/train/test_lbfgs_options.py tests/jobs/test_evaluate.py "
     "tests/jobs/test_predict.py tests/checkpoints/test_validate_checkpoint.py tests/checkpoints/test_tensors.py",
+    "onnxgrad_cli/jobs": "tests/jobs tests/explanations/test_tokens.py tests/explanations/test_attribution_picture.py "
+    "tests/explanations/test_subject.py tests/compat/test_artifacts.py tests/files/test_start_values.py "
+    "tests/checkpoints/test_integers.py tests/verification/test_written.py tests/cli/commands/test_build.py "
+    "tests/common/test_inputs.py",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",
 }
 """Folder or module -> the fast tests for it. mutmut runs the tests that reach a mutant.

@@ -210,9 +210,9 @@ def test_what_has_no_file_needs_a_name_for_what_is_written(tmp_path: Path) -> No
 
 
 def test_bytes_are_checked_as_files_are() -> None:
-    with pytest.raises(onnxgrad_cli.OnnxgradError, match="the model is a zip archive"):
+    with pytest.raises(onnxgrad_cli.OnnxgradError, match="zip archive"):
         build(b"PK\x03\x04" + bytes(100))
-    with pytest.raises(onnxgrad_cli.OnnxgradError, match="the model is empty"):
+    with pytest.raises(onnxgrad_cli.OnnxgradError, match="is empty"):
         derive(b"")
 
 
@@ -348,9 +348,9 @@ def test_labels_that_do_not_fit_name_what_would(shell: Shell) -> None:
     onnx.save(model(), "net.onnx")
     np.savez("d.npz", x=np.ones((8, 3), np.float32), label=np.arange(8) % 3)
     result = shell("train", "net.onnx", "--data", "d.npz")
-    assert result.code == 2 and "choose the loss that takes them: --loss cross-entropy" in result.err
+    assert result.code == 2 and result.facts[1:] == ("d.npz", "label", "8", "2") and "cross-entropy" in result.hint
     result = shell("train", "net.onnx", "--data", "d.npz", "--loss", "cross-entropy")
-    assert result.code == 2 and "'y' has 2 classes: to train with N classes, pass --classes N" in result.err
+    assert result.code == 2 and result.facts[1:] == ("d.npz", "label", "2", "2", "0", "0", "1", "-100", "2")
     assert shell("train", "net.onnx", "--data", "d.npz", "--loss", "cross-entropy", "--classes", "3").code == 0
 
 
@@ -359,4 +359,4 @@ def test_the_same_code_whichever_way_a_path_is_cut(shell: Shell) -> None:
     onnx.save(onnx.parser.parse_model(text), "net.onnx")
     for more in ((), ("--train", "w"), ("--freeze", "b")):
         result = shell("build", "net.onnx", *more)
-        assert result.code == 3 and "the path is interrupted by Floor 'Floor_i'" in result.err, (more, result.err)
+        assert result.code == 3 and "'Floor_i'" in result.err, (more, result.err)

@@ -22,7 +22,7 @@ from onnxgrad_cli.cli.terminal.failures import failure
 from onnxgrad_cli.common.inputs import input_protection
 from onnxgrad_cli.common.launchers import is_first_here
 from onnxgrad_cli.common.stdio import abandon, is_of_a_stream
-from onnxgrad_cli.errors import INTERRUPTED, UsageError
+from onnxgrad_cli.errors import INTERRUPTED, missing_value
 
 EPILOG = """\b
 Options of a command: onnxgrad COMMAND --help
@@ -239,7 +239,7 @@ def _refuse_swallowed(command: click.Command, arguments: Sequence[str]) -> None:
             continue
         if not isinstance(option.flag_value, str):  # otherwise the value may be left out
             metavar = option.make_metavar(click.Context(command))
-            raise UsageError(
+            raise missing_value(
                 f"{flag} requires a value, {metavar}, but '{value}' is another option",
                 f"give a value; if '{value}' is the value, write {max(option.opts, key=len)}={value}",
             )

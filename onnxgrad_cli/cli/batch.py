@@ -21,7 +21,7 @@ from onnxgrad_cli.cli.parsing.options import complete_files
 from onnxgrad_cli.cli.terminal.console import Console, table
 from onnxgrad_cli.cli.terminal.document import Problem, document, files_of
 from onnxgrad_cli.common.wording import listed, status_text
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import UsageError, conflict, unwritable, wrong_value
 
 Value = TypeVar("Value")
 
@@ -59,7 +59,7 @@ def the_only(name: str, values: Sequence[Value]) -> Value | None:
         UsageError: there are several values.
     """
     if len(values) > 1:
-        raise UsageError(f"`{name}` can be given only once for a single model", "leave the others out")
+        raise conflict(f"`{name}` can be given only once for a single model", "leave the others out")
     return values[0] if values else None
 
 
@@ -92,7 +92,7 @@ def run_several(
     own = {name: values for name, values in (each or {}).items() if len(values) > 1}
     for name, values in own.items():
         if len(values) != len(models):
-            raise UsageError(
+            raise wrong_value(
                 f"`{name}` is given {len(values)} times for {len(models)} models",
                 "give one for all models, or one for each",
             )
@@ -123,15 +123,15 @@ def run_several(
 
 def _check(models: Sequence[str]) -> None:
     if STREAM in models:
-        raise UsageError("stdin (-) can't be combined with other models", "pass the model as a file")
+        raise conflict("stdin (-) can't be combined with other models", "pass the model as a file")
     for model in models:
         if os.path.abspath(model).startswith(OPENED):
-            raise UsageError(
+            raise conflict(
                 f"'{model}' is a stream, which can't be combined with other models", "pass the model as a file"
             )
     twice = {model for model in models if models.count(model) > 1}
     if twice:
-        raise UsageError(f"models are named twice: {listed(sorted(twice))}", "name each model once")
+        raise conflict(f"models are named twice: {listed(sorted(twice))}", "name each model once")
 
 
 def _row(said: Mapping[str, Any]) -> tuple[str, ...]:
@@ -171,16 +171,20 @@ def targets_in(folder: str | None, models: Sequence[str], word: str) -> dict[str
     for model, path in paths.items():
         place = _place(path)
         if place in read:
-            raise UsageError(f"the output for '{model}' would replace the input '{read[place]}'", APART)
+            raise conflict(f"the output for '{model}' would replace the input '{read[place]}'", APART)
         if taken.setdefault(place, model) != model:
-            raise UsageError(f"the outputs for '{taken[place]}' and '{model}' would both be '{path}'", APART)
+            raise conflict(f"the outputs for '{taken[place]}' and '{model}' would both be '{path}'", APART)
         if path.is_symlink():  # an attacker may have created it: links are followed only in names that the user typed
-            raise UsageError(f"the output for '{model}' would be '{path}', which is a link", "remove it, or name -o")
+            raise UsageError(
+                f"the output for '{model}' would be '{path}', which is a link",
+                "remove it, or name -o",
+                code="unwritable_file",
+            )
     if folder:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OnnxgradError(f"--out-dir: '{folder}' can't be created: {error.strerror}") from None
+            raise unwritable(f"`out_dir`: '{folder}' can't be created: {error.strerror}") from None
     return {model: str(path) for model, path in paths.items()}
 
 

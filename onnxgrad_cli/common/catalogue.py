@@ -9,15 +9,24 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.settings import Option
 from onnxgrad_cli.errors import OnnxgradError, suggest, unknown_name
 
 T = TypeVar("T")
 
 
 class Documented:
-    """A registered object whose description is the docstring of its function."""
+    """A registered object whose description is the docstring of its function.
 
+    Attributes:
+        name: the name by which users select it.
+        function: the function.
+        options: the settings of the function.
+    """
+
+    name: str
     function: Callable[..., Any]
+    options: tuple[Option, ...]
 
     @property
     def summary(self) -> str:
@@ -52,7 +61,9 @@ class Catalogue(Generic[T]):
         """
         checks.text("name", name)
         if name in self._found and not override:
-            raise OnnxgradError(f"two {self._plural} are called '{name}'", "pass override=True to replace the first")
+            raise OnnxgradError(
+                f"two {self._plural} are called '{name}'", "pass override=True to replace the first", code="conflict"
+            )
         self._found[name] = thing
 
     def lookup(self, name: str) -> T:

@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name, wrong_value
+from onnxgrad_cli.errors import conflict, suggest, unknown_name, wrong_value
 
 
 def one_of(name: str, value: object, choices: Any) -> None:
@@ -117,7 +117,7 @@ def bytes_of(text: str, what: str = "`memory`") -> int:
         size = -1.0
     if unit is None or not 0 <= size < float("inf"):
         hint = f"give a number and one of {', '.join(UNITS)}, such as 512MB"
-        raise UsageError(f"{what} must be a size, not '{text}'", hint)
+        raise wrong_value(f"{what} must be a size, not '{text}'", hint)
     return int(size * unit)
 
 
@@ -253,7 +253,7 @@ def conflicts(subject: str, others: Mapping[str, bool], hint: str = "leave one o
     """
     for other, given in others.items():
         if given:
-            raise UsageError(f"{subject} can't be combined with {other}", hint, code="conflict")
+            raise conflict(f"{subject} can't be combined with {other}", hint)
 
 
 def sizes(name: str, key: str, given: Iterable[object], least: int, symbols: bool = False) -> None:

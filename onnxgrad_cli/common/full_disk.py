@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import unwritable
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers: the disk is full, the quota is used up, or the file has reached its maximum size."""
@@ -38,7 +38,7 @@ def check_space(files: Iterable[tuple[Path, int]], hint: str) -> None:
         needed[disk] = needed.get(disk, 0) + size
         free = shutil.disk_usage(folder).free
         if free < needed[disk]:
-            raise OnnxgradError(
+            raise unwritable(
                 f"there is too little space in '{folder}': {needed[disk]:,} bytes will be written, but only {free:,} "
                 "are free",
                 hint,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 
 _KEPT: ContextVar[tuple[Path, ...] | None] = ContextVar("kept", default=None)
 """The files and folders registered so far; None outside of jobs."""
@@ -57,7 +57,7 @@ def check_is_no_input(out: Path, more: Iterable[Path] = ()) -> None:
     """
     for file in (*(_KEPT.get() or ()), *more):
         if out.exists() and file.exists() and out.samefile(file):
-            raise UsageError(f"'{out}' is an input, which is never overwritten", "name another file")
+            raise conflict(f"'{out}' is an input, which is never overwritten", "name another file")
 
 
 def is_in_input(out: Path) -> bool:

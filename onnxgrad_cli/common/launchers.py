@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from onnxgrad_cli.common.checks import number_in
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import missing_value, wrong_value
 
 RUN_ID = "TORCHELASTIC_RUN_ID"
 """An environment variable that only torchrun sets."""
@@ -105,16 +105,16 @@ def _check_torchrun(environment: Mapping[str, str]) -> None:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     hint = "start the processes with torchrun, or unset WORLD_SIZE to train in one process"
     if not world:
-        raise UsageError(f"WORLD_SIZE={text!r} in the environment is not a number of processes", hint)
+        raise wrong_value(f"WORLD_SIZE={text!r} in the environment is not a number of processes", hint)
     if missing:
-        raise UsageError(
+        raise missing_value(
             f"the environment announces {world} processes (WORLD_SIZE={world}), but has no {', '.join(missing)}", hint
         )
     rank, port = (number_in(environment[name]) for name in ("RANK", "MASTER_PORT"))
     if rank is None or rank >= world:
-        raise UsageError(f"RANK={environment['RANK']!r} in the environment is not one of {world} processes", hint)
+        raise wrong_value(f"RANK={environment['RANK']!r} in the environment is not one of {world} processes", hint)
     if port is None or not 0 < port < 2**16:
-        raise UsageError(f"MASTER_PORT={environment['MASTER_PORT']!r} in the environment is not a port", hint)
+        raise wrong_value(f"MASTER_PORT={environment['MASTER_PORT']!r} in the environment is not a port", hint)
 
 
 def _address(launcher: str, environment: Mapping[str, str]) -> tuple[str, int]:

@@ -37,7 +37,7 @@ def load_package(module: str, purpose: str, alternative: str = "") -> Any:
     except ImportError:
         package = REQUIREMENTS[module.partition(".")[0]].partition(">=")[0]
         hint = install_command(module) + (f", or {alternative}" if alternative else "")
-        raise UsageError(f"{purpose} requires the package {package}", hint) from None
+        raise UsageError(f"{purpose} requires the package {package}", hint, code="missing_package") from None
 
 
 def install_command(module: str) -> str:

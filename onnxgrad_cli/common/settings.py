@@ -18,7 +18,7 @@ import numpy as np
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.synonyms import suggest_setting
 from onnxgrad_cli.common.wording import FLAGS
-from onnxgrad_cli.errors import OnnxgradError, UsageError, unknown_name, unreadable
+from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_value, unknown_name, unreadable, wrong_value
 
 Floats = np.ndarray | None
 """The annotation of an option that takes one or several numbers: a number, a list, an array, or an .npy file."""
@@ -105,7 +105,7 @@ class Option:
         return array
 
     def _unfit(self, value: object) -> UsageError:
-        return UsageError(f"option {named(self.name)} takes {KINDS[self.kind]}, not {value!r}", self.doc)
+        return wrong_value(f"option {named(self.name)} takes {KINDS[self.kind]}, not {value!r}", self.doc)
 
 
 def declared(function: Callable[..., Any], docs: Mapping[str, str] | None, what: str) -> tuple[Option, ...]:
@@ -135,7 +135,7 @@ def undocumented(function: Callable[..., Any], what: str) -> tuple[Option, ...]:
     keywords = _keywords(function)
     for p in keywords:
         if _kind(p) not in KINDS or p.default is p.empty:
-            raise UsageError(
+            raise missing_value(
                 f"{what}: the keyword '{p.name}' needs a default, and one of the annotations {', '.join(KINDS)}",
                 f"such as {p.name}: float = 1.0",
             )
@@ -201,7 +201,7 @@ def keyword(typed: str) -> str:
     """
     if "_" in typed:
         right = typed.replace("_", "-")
-        raise UsageError(f"'{typed}' is spelled '{right}'", f"write {right}: settings have hyphens, as options do")
+        raise unknown_name(f"'{typed}' is spelled '{right}'", f"write {right}: settings have hyphens, as options do")
     return typed.replace("-", "_")
 
 
@@ -225,7 +225,7 @@ def pairs(rest: str, text: str, form: str) -> dict[str, object]:
     for pair in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not key or not equals or not value:
-            raise UsageError(f"'{text}' is not of the form {form}", f"'{pair}' is not KEY=VALUE")
+            raise wrong_value(f"'{text}' is not of the form {form}", f"'{pair}' is not KEY=VALUE")
         given[keyword(key)] = value_of(value)
     return given
 
@@ -248,4 +248,4 @@ def require(fits: bool, message: str) -> None:
     """
     if not fits:
         name = re.match(r"\w*", message)[0]  # type: ignore[index]
-        raise UsageError(f"option {named(name)}{message[len(name) :]}")
+        raise wrong_value(f"option {named(name)}{message[len(name) :]}")

@@ -6,7 +6,6 @@ External data are not loaded into memory: they stay references, and files that m
 from onnxgrad_cli.files.external_data import (
     check_external_data as check_external_data,
     load_external_data as load_external_data,
-    tensors as tensors,
     without_links as without_links,
 )
 from onnxgrad_cli.files.outputs import (

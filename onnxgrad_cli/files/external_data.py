@@ -75,17 +75,13 @@ def external_tensors(model: ModelProto) -> Iterator[TensorProto]:
     return filter(is_external, tensors(model))
 
 
-def references(model: ModelProto) -> Iterator[Reference]:
-    """Return the location of each external tensor of a model.
+def reference_of(tensor: TensorProto) -> Reference:
+    """Return the location of an external tensor.
 
     Raises:
-        OnnxgradError: the entries of a reference are contradictory or impossible, or its location is not a relative
+        OnnxgradError: the entries of the reference are contradictory or impossible, or its location is not a relative
             path inside the model's folder.
     """
-    return map(_reference, external_tensors(model))
-
-
-def _reference(tensor: TensorProto) -> Reference:
     needed = packed_bytes(tensor)
     entries: dict[str, str] = {}
     for entry in tensor.external_data:
@@ -129,10 +125,10 @@ def restate_references(external: Iterable[TensorProto]) -> None:
         external: the external tensors of a model.
 
     Raises:
-        OnnxgradError: see `references`.
+        OnnxgradError: see `reference_of`.
     """
     for tensor in external:
-        found = _reference(tensor)
+        found = reference_of(tensor)
         refer(tensor, found.location, found.offset, found.length)
 
 
@@ -145,9 +141,9 @@ def relocated(external: Iterable[TensorProto], moved: Mapping[str, str]) -> Iter
         moved: old location -> new location.
 
     Raises:
-        OnnxgradError: see `references`.
+        OnnxgradError: see `reference_of`.
     """
-    before = [(tensor, _reference(tensor)) for tensor in external]
+    before = [(tensor, reference_of(tensor)) for tensor in external]
     for tensor, found in before:
         refer(tensor, moved.get(found.location, found.location), found.offset, found.length)
     try:
@@ -175,7 +171,10 @@ def without_links(model: ModelProto, path: Path | None) -> Iterator[Path]:
     """
     check_external_data(model, path)
     folder = path.parent if path else Path()
-    places = {reference.location: _real(folder / reference.location) for reference in references(model)}
+    places = {
+        reference.location: _real(folder / reference.location)
+        for reference in map(reference_of, external_tensors(model))
+    }
     if all(place.is_relative_to(_real(folder)) for place in places.values()):
         yield folder
         return
@@ -209,7 +208,7 @@ def check_data(external: Iterable[TensorProto], path: Path | None) -> list[str]:
     """Check the data files of some external tensors of a model; see `check_external_data`."""
     folder = path.parent if path else Path()
     sizes: dict[str, int] = {}
-    for reference in map(_reference, external):
+    for reference in map(reference_of, external):
         if reference.location not in sizes:
             sizes[reference.location] = _data_size(reference, folder, path)
         size, end = sizes[reference.location], reference.offset + reference.length
@@ -285,7 +284,7 @@ def data_checksum(tensor: TensorProto, path: Path | None, start: int = 0) -> int
     Raises:
         OnnxgradError: the file can't be read.
     """
-    reference, check = _reference(tensor), start
+    reference, check = reference_of(tensor), start
     try:
         with ((path.parent if path else Path()) / reference.location).open("rb") as file:
             file.seek(reference.offset)
@@ -306,7 +305,7 @@ def load_external_data(model: ModelProto, path: Path | None) -> None:
     check_external_data(model, path)
     folder = path.parent if path else Path()
     for tensor in external_tensors(model):
-        reference = _reference(tensor)
+        reference = reference_of(tensor)
         try:
             with (folder / reference.location).open("rb") as file:
                 file.seek(reference.offset)

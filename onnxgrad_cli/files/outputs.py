@@ -17,8 +17,8 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common.full_disk import FULL, said
 from onnxgrad_cli.common.inputs import check_is_no_input, is_in_input
-from onnxgrad_cli.errors import UsageError, unwritable
-from onnxgrad_cli.files.external_data import references
+from onnxgrad_cli.errors import UsageError, conflict, unwritable
+from onnxgrad_cli.files.external_data import external_tensors, reference_of
 from onnxgrad_cli.metadata import VERSION
 
 MOST_LINKS = 40
@@ -93,7 +93,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
     resolve_output(out)
     read: list[Path] = []
     if source is not None and out.exists():
-        data = [source.parent / reference.location for reference in references(model)] if model else []
+        data = [source.parent / reference_of(tensor).location for tensor in external_tensors(model)] if model else []
         read = [source, *dict.fromkeys(data)]
     check_is_no_input(out, read)
     if out.is_dir():
@@ -104,9 +104,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
         raise unwritable(f"'{out}' can't be written: {_why_not(out.parent)}", ANOTHER)
     if out.is_file() and not is_ours(out):
         if is_in_input(out):
-            raise UsageError(
-                f"'{out}' is in a folder of input files, which are never overwritten", "name another folder"
-            )
+            raise conflict(f"'{out}' is in a folder of input files, which are never overwritten", "name another folder")
         if not force:
             whose = "" if out.suffix.lower() in UNMARKED else ", and onnxgrad did not write it"
             raise UsageError(f"'{out}' exists{whose}", "replace it with `force=True`", code="file_exists")
@@ -122,7 +120,7 @@ def check_apart(files: Iterable[Path]) -> None:
     for file in files:
         place = Path(os.path.realpath(file.parent), file.name)
         if place in places:
-            raise UsageError(f"'{file}' would be written twice", "give each file its own name")
+            raise conflict(f"'{file}' would be written twice", "give each file its own name")
         places.add(place)
 
 

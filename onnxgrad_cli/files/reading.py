@@ -16,7 +16,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.inputs import protect_inputs
-from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, unreadable
+from onnxgrad_cli.errors import OnnxgradError, missing_file, missing_value, unreadable, wrong_type
 from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references
 from onnxgrad_cli.files.outputs import is_special
 from onnxgrad_cli.files.validation import check_model
@@ -99,7 +99,7 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
         return load_model(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
         return _checked(_parse(bytes(model), "the model"), "the model", path), path
-    raise UsageError(f"expected a path, a ModelProto or its bytes, got {type(model).__name__}")
+    raise wrong_type(f"expected a path, a ModelProto or its bytes, got {type(model).__name__}")
 
 
 def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
@@ -131,7 +131,7 @@ def _read_stdin() -> bytes:
     """Read stdin, and keep the content: a job may read the same model again, but stdin can be read only once."""
     global _kept
     if sys.stdin.isatty():
-        raise UsageError("a model is expected on stdin, but stdin is a terminal", "pipe a model in, or name a file")
+        raise missing_value("a model is expected on stdin, but stdin is a terminal", "pipe a model in, or name a file")
     stream = sys.stdin.buffer
     if _kept[0] is not stream:
         _kept = stream, _read_stream(stream, "stdin")
@@ -173,12 +173,9 @@ def _kind_of(folder: Path) -> tuple[str, str | None]:
         return SAVED_MODEL[0], SAVED_MODEL[1].replace("FOLDER", shlex.quote(str(folder)))
     if folder.suffix == ".mlpackage":
         return CORE_ML
-    return "is a directory", _export(folder) if _holds_weights(folder) else _neighbours(folder / "model.onnx")
-
-
-def _holds_weights(folder: Path) -> bool:
-    """Return True if a folder contains safetensors files, as the folders of a training run or of adapters do."""
-    return any(file.suffix == ".safetensors" for file in folder.iterdir())
+    # the folders of a training run and of adapters contain such files
+    holds_weights = any(file.suffix == ".safetensors" for file in folder.iterdir())
+    return "is a directory", _export(folder) if holds_weights else _neighbours(folder / "model.onnx")
 
 
 def _export(weights: Path | str) -> str:
@@ -227,8 +224,19 @@ def _refuse_others(head: bytes, where: str) -> None:
     """Raise an error if the first bytes of a file show that it is not an ONNX model."""
     if not head:
         raise unreadable(f"{where} is empty", "its export or copy was interrupted: do it again")
-    if foreign := _what_else(head):
-        raise unreadable(f"{where} {foreign[0]}", foreign[1])
+    for place, magic, what, hint in FORMATS:
+        if head[place:].startswith(magic):
+            raise unreadable(f"{where} {what}", hint)
+    # the high bytes of the length of a safetensors header, and the first byte of that header
+    if head[5:9] == b"\0\0\0{":
+        raise unreadable(f"{where} is a safetensors file, not an ONNX model", _export("FILE"))
+    if _is_text(head):
+        hint = "models are binary; convert the text form with onnx.parser"
+        raise unreadable(f"{where} is a text file, not an ONNX model", hint)
+    # field numbers start at 1, and the fields of a model have wire type 0 or 2
+    if head[0] < 1 << 3 or head[0] & 7 not in (0, 2):
+        hint = "its copy was interrupted, or it has another format"
+        raise unreadable(f"{where} does not begin like an ONNX model", hint)
 
 
 def _parse(data: bytes, where: str, name: str = "") -> ModelProto:
@@ -269,22 +277,6 @@ FORMATS = (
 CORE_ML = ("is a Core ML model, not an ONNX model", "export the model that it was made from")
 
 SAVED_MODEL = ("is a TensorFlow SavedModel, not an ONNX model", f"{TF2ONNX} --saved-model FOLDER --output model.onnx")
-
-
-def _what_else(head: bytes) -> tuple[str, str] | None:
-    """Return a description of the format of a file, and a hint. Return None if the file may be an ONNX model."""
-    for place, magic, what, hint in FORMATS:
-        if head[place:].startswith(magic):
-            return what, hint
-    # the high bytes of the length of a safetensors header, and the first byte of that header
-    if head[5:9] == b"\0\0\0{":
-        return "is a safetensors file, not an ONNX model", _export("FILE")
-    if _is_text(head):
-        return "is a text file, not an ONNX model", "models are binary; convert the text form with onnx.parser"
-    # field numbers start at 1, and the fields of a model have wire type 0 or 2
-    if head[0] < 1 << 3 or head[0] & 7 not in (0, 2):
-        return "does not begin like an ONNX model", "its copy was interrupted, or it has another format"
-    return None
 
 
 def _refuse_by_name(where: str, name: str) -> None:

@@ -23,7 +23,7 @@ from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.common.strict_json import decoded
-from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, unreadable
+from onnxgrad_cli.errors import OnnxgradError, conflict, mismatch, missing_file, missing_value, unreadable
 from onnxgrad_cli.files.outputs import check_target, is_ours
 from onnxgrad_cli.files.transaction import AtomicWriteGroup
 from onnxgrad_cli.ir.types import Arrays, dtype_of, shape_of
@@ -86,7 +86,7 @@ def check_places(model: Path, force: bool = False) -> None:
     """
     roles, values = places(model)
     if model in (roles, values):
-        raise UsageError(
+        raise conflict(
             f"the file of the weights beside the model would also be called '{model}'",
             "choose a name that ends in .onnx",
         )
@@ -228,16 +228,14 @@ def read_values(path: Path, roles: Path | None = None) -> HeldValues:
         return HeldValues(arrays, weights, adapters, averages, decoded(Quantized, said["quantized"], "quantized"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         hint = "copy it again from the folder of the training model"
-        raise OnnxgradError(
-            f"'{described}' does not describe the values of a training model: {error!r}", hint
-        ) from None
+        raise unreadable(f"'{described}' does not describe the values of a training model: {error!r}", hint) from None
 
 
 def _json(path: Path) -> Any:
     try:
         return strict_json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise OnnxgradError(f"'{path}' is not JSON: {error}") from None
+        raise unreadable(f"'{path}' is not JSON: {error}") from None
     except OSError as error:
         raise unreadable(f"'{path}' can't be read: {error.strerror}") from None
 
@@ -245,7 +243,7 @@ def _json(path: Path) -> Any:
 def _stored(path: Path, said: Mapping[str, Any], start: bool) -> bytes:
     """Read the bytes of a .bin file. With `start`, they must be the initial values, which the checksum shows."""
     if path.exists() and not path.is_file():
-        raise OnnxgradError(f"'{path}' is not a file of values, but a folder or a device", "name the file")
+        raise unreadable(f"'{path}' is not a file of values, but a folder or a device", "name the file")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -254,10 +252,14 @@ def _stored(path: Path, said: Mapping[str, Any], start: bool) -> bytes:
         return data
     if start:
         hint = "to read trained values with `onnxgrad export`, name their .bin file"
-        raise OnnxgradError(f"'{path}' does not contain the initial values: its checksum differs", hint)
+        raise OnnxgradError(
+            f"'{path}' does not contain the initial values: its checksum differs", hint, code="mismatch"
+        )
     if len(data) != said["bytes"]:
         hint = "it was cut off, or belongs to another training model"
-        raise OnnxgradError(f"'{path}' has {len(data)} bytes, but the values of the model have {said['bytes']}", hint)
+        raise OnnxgradError(
+            f"'{path}' has {len(data)} bytes, but the values of the model have {said['bytes']}", hint, code="mismatch"
+        )
     return data
 
 
@@ -300,7 +302,7 @@ def values_beside(path: Path | None, names: Iterable[str]) -> Arrays:
     hint = "keep the files of `onnxgrad build --weights inputs` in one folder, and name the model's file"
     weights = f"the weights of the training model, such as '{names[0]}', are inputs"
     if path is None:
-        raise UsageError(
+        raise missing_value(
             f"{weights}, and their values are in files beside the model, but the model was not read from a file", hint
         )
     if not places(path)[0].is_file():
@@ -308,7 +310,7 @@ def values_beside(path: Path | None, names: Iterable[str]) -> Arrays:
     found = read_values(places(path)[0]).values
     for name in names:
         if name not in found:
-            raise UsageError(f"'{places(path)[0]}' belongs to another training model: it has no '{name}'", hint)
+            raise mismatch(f"'{places(path)[0]}' belongs to another training model: it has no '{name}'", hint)
     return found
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Self
 
 from onnxgrad_cli.common.inputs import check_is_no_input
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import unwritable
 from onnxgrad_cli.files.outputs import check_apart, is_model, is_special, mentions, told
 
 DIGITS = 12
@@ -44,10 +44,6 @@ def _hidden(out: Path, word: str) -> Path:
     if len(name) > 200:
         stem = f"{name[:180].decode(errors='ignore')}-{hashlib.sha256(name).hexdigest()[:DIGITS]}"
     return out.with_name(f".{stem}{word}")
-
-
-def _temporary(out: Path) -> Path:
-    return _hidden(out, f".{secrets.token_hex(8)}.onnxgrad.tmp")
 
 
 _LOCK = ".onnxgrad.lock"
@@ -260,7 +256,7 @@ class AtomicWriteGroup:
         if out not in self._claimed:
             check_is_no_input(out)
             if is_special(out) or out.is_dir():
-                raise OnnxgradError(f"'{out}' is not a file: it is a folder, a device or a pipe", "move it away")
+                raise unwritable(f"'{out}' is not a file: it is a folder, a device or a pipe", "move it away")
             self._claims.enter_context(claim(out))
             self._claimed.add(out)
 
@@ -269,7 +265,7 @@ class AtomicWriteGroup:
 
         The temporary file gets the permissions of the file to replace, except those not in `most`.
         """
-        temporary = _temporary(out)
+        temporary = _hidden(out, f".{secrets.token_hex(8)}.onnxgrad.tmp")
         self._temporary.callback(temporary.unlink, missing_ok=True)
         with temporary.open("xb") as file:
             own = stat.S_IMODE(temporary.stat().st_mode)

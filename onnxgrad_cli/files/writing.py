@@ -143,7 +143,9 @@ def write_stdout(data: bytes) -> None:
         UsageError: stdout is a terminal.
     """
     if sys.stdout.isatty():
-        raise UsageError("a model can't be written to a terminal", "redirect stdout, or name a file with -o")
+        raise UsageError(
+            "a model can't be written to a terminal", "redirect stdout, or name a file with -o", code="unwritable_file"
+        )
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()

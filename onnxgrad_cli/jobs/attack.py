@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.choices import Attack, AttackLoss, Norm
 from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
@@ -23,7 +21,7 @@ from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions
 from onnxgrad_cli.data.class_names import called, number_of
 from onnxgrad_cli.derivatives.derivative_model import float_inputs
 from onnxgrad_cli.derivatives.scores import ClassChoice
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, wrong_type, wrong_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.explanations.attacks import (
@@ -57,93 +55,10 @@ from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.jobs.score_gradients import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.options.attack import Fooling
 
 CLIP_TOLERANCE = 1e-6
 """The fraction of the size of the range `clip` by which samples may lie outside the range, because of rounding."""
-
-MAX_STEP = float(np.finfo(np.float32).max)
-"""The largest allowed step size or distance. Its square still fits in float64."""
-
-
-@dataclass(frozen=True)
-class Fooling(checks.KnownKeywords):
-    """The settings of an attack.
-
-    Attributes:
-        method: 'fgsm', one step of size epsilon, or 'pgd', several steps from a random start.
-        epsilon: the largest distance from a sample, in units of the model's input, after any normalization.
-        loss: the loss that the attack maximizes: 'cross-entropy', 'margin' or 'dlr'. The margin is the largest logit of
-            another class minus the logit of the labelled class. 'dlr' (difference of logits ratio) is the margin
-            divided by the range of the largest logits. Both have a gradient even where that of cross-entropy underflows
-            to 0.
-        steps, step_size: for pgd, the number and the size of the steps; by default 10 steps of size 2.5 epsilon /
-            steps.
-        restarts: the number of runs of pgd, each from another random start. For each sample the result is the first
-            successful input, or if there is none, the input with the highest loss.
-        norm: the norm that measures the distance from a sample, 'inf' or '2'.
-        targeted: the class that the model should predict: its number, or the name that the model stores for it. None:
-            any class except the labelled one.
-        clip: the smallest and the largest allowed value of the changed input; None takes the range of the data.
-        start: True if pgd starts at a random point within epsilon, False if it starts at the sample.
-        seed: the seed of the random start.
-
-    Raises:
-        UsageError: a value is not allowed.
-    """
-
-    method: Attack = "fgsm"
-    epsilon: float = 0.03
-    loss: AttackLoss = "cross-entropy"
-    steps: int | None = None
-    step_size: float | None = None
-    restarts: int = 1
-    norm: Norm = "inf"
-    targeted: int | str | None = None
-    clip: tuple[float, float] | None = None
-    start: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        checks.one_of("method", self.method, Attack)
-        checks.one_of("norm", self.norm, Norm)
-        checks.one_of("loss", self.loss, AttackLoss)
-        checks.at_least("restarts", self.restarts, 1, whole=True)
-        checks.at_least("epsilon", self.epsilon, 0)
-        checks.at_least("seed", self.seed, 0, whole=True)
-        for name, whole in (("steps", True), ("step_size", False), ("targeted", True)):
-            named = name == "targeted" and isinstance(self.targeted, str)
-            if getattr(self, name) is not None and not named:
-                checks.at_least(name, getattr(self, name), 1 if name == "steps" else 0, whole=whole)
-        for name in ("epsilon", "step_size"):
-            if (getattr(self, name) or 0) > MAX_STEP:
-                raise UsageError(f"`{name}` is too large for float32", "give it on the scale of the model's input")
-        if self.method == "fgsm" and (self.steps, self.step_size, self.restarts) != (None, None, 1):
-            raise UsageError(
-                "fgsm takes a single step of size epsilon; `steps`, `step_size` and `restarts` require pgd",
-                "use `method='pgd'`",
-            )
-        if self.restarts > 1 and not self.start:
-            raise UsageError(
-                "`restarts` requires random starts, because without them all runs are equal", "leave `start=False` out"
-            )
-        if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
-            raise UsageError(
-                "`clip` must be two numbers, the second larger than the first",
-                "give the lowest and the highest value of the input, such as 0 and 1",
-            )
-
-    @property
-    def random(self) -> bool:
-        """True if the attack starts at random points."""
-        return self.method == "pgd" and self.start
-
-    @property
-    def way(self) -> tuple[int, float]:
-        """The number of steps, and their size."""
-        if self.method == "fgsm":
-            return 1, self.epsilon
-        steps = self.steps or 10
-        return steps, 2.5 * self.epsilon / steps if self.step_size is None else self.step_size
 
 
 @dataclass(frozen=True)
@@ -257,11 +172,11 @@ def run_attack(
     if inner is not proto:
         proto, graph = inner, typed(inner, path, options)
     if not float_inputs(graph):
-        raise UsageError(no_float_inputs(graph), _cut(proto, path, graph, output or graph.output_names[0]))
+        raise wrong_type(no_float_inputs(graph), _cut(proto, path, graph, output or graph.output_names[0]))
     what = scored(graph, output)
     subject = the_input(proto, path, graph, wrt)
     if subject.inner:
-        raise UsageError(
+        raise wrong_type(
             f"'{subject.name}' is not a float input: values inside the model can't be fed, and tokens can't be "
             "changed slightly",
             "name a float input with `wrt`",
@@ -277,7 +192,9 @@ def run_attack(
     names = class_names(found, proto, what, label)
     aim = ClassChoice.of(None if fooling.targeted is None else number_of(fooling.targeted, names), what.axis)
     if aim is not None and not aim.which.isdigit():
-        raise UsageError(f"`targeted='{aim.which}'`: expected one class for all samples", "give its number or its name")
+        raise wrong_value(
+            f"`targeted='{aim.which}'`: expected one class for all samples", "give its number or its name"
+        )
     target_class = None if aim is None else int(aim.which)
     rows = chosen(found, sample)
     logs = False
@@ -316,7 +233,8 @@ def run_attack(
     )  # fmt: skip
     if target is not None:
         others = {key: value for key, value in found.batch(rows).items() if key not in (subject.name, label)}
-        save_bytes(_archive(fooled, others), target)
+        told = {"labels": fooled.labels, "samples": rows, "before": fooled.before, "after": fooled.after}
+        save_bytes(npz_bytes({**told, **others, **fooled.inputs}), target)
         fooled.files.append(target)
         if subject.name in found.normal:
             tell(f"'{target}' holds model inputs that are already normalized: read it with `normalize='none'`", 0)
@@ -352,7 +270,7 @@ def _fooled(
     aim = labels if targeted is None else labels_of(targeted, what, scores, None)
     rounding = CLIP_TOLERANCE * (ball.high - ball.low)
     if x.min() < ball.low - rounding or x.max() > ball.high + rounding:
-        raise UsageError(
+        raise wrong_value(
             f"`clip`: the samples have values from {x.min():g} to {x.max():g}, outside {ball.low:g} to {ball.high:g}",
             "give the range of the model's input, after normalization",
         )
@@ -427,9 +345,3 @@ def _words(fooling: Fooling, ball: Ball, what: Scored, aim: str, label: str | No
     norm = "L-inf" if fooling.norm == "inf" else "L2"
     how = f"{how}{begin} on the {fooling.loss} loss, within {norm} distance {ball.epsilon:g}"
     return f"{how}, so that '{what.output}' predicts {aim}{own}"
-
-
-def _archive(found: Fooled, others: dict[str, np.ndarray]) -> bytes:
-    """Return an .npz with the changed samples, the other inputs, and the classes before and after the attack."""
-    told = {"labels": found.labels, "samples": found.samples, "before": found.before, "after": found.after}
-    return npz_bytes({**told, **others, **found.inputs})

@@ -30,7 +30,8 @@ from onnxgrad_cli.errors import (
     InternalError,
     OnnxgradError,
     UnsupportedError,
-    UsageError,
+    conflict,
+    missing_value,
     suggest,
     unknown_name,
 )
@@ -248,7 +249,7 @@ def _check_options(options: Options) -> None:
 
         check_request(options)
     elif options.init != Options.init or (options.seed is not None and not options.lora):
-        raise UsageError(
+        raise conflict(
             "`init` and `seed` require `training_info`, because they set its initialization", "add that option"
         )
     for spec in options.losses:
@@ -266,7 +267,7 @@ def _check_weights_are_inputs(options: Options, stop_after: str | None, target: 
         "`stop_after`": stop_after is not None,
     })  # fmt: skip
     if target is None:
-        raise UsageError(
+        raise missing_value(
             "`weights='inputs'` writes files beside the model, but the model is written to stdout",
             "name a file with `out`",
         )
@@ -477,8 +478,10 @@ def write(build: Build) -> Report:
         for file in (*written, *beside):
             list_file(build, switch, file, "training model" if file == target else "weights")
         if outputs.picture is not None:
-            page = _page_of(model, build.plan.path).encode()
-            switch.stage(outputs.picture, methodcaller("write", page))
+            from onnxgrad_cli.view import draw  # imported here because most builds have no picture
+            from onnxgrad_cli.view.html_drawing import html
+
+            switch.stage(outputs.picture, methodcaller("write", html(draw(model, build.plan.path)).encode()))
             list_file(build, switch, outputs.picture, "picture")
         report = build.report()
         if beside:
@@ -567,14 +570,3 @@ def with_reports(build: Build, report: Report) -> Report:
 def commands(report: Report) -> list[Next]:
     """Return the next steps of a report that are shell commands."""
     return [step for step in report.next if step.language == "sh"]
-
-
-def _page_of(model: ModelProto, path: Path | None) -> str:
-    """Return the HTML page with the picture of a model.
-
-    The modules for pictures are imported in this function, because most builds have no picture.
-    """
-    from onnxgrad_cli.view import draw
-    from onnxgrad_cli.view.html_drawing import html
-
-    return html(draw(model, path))

@@ -18,7 +18,7 @@ from onnxgrad_cli.compat.derivative_options import DerivativeOptions, check, cot
 from onnxgrad_cli.data.class_names import class_names, number_of
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError
+from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, ambiguous, conflict
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.observation import given_samples
 from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
@@ -161,13 +161,13 @@ def _check_flags(flags: DerivativeOptions, kind: Derivative, of_loss: bool, othe
     """
     check(flags)
     if kind != "vjp" and flags not in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs):
-        raise UsageError(
+        raise conflict(
             f"the option {flags.name} is only available for the kind vjp", "leave it out, or leave `kind` out"
         )
     if of_loss and DerivativeOptions.Loss not in flags:
-        raise UsageError("`loss_output` and `labels` require `flags=loss`", "add it, or leave them out")
+        raise conflict("`loss_output` and `labels` require `flags=loss`", "add it, or leave them out")
     if DerivativeOptions.Loss in flags and others:
-        raise UsageError(
+        raise conflict(
             "`flags=loss` can't be combined with a class, per-sample derivatives, weights or the names of CasADi",
             "leave out the one or the others",
         )
@@ -189,7 +189,7 @@ def _names(model: ModelProto, class_: int | str) -> Sequence[str]:
     stored = list(class_names(model).values())
     holding = [names for names in stored if class_ in names]
     if len({names.index(str(class_)) for names in holding}) > 1:
-        raise UsageError(f"'{class_}' is the name of several classes", "give the number of one of them")
+        raise ambiguous(f"'{class_}' is the name of several classes", "give the number of one of them")
     return next(iter(holding or stored), ())
 
 

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
-from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
+from onnxgrad_cli.errors import Refusal, UnsupportedError, missing_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.observation import fed_types
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_target, own_model, save_model, stage_model
@@ -94,7 +94,7 @@ def run_expand(
     target = target_of(model, out, "expanded")
     check_training_info(proto, path)
     if target is None and proto.training_info:
-        raise UsageError(
+        raise missing_value(
             "the model becomes several models, which can't all be written to stdout", "name a file with -o"
         )
     if not proto.training_info and not _nodes(proto):

@@ -20,7 +20,7 @@ from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.pictures import PictureLayout, layout_of
 from onnxgrad_cli.data.text import Tokenizer
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict, wrong_shape
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.explanations.attribution_picture import draw
@@ -181,7 +181,7 @@ def run_explain(
     what = scored(graph, output, class_axis)
     if method.name == "grad-cam":
         if wrt is not None:
-            raise UsageError("`wrt` can't be combined with grad-cam", "leave `wrt` out; choose the layer with `layer`")
+            raise conflict("`wrt` can't be combined with grad-cam", "leave `wrt` out; choose the layer with `layer`")
         subject = the_layer(proto, path, graph, method.layer)
     else:
         subject = the_input(proto, path, graph, wrt)
@@ -242,7 +242,7 @@ def _texts(tokens: np.ndarray | None, lengths: np.ndarray | None, tokenizer: Pat
     if tokenizer is None:
         return None
     if tokens is None or lengths is None:
-        raise UsageError(
+        raise conflict(
             "`tokenizer`: the explained value is not tokens", "leave it out, or explain the embeddings of tokens"
         )
     names = Tokenizer(tokenizer)
@@ -255,7 +255,7 @@ def _picture(graph: Graph, data: Data, target: Path) -> tuple[str, PictureLayout
         layout = layout_of(graph.types[name]) if name in graph.types and is_float(graph.types[name]) else None
         if layout is not None:
             return name, layout
-    raise UsageError(f"can't draw '{target}': the model has no picture input", "write .npz")
+    raise conflict(f"can't draw '{target}': the model has no picture input", "write .npz")
 
 
 def _arrays(found: Explained, target: Path) -> bytes:
@@ -283,7 +283,7 @@ def _token_page(found: Explained, target: Path) -> bytes:
     """
     tokens = found.of_tokens()
     if tokens is None:
-        raise UsageError(
+        raise conflict(
             f"can't write '{target}': .html is for tokens, but the explained value is not tokens", "write .png or .npz"
         )
     headings = [
@@ -304,5 +304,5 @@ def _drawn(found: Explained, target: Path, run: Run, name: str, layout: PictureL
         pictures = pictures[..., 0] if pictures.shape[-1] < 3 else pictures
     heat = found.values if found.method == "grad-cam" else found.of_places(run.channels(found.values.ndim))
     if heat.ndim != 3:
-        raise UsageError(f"can't draw '{target}': the attributions have the shape {list(heat.shape)}", "write .npz")
+        raise wrong_shape(f"can't draw '{target}': the attributions have the shape {list(heat.shape)}", "write .npz")
     return draw(pictures, heat, found.method == "grad-cam", found.words)

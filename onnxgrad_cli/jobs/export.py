@@ -24,7 +24,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.strict_json import decoded
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data import Preprocessing
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict, no_data
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.observation import fed_types
 from onnxgrad_cli.files import (
@@ -114,7 +114,7 @@ def run_export(
     trained = _read(source, roles, proto, path, use_ema, tell)
     if not trained.adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"
-        raise UsageError(f"`{name}`: '{source}' contains no adapters", "train adapters with `lora=RANK`")
+        raise no_data(f"`{name}`: '{source}' contains no adapters", "train adapters with `lora=RANK`")
     alone = AdapterTarget(adapter) if adapter is not None else None
     if alone is not None:
         alone.check(proto, path, force)
@@ -157,13 +157,12 @@ def _save(
 def _check_asked(adaptable: bool, merge: bool, test_data: str | Path | None) -> None:
     """Raise an error if `adaptable` is combined with `merge`, or `test_data` is given without `merge`."""
     if adaptable and merge:
-        raise UsageError(
+        raise conflict(
             "`merge` can't be combined with `adaptable`, which leaves the weights unchanged",
             "choose one",
-            code="conflict",
         )
     if test_data is not None and not merge:
-        raise UsageError("`test_data` requires `merge`, whose loss of precision it measures", "leave it out")
+        raise conflict("`test_data` requires `merge`, whose loss of precision it measures", "leave it out")
 
 
 def _write_preprocessing(source: Path, model: ModelProto) -> None:
@@ -261,9 +260,7 @@ def _held(
     if is_values(source):
         return read_values(source, roles)
     if roles is not None:
-        raise UsageError(
-            f"`roles` describes the bytes of a .bin file, but '{source}' has another format", "leave it out"
-        )
+        raise conflict(f"`roles` describes the bytes of a .bin file, but '{source}' has another format", "leave it out")
     if _holds_model(source):
         found = read_model_values(source, model)
         _fit_classes(model, found.held.values, tell)
@@ -271,7 +268,7 @@ def _held(
         return found.held
     if is_foreign(source) or is_adapter(source):
         if use_ema:
-            raise UsageError(
+            raise conflict(
                 "`use_ema`: an adapter file stores no moving averages",
                 "name a checkpoint, or train with `onnxgrad train --use-ema`, which writes the averages as the adapter",
             )
@@ -300,6 +297,7 @@ def _held(
         raise OnnxgradError(
             f"'{source}' belongs to another model: its nodes, opsets, inputs, outputs or untrained weights differ",
             "name the model that was trained",
+            code="mismatch",
         )
     return held
 
@@ -313,7 +311,7 @@ def _fit_classes(model: ModelProto, values: Arrays, tell: Tell) -> None:
 def _ema(source: Path, held: HeldValues) -> dict[str, str]:
     ema = check_ema(held.averages, held.values)
     if not any(held.values[average].any() for average in ema.values()):
-        raise UsageError(
+        raise no_data(
             f"`use_ema`: the averages in '{source}' are still zero, because no step was taken", "leave `use_ema` out"
         )
     return ema

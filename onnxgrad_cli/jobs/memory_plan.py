@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.derivatives.sample_gradients import sample_axes
-from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.errors import UnsupportedError, UsageError, missing_value, wrong_value
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options, RecomputeSpec
@@ -69,7 +69,7 @@ def planned(
     for plan in _ways(build, options, batch_size, threads, whole):
         if plan.memory.unknown:
             names = ", ".join(f"'{name}'" for name in plan.memory.unknown)
-            raise UsageError(f"`memory`: the size of {names} is unknown", "set it with `dims`: NAME=SIZE")
+            raise missing_value(f"`memory`: the size of {names} is unknown", "set it with `dims`: NAME=SIZE")
         found.append(plan)
         if plan.memory.peak <= limit:
             first = "" if len(found) == 1 else f"; with the given options it would take {_size(found[0])}"
@@ -140,4 +140,4 @@ def _too_little(found: list[StepPlan], limit: int, whole: str) -> UsageError:
     text = f"`memory`: a step takes at least {_size(least)} (with {least}), but only {scaled(limit, 'B')} are allowed; "
     text += f"weights and state take {held}, each run takes {values}"
     hint = "train fewer weights, which changes what is learnt: `freeze=GLOB`, `train_last=N` or `lora=RANK`"
-    return UsageError(text, f"{hint}; a step can't be split into several runs: {whole}" if whole else hint)
+    return wrong_value(text, f"{hint}; a step can't be split into several runs: {whole}" if whole else hint)

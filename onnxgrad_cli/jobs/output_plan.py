@@ -9,7 +9,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict, missing_value, wrong_value
 from onnxgrad_cli.files import STREAM, ModelSource, check_apart, check_target, resolve_output
 from onnxgrad_cli.files.start_values import check_places, places
 from onnxgrad_cli.report import FORMATS
@@ -83,35 +83,50 @@ class OutputPlan:
         check_apart(files)
         for file in self.reports:
             if file.suffix[1:] not in FORMATS:
-                raise UsageError(
+                raise wrong_value(
                     f"`reports`: can't tell the report's format from the name '{file}'",
                     f"use '{file.with_suffix('.md')}' for Markdown, which reads well as plain text, or .html or .json",
                 )
 
 
-def target_of(
-    model: ModelSource, out: str | Path | None, word: str, suffix: str = ".onnx", streams: bool = True
-) -> Path | None:
-    """Return the file for an output model: `out`, or by default `<model>.<word><suffix>` beside the source.
+def target_of(model: ModelSource, out: str | Path | None, word: str) -> Path | None:
+    """Return the file for an output model: `out`, or by default `<model>.<word>.onnx`; None for stdout.
+
+    Args:
+        model: the source model; '-' is stdin, for which the default is stdout.
+        out: the name that the user gave; '-' is stdout. A symbolic link is resolved.
+        word: a part of the default name.
+
+    Raises:
+        UsageError: `out` is None for a model in memory, or is not a file.
+    """
+    if STREAM in (str(out), model if out is None else ""):
+        return None
+    return file_of(model, out, word, streams=True)
+
+
+def file_of(
+    model: ModelSource, out: str | Path | None, word: str, suffix: str = ".onnx", streams: bool = False
+) -> Path:
+    """Return the file for an output: `out`, or by default `<model>.<word><suffix>` beside the source.
 
     Args:
         model: the source model.
         out: the name that the user gave. A symbolic link is resolved.
         word, suffix: parts of the default name.
-        streams: True if '-' is allowed, for stdout. If False, hints don't mention it, and the caller must refuse it.
-
-    Returns:
-        The file, or None for stdout.
+        streams: True if hints may offer '-', which the caller then handles.
 
     Raises:
-        UsageError: `out` is None for a model in memory, or is not a file.
+        UsageError: the file would be stdout, `out` is None for a model in memory, or `out` is not a file.
     """
+    if STREAM in (str(out), model if out is None else ""):
+        raise conflict("`out`: the output can't be written to stdout", "name a file for the output")
     if out is None:
         if not isinstance(model, (str, Path)):
-            raise UsageError("`out` is required, because a model in memory has no file name", "name a file")
+            raise missing_value("`out` is required, because a model in memory has no file name", "name a file")
         source = checks.path("model", model)
-        return None if str(model) == STREAM else source.with_name(f"{source.stem}.{word}{suffix}")
-    return None if str(out) == STREAM else resolve_output(checks.path("out", out), streams)
+        return source.with_name(f"{source.stem}.{word}{suffix}")
+    return resolve_output(checks.path("out", out), streams)
 
 
 def page_for(picture: Path, target: Path | None) -> Path:
@@ -125,9 +140,9 @@ def page_for(picture: Path, target: Path | None) -> Path:
         UsageError: the suffix of `picture` is not .html, or the model goes to stdout.
     """
     if picture.suffix.lower() != ".html":
-        raise UsageError(f"`picture`: '{picture}' does not end in .html", f"use '{picture.with_suffix('.html')}'")
+        raise wrong_value(f"`picture`: '{picture}' does not end in .html", f"use '{picture.with_suffix('.html')}'")
     if target is None:
-        raise UsageError(
+        raise missing_value(
             "`picture` is written beside the model, but the model is written to stdout", "name a file with `out`"
         )
     return resolve_output(picture)

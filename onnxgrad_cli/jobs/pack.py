@@ -18,7 +18,7 @@ from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data.dataset import Data, open_data
 from onnxgrad_cli.data.input_types import input_types_of, ranges_of
 from onnxgrad_cli.data.preprocessing import Preprocessing
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import UsageError, conflict, missing_file, missing_value, unreadable
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.session import ort_format, take_out
 from onnxgrad_cli.files import AtomicWriteGroup, ModelSource, check_target, make_folder, read_model, stage_model, told
@@ -86,18 +86,18 @@ def run_pack(
     val, runtime = checks.path_or_none("val", val), checks.path_or_none("runtime", runtime)
     protect_inputs(data, val)
     if ort and webgpu:
-        raise UsageError(
+        raise conflict(
             "`ort` can't be combined with `webgpu`, because it optimizes the model for the CPU", "leave one of them out"
         )
     proto, path = read_model(model)
     roles = describe(proto)
     if not roles.optimizer:
-        raise UsageError("the training model has no optimizer", "build it with `optimizer=NAME`")
+        raise missing_value("the training model has no optimizer", "build it with `optimizer=NAME`")
     elsewhere = lacking(proto, roles)
     values = values_beside(path, elsewhere) if elsewhere else {}
     bare, stored = take_out(proto, [name for name, role in roles.inputs.items() if role in KEPT], path)
     if why := refused(bare, path):
-        raise OnnxgradError(f"onnxruntime does not open the model: {why}", "build it again")
+        raise unreadable(f"onnxruntime does not open the model: {why}", "build it again")
     values = {**roles.begun({**values, **stored}), **stored, **values}
     types, ranges = input_types_of(proto), ranges_of(proto)
     opened = partial(open_data, inputs=types, ranges=ranges, terms=roles.losses, tell=tell)
@@ -140,7 +140,9 @@ def _check(head: Path, copies: Iterable[Path], source: Path | None, force: bool)
     check_places(head, force)
     within = head.with_name(RUNTIME)
     if within.is_symlink():
-        raise UsageError(f"'{within}' is a link to a place outside the page's folder", "remove it")
+        raise UsageError(
+            f"'{within}' is a link to a place outside the page's folder", "remove it", code="unwritable_file"
+        )
     ours = force or (head.exists() and _is_page(head.with_name(SCRIPT)))
     for file in (*(head.with_name(name) for name in (ORT_MODEL, DATA_JSON, DATA_BIN)), *copies):
         if file.parent.exists():
@@ -161,7 +163,7 @@ def _copies(out: Path, runtime: Path | None, webgpu: bool) -> dict[Path, Path]:
     for name in (*WASM, *(WEBGPU if webgpu else ())):
         if not (runtime / name).is_file():
             hint = "name the folder dist of the npm package: node_modules/onnxruntime-web/dist"
-            raise OnnxgradError(f"`runtime`: there is no '{runtime / name}'", hint)
+            raise missing_file(f"`runtime`: there is no '{runtime / name}'", hint)
         found[out / RUNTIME / name] = runtime / name
     return found
 

@@ -22,11 +22,11 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data.dataset import SIZES
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict, wrong_shape, wrong_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import AtomicWriteGroup, ModelSource, check_target, own_model
 from onnxgrad_cli.files.writing import write_npz
-from onnxgrad_cli.jobs.output_plan import target_of
+from onnxgrad_cli.jobs.output_plan import file_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.inference import Predictor, Setting, Source
 
@@ -90,10 +90,10 @@ def run_predict(
     setting = setting or Setting()
     protect_inputs(data, setting.sequences.tokenizer)
     proto, path = own_model(model)
-    target = None if out is None and path is None else target_of(model, out, "predictions", ".npz", streams=False)
+    target = None if out is None and path is None else file_of(model, out, "predictions", ".npz")
     if target is not None:
         if target.suffix not in FORMATS:
-            raise UsageError(f"`out`: '{target}' is not a file for predictions", f"use one of {', '.join(FORMATS)}")
+            raise wrong_value(f"`out`: '{target}' is not a file for predictions", f"use one of {', '.join(FORMATS)}")
         if target.suffix == ".parquet":
             load_package("pyarrow.parquet", f"writing '{target}'")
         check_target(target, proto, path, force)
@@ -123,16 +123,16 @@ def _write_csv(arrays: Mapping[str, np.ndarray], stream: BinaryIO) -> None:
     uneven = next((name for name, array in arrays.items() if array.dtype == object), None)
     if uneven is not None:
         message = f"the samples of the output '{uneven}' have different shapes, which a table can't hold"
-        raise UsageError(message, "write .npz, .jsonl or .parquet")
+        raise wrong_shape(message, "write .npz, .jsonl or .parquet")
     columns = [table_cell(column) for name, array in arrays.items() for column in _columns(name, array)]
     if len(columns) > MOST_COLUMNS:
-        raise UsageError(
+        raise wrong_shape(
             f"the table would have {len(columns):,} columns; at most {MOST_COLUMNS:,} are written",
             "write .npz, or name fewer outputs",
         )
     twice = next((name for name, count in Counter(columns).items() if count > 1), None)
     if twice is not None:
-        raise UsageError(
+        raise conflict(
             f"two columns of the table would be called '{twice}': the names of outputs and of their elements clash",
             "write .npz, .jsonl or .parquet, or name fewer outputs with `outputs`",
         )

@@ -11,7 +11,16 @@ import onnx
 from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, suggest, unknown_name
+from onnxgrad_cli.errors import (
+    OnnxgradError,
+    UsageError,
+    conflict,
+    missing_file,
+    suggest,
+    unknown_name,
+    wrong_shape,
+    wrong_type,
+)
 from onnxgrad_cli.ir.types import Arrays, dtype_of, shape_of
 from onnxgrad_cli.metadata import Roles, Term
 
@@ -43,9 +52,7 @@ class ProofData:
         """
         if path is None:
             if tokenizer is not None:
-                raise UsageError(
-                    "`tokenizer` converts text in data, but no data are given", "leave it out, or give data"
-                )
+                raise conflict("`tokenizer` converts text in data, but no data are given", "leave it out, or give data")
             return cls()
         if not path.exists():
             raise missing_file(f"no such file or folder: '{path}'")
@@ -56,7 +63,7 @@ class ProofData:
         try:
             return cls(path, array_files.arrays_of(path)[0])
         except UsageError as error:
-            raise OnnxgradError(error.message, error.hint, error.details) from None
+            raise OnnxgradError(error.message, error.hint, error.details, code="unreadable_file") from None
 
     def arrays(self, model: ModelProto, inputs: Mapping[str, TypeProto], terms: Sequence[Term], tell: Tell) -> Arrays:
         """Return name -> array: the arrays of an .npz file, or the first samples, converted to the model's inputs.
@@ -151,7 +158,7 @@ def _fitted(name: str, array: np.ndarray, value_type: TypeProto, sizes: dict[str
     dims = zip(shape, array.shape, strict=False)
     bound = [n if d == "?" else sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in dims]
     if len(shape) != array.ndim or tuple(bound) != array.shape:
-        raise UsageError(f"'{name}' has shape {list(array.shape)} in the data, but {list(shape)} in the model")
+        raise wrong_shape(f"'{name}' has shape {list(array.shape)} in the data, but {list(shape)} in the model")
     if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise UsageError(f"'{name}' is of type {array.dtype} in the data, but {dtype} in the model")
+        raise wrong_type(f"'{name}' is of type {array.dtype} in the data, but {dtype} in the model")
     return np.ascontiguousarray(array, dtype).reshape(array.shape)

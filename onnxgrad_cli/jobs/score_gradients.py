@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_value
 from onnxgrad_cli.explanations.open_samples import Scored
 from onnxgrad_cli.explanations.scorer import Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import Subject
@@ -21,10 +22,15 @@ from onnxgrad_cli.verification.verdict import NOT_PROVED
 
 ONE_BY_ONE = "note: samples are run one by one, because they are not proven to be independent of others in a batch"
 
-Verdict = tuple[str, str]
-"""The verdict of a check of gradients, and the reason for the verdict."""
 
-UNPROVED: Verdict = (NOT_PROVED, "no proof was requested")
+class Verdict(NamedTuple):
+    """The verdict of a check of gradients, and the reason for the verdict."""
+
+    verdict: str
+    why: str
+
+
+UNPROVED = Verdict(NOT_PROVED, "no proof was requested")
 
 
 def file_for(
@@ -45,7 +51,7 @@ def file_for(
         return None
     target = resolve_output(checks.path("out", out))
     if target.suffix.lower() not in endings:
-        raise UsageError(f"'{target}' has no supported suffix", f"use one of {', '.join(endings)}")
+        raise wrong_value(f"'{target}' has no supported suffix", f"use one of {', '.join(endings)}")
     check_target(target, model, path, force)
     return target
 
@@ -73,7 +79,7 @@ def proved_scorer(
     verdict = UNPROVED
     if verify is not False:
         proof = proof_of(derived.model, subject.model, subject.path, ProofData(), options, verify is True, tell)
-        verdict = proof.verdict, proof.why
+        verdict = Verdict(proof.verdict, proof.why)
     scorer = Scorer(subject, what.output, derived, fixed)
     if not derived.independent:
         tell(ONE_BY_ONE, 0)

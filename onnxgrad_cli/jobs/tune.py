@@ -22,7 +22,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.compat.random_feeds import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, conflict
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.interleaved_timing import interleaved
 from onnxgrad_cli.execution.session import load_onnxruntime, open_session
@@ -31,7 +31,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
-from onnxgrad_cli.jobs.output_plan import target_of
+from onnxgrad_cli.jobs.output_plan import file_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets import STANDARD
 
@@ -100,7 +100,7 @@ def run_tune(
         checks.threads(threads)
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
-        raise UsageError(
+        raise conflict(
             f"tuning measures standard operators only, but `target={options.target!r}` also uses other operators",
             "leave `target` out",
         )
@@ -134,14 +134,13 @@ def _target(model: ModelSource, out: str | Path | None) -> Path:
     """Return the path of the file for the chosen forms.
 
     Raises:
-        UsageError: the model is stdin or the file stdout; the file is an input; or an existing file does not contain
-            chosen forms.
+        UsageError: the model is stdin; the file is stdout or an input; or an existing file has other
+            content.
         OnnxgradError: the file can't be written.
     """
-    if model == STREAM or str(out) == STREAM:
-        raise UsageError("tuning can't use stdin or stdout", "name a file for the model, and a file for the output")
-    target = target_of(model, out, "tuned", ".toml", streams=False)
-    assert target is not None, "stdin is refused above"
+    if model == STREAM:
+        raise conflict("tuning can't read a model from stdin", "name a file for the model")
+    target = file_of(model, out, "tuned", ".toml")
     check_target(target, force=True)
     if target.exists():
         load_tuned(target)

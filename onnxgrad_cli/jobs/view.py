@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import job
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import unknown_name, wrong_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, read_model, resolve_output, save_bytes
 from onnxgrad_cli.view import Drawing, dot, draw, fold, html
@@ -55,7 +55,7 @@ def run_view(
     target = file and resolve_output(file, streams=True)
     form = _format(file) if form is None else form
     if form not in SUFFIXES.values():
-        raise UsageError(f"no format '{form}' for pictures", "use 'dot' or 'html'")
+        raise unknown_name(f"no format '{form}' for pictures", "use 'dot' or 'html'")
     proto, path = read_model(model)
     if target is not None:
         check_target(target, proto, path, force)
@@ -75,12 +75,12 @@ def _format(file: Path | None) -> str:
     if file and suffix in OF_GRAPHVIZ:
         made = file.with_suffix(".dot")
         command = shlex.join(["dot", f"-T{suffix[1:]}", str(made), "-o", str(file)])
-        raise UsageError(
+        raise wrong_value(
             f"can't draw '{file}': onnxgrad draws .html and .dot",
             f"use `out={str(made)!r}`, then run Graphviz: {command}",
         )
     if suffix not in SUFFIXES:
-        raise UsageError(
+        raise wrong_value(
             f"`out`: can't tell the format of a picture from the name '{file}'",
             "use .html or .dot, or name the format with `form`",
         )

@@ -23,7 +23,7 @@ from onnxgrad_cli.common.choices import (
     TargetName,
     Yield,
 )
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict, no_data
 from onnxgrad_cli.options.declare import check, document, option
 from onnxgrad_cli.options.specs import Group, LoraSpec, LossScale, RecomputeSpec, check_loss_scale
 
@@ -72,13 +72,14 @@ def _mse() -> tuple[LossSpec, ...]:
 class LossOptions(_Part):
     """Options of the loss to minimize."""
 
+    SECTION = LOSS
+
     losses: tuple[LossSpec, ...] = option(
         default_factory=_mse,
         help="Loss to minimize. If the option is repeated, the weighted sum of the losses is minimized. SET= names the "
         "data set for the loss. WEIGHT, by default 1, may follow a schedule, such as 10@cosine. See `onnxgrad list "
         "losses`.",
         details="`LossSpec`, names as they are typed on the command line, or functions, written as `loss` describes.",
-        section=LOSS,
         common=True,
         flags=("--loss",),
         metavar="[SET=]NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
@@ -91,14 +92,12 @@ class LossOptions(_Part):
     label: str = option(
         default="label",
         help="Name of the label input, for losses that don't name their own.",
-        section=LOSS,
         common=True,
         metavar="NAME",
     )
     output: str | None = option(
         default=None,
         help="Model output the loss is computed on.",
-        section=LOSS,
         common=True,
         metavar="NAME",
         shown="the first float output",
@@ -108,21 +107,18 @@ class LossOptions(_Part):
         help="Reduce the loss over the batch to its mean or its sum.",
         details="As in PyTorch, the mean divides by the number of elements whose label is not ignored. With class "
         "weights, it divides by the sum of the class weights of these labels.",
-        section=LOSS,
     )
     sample_weight: str | None = option(
         default=None,
         help="Add an input NAME with one weight per sample; the loss of a sample is multiplied by its weight.",
         details="The mean divides the sum of the weighted losses by the same number as without sample weights, as "
         "PyTorch's (criterion(reduction='none') * weight).mean() does.",
-        section=LOSS,
         metavar="NAME",
     )
     loss_options: Mapping[str, object] = option(
         default_factory=dict,
         help="Setting of the loss, such as label-smoothing=0.1; OUTPUT:KEY or LABEL:KEY sets it for one of several "
         "losses, such as cls:ignore-index=0. See `onnxgrad list losses`.",
-        section=LOSS,
         flags=("--loss-option",),
         metavar="KEY=VALUE",
         example="{'label_smoothing': 0.1}",
@@ -130,14 +126,12 @@ class LossOptions(_Part):
     l1: float = option(
         default=0.0,
         help="Add FACTOR times the sum of the absolute values of the trained weights to the loss.",
-        section=LOSS,
         metavar="FACTOR",
         least=0,
     )
     l2: float = option(
         default=0.0,
         help="Add FACTOR times the sum of the squares of the trained weights to the loss.",
-        section=LOSS,
         metavar="FACTOR",
         least=0,
     )
@@ -147,7 +141,7 @@ class LossOptions(_Part):
 
         checks.tuple_of("losses", self.losses, LossSpec, "such as losses=(LossSpec('mse'),)")
         if not self.losses:
-            raise UsageError("`losses` is empty, so there is nothing to minimize", "such as losses=(LossSpec('mse'),)")
+            raise no_data("`losses` is empty, so there is nothing to minimize", "such as losses=(LossSpec('mse'),)")
         super().__post_init__()
 
 
@@ -158,19 +152,19 @@ class ParameterOptions(_Part):
     Patterns match the names of weights, and of the nodes and modules that read them.
     """
 
+    SECTION = TRAINED
+
     train: tuple[str, ...] = option(
         default=(),
         help="Train only the weights or modules that match.",
-        section=TRAINED,
         common=True,
-        metavar="GLOB",
         shown="all weights",
+        metavar="GLOB",
         example=PATTERNS,
     )
     freeze: tuple[str, ...] = option(
         default=(),
         help="Don't train the weights or modules that match.",
-        section=TRAINED,
         common=True,
         metavar="GLOB",
         example=PATTERNS,
@@ -178,7 +172,6 @@ class ParameterOptions(_Part):
     untie: tuple[str, ...] = option(
         default=(),
         help="Untie matching weights: if several modules share one, each gets its own copy. '*' matches all.",
-        section=TRAINED,
         metavar="GLOB",
         example=PATTERNS,
     )
@@ -186,7 +179,6 @@ class ParameterOptions(_Part):
         default=(),
         help="Train each matching weight and its duplicate (equal or transposed values) as a single weight; '*' "
         "matches all.",
-        section=TRAINED,
         metavar="GLOB",
         example=PATTERNS,
     )
@@ -194,14 +186,11 @@ class ParameterOptions(_Part):
         default=(),
         help="Train only biases, normalization layers, or the last layer. Presets can be combined with each other and "
         "with --train.",
-        section=TRAINED,
         example="('bias',)",
     )
     train_last: int = option(
         default=0,
         help="Train only the last N layers that have weights.",
-        section=TRAINED,
-        metavar="N",
         least=1,
         shown="all layers",
     )
@@ -211,11 +200,12 @@ class ParameterOptions(_Part):
 class AdapterOptions(_Part):
     """Options of low-rank adapters (LoRA), which are trained in place of weights."""
 
+    SECTION = TRAINED
+
     lora: LoraSpec | None = option(
         default=None,
         help="Train LoRA adapters of this rank and freeze the other weights. Weights that --train or --preset selects "
         "are trained, too. ALPHA, by default the rank, scales the adapters.",
-        section=TRAINED,
         common=True,
         metavar="RANK[:ALPHA]",
         example="LoraSpec(rank) or None",
@@ -226,7 +216,6 @@ class AdapterOptions(_Part):
         help="Weight matrices or modules that get an adapter.",
         details="Patterns match names of weights, or (ends of) paths of modules. 'all-linear' are the matrices of "
         "MatMul and Gemm that would be trained or are stored as integers.",
-        section=TRAINED,
         metavar="GLOB|attention|mlp|all-linear",
         shown="all-linear",
         example=PATTERNS,
@@ -235,12 +224,10 @@ class AdapterOptions(_Part):
         default="lora",
         help="Scale by which the product of an adapter's two matrices is multiplied. lora: ALPHA / RANK. rslora: ALPHA "
         "/ square root of RANK.",
-        section=TRAINED,
     )
     lora_dropout: float = option(
         default=0.0,
         help="Probability of dropping an element of an adapter's input in training.",
-        section=TRAINED,
         metavar="PROBABILITY",
         least=0,
         below=1,
@@ -250,15 +237,13 @@ class AdapterOptions(_Part):
     lora_dora: bool = option(
         default=False,
         help="Train DoRA adapters: also train the norm of the adapted matrix for each of its outputs.",
-        section=TRAINED,
     )
 
     def __post_init__(self) -> None:
         if self.lora_dora and self.lora_dropout:
-            raise UsageError(
+            raise conflict(
                 "`lora_dora` can't be combined with `lora_dropout`, because each product would be computed twice",
                 "leave one of them out",
-                code="conflict",
             )
         super().__post_init__()
 
@@ -267,10 +252,11 @@ class AdapterOptions(_Part):
 class InputOptions(_Part):
     """Options that select the model inputs that get a gradient."""
 
+    SECTION = TRAINED
+
     grad_of_input: tuple[str, ...] = option(
         default=(),
         help="Also write the gradients of the model inputs that match.",
-        section=TRAINED,
         metavar="GLOB",
         example=PATTERNS,
     )
@@ -280,10 +266,11 @@ class InputOptions(_Part):
 class OptimizerOptions(_Part):
     """Options of the optimizer and its step."""
 
+    SECTION = OPTIMIZER
+
     optimizer: str = option(
         default="",
         help="Append a step of this optimizer to the training model; see `onnxgrad list optimizers`.",
-        section=OPTIMIZER,
         common=True,
         metavar="NAME",
         shown="no step",
@@ -292,7 +279,6 @@ class OptimizerOptions(_Part):
     optimizer_options: Mapping[str, object] = option(
         default_factory=dict,
         help="Setting of the optimizer, such as weight-decay=0.01.",
-        section=OPTIMIZER,
         flags=("--optimizer-option",),
         metavar="KEY=VALUE",
         example="{'weight_decay': 0.01}",
@@ -301,7 +287,6 @@ class OptimizerOptions(_Part):
         default=(),
         help="Optimizer settings for the weights that match GLOB; lr is a factor by which the learning rate is "
         "multiplied. If several groups set the same key for a weight, the last one applies.",
-        section=OPTIMIZER,
         metavar="GLOB:KEY=VALUE,...",
         example="(Group('*.bias', {'weight_decay': 0}),)",
         parse="passes.optimizer.groups:parse_group",
@@ -309,7 +294,6 @@ class OptimizerOptions(_Part):
     clip_norm: float | None = option(
         default=None,
         help="Scale all gradients down by one factor if their global L2 norm is above MAX.",
-        section=OPTIMIZER,
         metavar="MAX",
         shown="no limit",
         above=0,
@@ -317,7 +301,6 @@ class OptimizerOptions(_Part):
     clip_value: float | None = option(
         default=None,
         help="Clip each element of the gradients to the range -MAX to MAX.",
-        section=OPTIMIZER,
         metavar="MAX",
         shown="no limit",
         above=0,
@@ -328,15 +311,12 @@ class OptimizerOptions(_Part):
         details="The result is the same as one step on a large batch with all samples if the N batches have the same "
         "number of labels that are not ignored. A single loss with ignored labels or class weights does not require "
         "this.",
-        section=OPTIMIZER,
-        metavar="N",
         least=1,
     )
     loss_scale: LossScale | None = option(
         default=None,
         help="Multiply the gradient of the loss by FACTOR and divide the gradients by it, so that float16 gradients "
         "don't vanish; dynamic adapts the factor.",
-        section=OPTIMIZER,
         metavar="FACTOR|dynamic",
         shown="no scaling",
         parse="passes.loss_scale:parse_loss_scale",
@@ -344,7 +324,6 @@ class OptimizerOptions(_Part):
     ema: float | None = option(
         default=None,
         help="Keep exponential moving averages of the weights with this decay per step, such as 0.999.",
-        section=OPTIMIZER,
         metavar="DECAY",
         least=0,
         below=1,
@@ -355,13 +334,11 @@ class OptimizerOptions(_Part):
         default=True,
         help="Store the initial optimizer state in the model instead of passing it as inputs.",
         details="If the weights exceed 256 MB, the state is passed as inputs in any case.",
-        section=OPTIMIZER,
     )
 
     cycle_momentum: bool = option(
         default=False,
         help="Store the momentum, or beta1, as state, so that a schedule can change it at each step.",
-        section=OPTIMIZER,
     )
 
     def __post_init__(self) -> None:
@@ -371,7 +348,7 @@ class OptimizerOptions(_Part):
             if self.optimizer != LBFGS.name:
                 OPTIMIZERS.lookup(self.optimizer)
         if self.clip_norm is not None and self.clip_value is not None:
-            raise UsageError("`clip_norm` can't be combined with `clip_value`", "leave one of them out")
+            raise conflict("`clip_norm` can't be combined with `clip_value`", "leave one of them out")
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale)
         super().__post_init__()
@@ -380,6 +357,8 @@ class OptimizerOptions(_Part):
 @part
 class InitOptions(_Part):
     """Options of the initial values of a training, and of the training information that contains them."""
+
+    SECTION = TRAINED
 
     training_info: bool = option(
         default=False,
@@ -390,14 +369,11 @@ class InitOptions(_Part):
     init: Init = option(
         default="keep",
         help="Start from the stored weights (keep), or draw new ones. In `build`, drawing requires --training-info.",
-        section=TRAINED,
     )
     seed: int | None = option(
         default=None,
         help="Seed of all random numbers: new weights, adapters, the order of the samples, and Dropout.",
         details="With None, the runtime chooses its seed, and the seed of adapters is 0.",
-        section=TRAINED,
-        metavar="N",
         least=0,
         most=SEEDS - 1,
         shown="0; in `build`, 0 for adapters, and for all else the runtime chooses",
@@ -408,12 +384,13 @@ class InitOptions(_Part):
 class MemoryOptions(_Part):
     """Options that save memory, for example by computing values again instead of keeping them."""
 
+    SECTION = MEMORY
+
     recompute: RecomputeSpec | None = option(
         default=None,
         help="Save memory: compute forward values again in the backward part instead of keeping them. elementwise: "
         "results of elementwise operators. block: all values inside a layer, or between values that match GLOB. "
         "budget, optimal: enough values that the kept values take at most SIZE, such as 500MB.",
-        section=MEMORY,
         metavar="elementwise|block:auto|block:GLOB|budget:SIZE|optimal:SIZE",
         shown="keep all values",
         example="RecomputeSpec('elementwise') or None",
@@ -422,8 +399,6 @@ class MemoryOptions(_Part):
     loss_chunks: int | None = option(
         default=None,
         help="Save memory: compute the loss of a language model and its gradient in N chunks of tokens.",
-        section=MEMORY,
-        metavar="N",
         least=1,
         shown="4 if the vocabulary is large",
     )
@@ -433,19 +408,17 @@ class MemoryOptions(_Part):
 class OutputOptions(_Part):
     """Options of the form of the training model, such as its outputs."""
 
-    keep_outputs: bool = option(
-        default=False, help="Keep the outputs of the inference model in the training model.", section=OUTPUT
-    )
+    SECTION = OUTPUT
+
+    keep_outputs: bool = option(default=False, help="Keep the outputs of the inference model in the training model.")
     yield_: Yield = option(
         default="ones",
         help="Gradient with respect to the loss, from which the backward part starts. ones: ones in the shape of the "
         "loss. input: an input of the model. keep: the output of a YieldOp, which only onnxruntime-training can run.",
-        section=OUTPUT,
     )
     as_gradient_op: bool = option(
         default=False,
         help="Write the backward part as one Gradient node of the ONNX standard; see `onnxgrad expand`.",
-        section=OUTPUT,
     )
 
 
@@ -453,23 +426,25 @@ class OutputOptions(_Part):
 class ModeOptions(_Part):
     """Options of the mode of layers that behave differently in training and in inference."""
 
+    SECTION = MODEL
+
     mode: Mode = option(
         default="keep",
         help="Mode of BatchNormalization and Dropout: as in the model, training, or inference.",
-        section=MODEL,
         common=True,
     )
     unbiased_variance: bool = option(
         default=False,
         help="Update the running variance of BatchNormalization with the unbiased variance of the batch, as PyTorch "
         "does, instead of the biased one of ONNX.",
-        section=MODEL,
     )
 
 
 @part
 class GradientOptions(_Part):
     """Options that decide how gradients are computed."""
+
+    SECTION = OUTPUT
 
     quantization: Quantization = option(
         default="refuse",
@@ -480,7 +455,6 @@ class GradientOptions(_Part):
     tuned: Mapping[str, str] = option(
         default_factory=dict,
         help="Use the gradient implementations that `onnxgrad tune` has found faster on this machine.",
-        section=OUTPUT,
         metavar="FILE.toml",
         example="what `onnxgrad tune` writes, by `onnxgrad.load_tuned`",
         parse="autodiff.kernel_variants:load_tuned",
@@ -489,7 +463,6 @@ class GradientOptions(_Part):
     target: TargetName = option(
         default="standard",
         help="Runtime to build for; targets other than standard may use operators that only their runtime has.",
-        section=OUTPUT,
     )
 
     @property
@@ -502,10 +475,11 @@ class GradientOptions(_Part):
 class NameOptions(_Part):
     """Options of the names that onnxgrad adds to the model."""
 
+    SECTION = OUTPUT
+
     identifiers: bool = option(
         default=False,
         help="Use valid C identifiers for all names that onnxgrad adds to the model.",
-        section=OUTPUT,
     )
 
 
@@ -513,10 +487,11 @@ class NameOptions(_Part):
 class ShapeOptions(_Part):
     """Options of the shapes in the model."""
 
+    SECTION = MODEL
+
     dims: Mapping[str, int] = option(
         default_factory=dict,
         help="Fix the size of a symbolic dimension; 0 stands for an empty KV cache.",
-        section=MODEL,
         common=True,
         flags=("--dim",),
         metavar="SYMBOL=SIZE",
@@ -525,7 +500,6 @@ class ShapeOptions(_Part):
     shapes: Mapping[str, Shape] = option(
         default_factory=dict,
         help="Set the shape of an input. If a name replaces a fixed batch size, the batch size becomes dynamic.",
-        section=MODEL,
         flags=("--shape",),
         metavar="INPUT:DIM,DIM,...",
         example="shapes={'x': (1, 3, 224, 224)}",
@@ -533,7 +507,6 @@ class ShapeOptions(_Part):
     infer_by_run: bool | None = option(
         default=None,
         help="Run the model to find the ranks of values that shape inference can't find.",
-        section=MODEL,
         shown="only if that is quick",
     )
 

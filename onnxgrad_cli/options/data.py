@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Augmentation, Resize
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict, missing_value, wrong_type
 from onnxgrad_cli.options.declare import check, option, options_class
 
 DATA = "Data"
@@ -29,26 +29,24 @@ class SequenceOptions(checks.KnownKeywords):
         UsageError: a value does not fit.
     """
 
+    SECTION = DATA
+
     tokenizer: Path | None = option(
         default=None,
         help="A tokenizer.json, or its folder. It converts text in the data to tokens. The text is in the column "
         "'text', in the columns 'prompt' and 'completion', or in the column 'messages'.",
-        section=DATA,
         metavar="FILE|DIR",
     )
     max_length: int | None = option(
         default=None,
         help="Truncate samples to N tokens.",
-        section=DATA,
-        metavar="N",
         least=2,
         shown="no limit",
     )
-    pack: bool = option(default=False, help="Concatenate samples into rows of --max-length tokens.", section=DATA)
+    pack: bool = option(default=False, help="Concatenate samples into rows of --max-length tokens.")
     pad_id: int | None = option(
         default=None,
         help="Token id that pads shorter samples.",
-        section=DATA,
         metavar="TOKEN",
         least=0,
         shown="the tokenizer's, or 0",
@@ -57,7 +55,7 @@ class SequenceOptions(checks.KnownKeywords):
     def __post_init__(self) -> None:
         check(self)
         if self.pack and self.max_length is None:
-            raise UsageError("`pack` requires the number of tokens per row", "add `max_length=TOKENS`")
+            raise missing_value("`pack` requires the number of tokens per row", "add `max_length=TOKENS`")
 
 
 @options_class
@@ -70,10 +68,11 @@ class SampleOptions(checks.KnownKeywords):
         UsageError: a value does not fit.
     """
 
+    SECTION = DATA
+
     columns: Mapping[str, str] = option(
         default_factory=dict,
         help="Read the model's input (or label) INPUT from the data column COLUMN.",
-        section=DATA,
         flags=("--map",),
         metavar="COLUMN=INPUT",
         example="{'sentence': 'text'}",
@@ -83,7 +82,6 @@ class SampleOptions(checks.KnownKeywords):
         help="Subtract a mean from pictures or columns, and divide them by a standard deviation.",
         details="'auto' computes both from the training data, for each channel or column. A value with INPUT: applies "
         "to this input only.",
-        section=DATA,
         metavar="[INPUT:]imagenet|MEAN/STD|none",
         shown="as the model was trained",
         example="('auto',)",
@@ -92,7 +90,6 @@ class SampleOptions(checks.KnownKeywords):
         default=(),
         help="Change pictures at random in training. flip: mirror them left to right. crop: shift them by up to an "
         "eighth of their size.",
-        section=DATA,
         metavar="flip,crop",
         separator=",",
         example="('flip', 'crop')",
@@ -101,18 +98,15 @@ class SampleOptions(checks.KnownKeywords):
         default=False,
         help="Draw the samples of each epoch at random, so that all classes occur equally often.",
         details="Samples are drawn with replacement, as by PyTorch's WeightedRandomSampler.",
-        section=DATA,
     )
     resize: Resize | None = option(
         default=None,
         help="Fit picture files whose proportions differ from the model's input: crop their edges, or stretch them.",
-        section=DATA,
         shown="crop",
     )
     transform: Transform | None = option(
         default=None,
         help="Change each batch with a Python function, which takes and returns a dict: input -> numpy array.",
-        section=DATA,
         metavar="FILE.py:FUNCTION",
         function=True,
     )
@@ -122,11 +116,9 @@ class SampleOptions(checks.KnownKeywords):
         for column, feed in self.columns.items():
             checks.text("columns", feed)
             if list(self.columns.values()).count(feed) > 1:
-                raise UsageError(
-                    f"`columns`: two columns are mapped to '{feed}', one of them '{column}'", "map only one"
-                )
+                raise conflict(f"`columns`: two columns are mapped to '{feed}', one of them '{column}'", "map only one")
         if self.transform is not None and not callable(self.transform):
-            raise UsageError(
+            raise wrong_type(
                 f"`transform={self.transform!r}`: expected a function",
                 "give one that takes and returns a dict of arrays",
             )

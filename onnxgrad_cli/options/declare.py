@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from inspect import get_annotations
 from types import NoneType, UnionType
@@ -31,7 +31,7 @@ class Declaration:
     Attributes:
         help: the effect of the option, with its unit.
         details: more text, for the documentation of the field in Python.
-        section: the heading of the option in `--help-all`.
+        section: the heading of the option in `--help-all`; by default the attribute `SECTION` of the field's class.
         common: True if `--help` lists the option even if the command has many options.
         flags: the flags on the command line, the longest last; by default the name of the field with hyphens.
         metavar: the form of the value, such as FILE, for the help.
@@ -111,9 +111,12 @@ def _declared(cls: type) -> Iterator[DeclaredField]:
             kind = eval(str(each.type), {}, _Names(vars(sys.modules[cls.__module__])))
             parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
             kinds = [part for part in parts if part is not NoneType]
+            declaration = each.metadata[DECLARATION]
+            owner = next(base for base in cls.__mro__ if each.name in get_annotations(base))
+            section = declaration.section or getattr(owner, "SECTION", "")
             yield DeclaredField(
                 each.name, kinds[0] if len(kinds) == 1 else Any, len(kinds) < len(parts),
-                None if each.default is MISSING else each.default, each.metadata[DECLARATION],
+                None if each.default is MISSING else each.default, replace(declaration, section=section),
             )  # fmt: skip
 
 

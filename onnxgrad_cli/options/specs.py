@@ -8,7 +8,7 @@ from typing import Literal
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Recomputation
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_value
 
 LossScale = float | Literal["dynamic"]
 DYNAMIC: Literal["dynamic"] = "dynamic"
@@ -37,9 +37,9 @@ class LoraSpec:
     def __post_init__(self) -> None:
         checks.of_type("lora", self.rank, int, "a rank")
         if self.rank < 1:
-            raise UsageError(f"`lora`: a rank of {self.rank} leaves nothing to train", "8 is usual")
+            raise wrong_value(f"`lora`: a rank of {self.rank} leaves nothing to train", "8 is usual")
         if self.alpha is not None and not (checks.is_number(self.alpha) and self.alpha > 0):
-            raise UsageError(f"`lora`: alpha must be a positive number, not {self.alpha}", "by default it is the rank")
+            raise wrong_value(f"`lora`: alpha must be a positive number, not {self.alpha}", "by default it is the rank")
 
     def __str__(self) -> str:
         return str(self.rank) if self.alpha is None else f"{self.rank}:{self.alpha:g}"
@@ -69,7 +69,7 @@ class RecomputeSpec:
         checks.text("pattern", self.pattern)
         checks.at_least("size", self.size, 0, whole=True)
         if bool(self.pattern) != (self.kind == "block"):
-            raise UsageError(f"`recompute`: the kind 'block' requires a pattern, and other kinds have none: {self!r}")
+            raise wrong_value(f"`recompute`: the kind 'block' requires a pattern, and other kinds have none: {self!r}")
 
     def __str__(self) -> str:
         sized = f"{self.kind}:{self.size}B"
@@ -96,7 +96,7 @@ class Group:
         checks.mapping("options", self.options, "such as Group('*.bias', {'weight_decay': 0})")
         factor = self.options.get(RATE, 1.0)
         if not checks.is_number(factor, 0):
-            raise UsageError(f"`group`: {RATE} takes a factor of the learning rate, not {factor!r}", "such as lr=0.1")
+            raise wrong_value(f"`group`: {RATE} takes a factor of the learning rate, not {factor!r}", "such as lr=0.1")
 
     def __str__(self) -> str:
         typed = (f"{name.replace('_', '-')}={value}" for name, value in self.options.items())
@@ -113,4 +113,4 @@ def check_loss_scale(scale: object) -> LossScale:
         return DYNAMIC
     if isinstance(scale, (int, float)) and checks.is_number(scale) and scale > 0:
         return scale
-    raise UsageError(f"`loss_scale` takes a number above 0 or '{DYNAMIC}', not {scale!r}", "such as 1024")
+    raise wrong_value(f"`loss_scale` takes a number above 0 or '{DYNAMIC}', not {scale!r}", "such as 1024")

@@ -6,7 +6,7 @@ from dataclasses import field
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Init
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.options.build import MEMORY, OPTIMIZER, OUTPUT, TRAINED
 from onnxgrad_cli.options.data import DATA, SampleOptions, SequenceOptions
 from onnxgrad_cli.options.declare import check, option, options_class
@@ -40,17 +40,16 @@ class Course(checks.KnownKeywords):
         UsageError: a field doesn't exist, or a value does not fit; the message names the field.
     """
 
-    epochs: int = option(default=10, help="Number of passes over the training data.", common=True, metavar="N", least=1)
+    epochs: int = option(default=10, help="Number of passes over the training data.", common=True, least=1)
     max_steps: int | None = option(
         default=None,
         help="End the training after N steps, even in the middle of an epoch.",
         details="The incomplete epoch is evaluated like a complete one. If the run is resumed with more steps, it "
         "continues in the middle of this epoch.",
-        metavar="N",
         least=1,
         shown="no limit",
     )
-    batch_size: int = option(default=32, help="Samples per training step.", common=True, metavar="N", least=1)
+    batch_size: int = option(default=32, help="Samples per training step.", common=True, least=1)
     shuffle: bool = option(
         default=True, help="Shuffle the samples in each epoch, or keep the order of the data.", section=DATA
     )
@@ -86,7 +85,6 @@ class Course(checks.KnownKeywords):
         default=None,
         help="Stop after N epochs in a row without improvement; by default, all epochs are run.",
         common=True,
-        metavar="N",
         least=1,
     )
     eval_every: int = option(
@@ -94,7 +92,6 @@ class Course(checks.KnownKeywords):
         help="Evaluate every N steps, in addition to the end of each epoch. These results are logged, and don't decide "
         "which epoch is best.",
         section=EVALUATION,
-        metavar="N",
         least=0,
         shown="only at the end of each epoch",
     )
@@ -102,7 +99,6 @@ class Course(checks.KnownKeywords):
         default=0,
         help="Write a checkpoint every N steps, in addition to the end of each epoch.",
         section=OUTPUT,
-        metavar="N",
         least=0,
         shown="only at the end of each epoch",
     )
@@ -124,7 +120,6 @@ class Course(checks.KnownKeywords):
         default=None,
         help="Number of CPU threads.",
         section=RUNTIME,
-        metavar="N",
         least=1,
         shown="all cores",
     )
@@ -146,7 +141,6 @@ class Course(checks.KnownKeywords):
         default=None,
         help="Replace the last layer by one with N classes and new weights.",
         common=True,
-        metavar="N",
         least=1,
     )
     reset: tuple[str, ...] = option(
@@ -177,6 +171,6 @@ class Course(checks.KnownKeywords):
         checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
         checks.of_type("samples", self.samples, SampleOptions, "SampleOptions(...)")
         if self.samples.balance and not self.shuffle:
-            raise UsageError(
+            raise conflict(
                 "`balance` can't be combined with `shuffle=False`, because it draws samples at random", "choose one"
             )

@@ -205,7 +205,7 @@ def test_a_gradient_of_no_text(shell: Shell) -> None:
     next(attribute for attribute in node.attribute if attribute.name == "y").s = b"\x10\xa7"
     onnx.save(model, "g.onnx")
     result = shell("expand", "g.onnx", "-o", "out.onnx")
-    assert result.code == 2 and "has no such tensor" in result.err
+    assert result.code == 2 and result.facts == ("unknown_name", "Gradient", "\u0010\\xa7")
 
 
 # -- what others refuse is the file's fault, and what they do not refuse is ours -------------------------------------
@@ -233,7 +233,7 @@ def test_an_output_that_is_named_twice_and_has_no_type(shell: Shell) -> None:
     other.shape.dim.add()
     onnx.save(model, "m.onnx")
     result = shell("build", "m.onnx", "--loss", "mse", "--dim", "batch=2")
-    assert result.code == 3 and "produces no floats" in result.err
+    assert result.code == 3 and result.facts == ("refused", "Gemm_y")
 
 
 def test_an_output_that_is_named_twice(shell: Shell) -> None:
@@ -257,7 +257,7 @@ def test_what_others_refuse_is_a_fault_of_the_file(shell: Shell, monkeypatch: py
     with (shell.folder / "m.onnx").open(encoding="latin-1") as stdin:  # which can be read but once
         monkeypatch.setattr("sys.stdin", stdin)
         result = shell("inspect", "-")
-    assert result.code == 1 and "not a valid ONNX model" in result.err
+    assert result.code == 1 and result.facts[1:4] == ("ShapeInferenceError", "op_type", "MatMul")
 
 
 def test_what_others_take_is_a_fault_of_onnxgrad(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_what_others_take_is_a_fault_of_onnxgrad(shell: Shell, monkeypatch: pyte
     onnx.save(mlp(), shell.folder / "m.onnx")
     for command in ("build", "inspect"):
         result = shell(command, "m.onnx")
-        assert result.code == 1 and "internal: unforeseen" in result.err and "bug in onnxgrad" in result.err
+        assert result.code == 1 and result.facts == ("internal",) and "unforeseen" in result.err
 
 
 def test_the_log_of_onnxruntime_stays_out_of_the_terminal(tmp_path: Path) -> None:

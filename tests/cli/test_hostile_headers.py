@@ -56,7 +56,7 @@ def test_a_configuration_of_adapters(shell: Shell) -> None:
 def test_lines_of_data(shell: Shell) -> None:
     Path("data.jsonl").write_text('{"x": [1, 2, 3, 4], "x": [5, 6, 7, 8], "label": [1, 2]}\n')
     refused = shell("evaluate", "mlp.onnx", "--data", "data.jsonl", "--loss", "mse")
-    assert refused.code == 2 and "'data.jsonl', line 1 is not JSON: the key 'x' occurs twice" in refused.err
+    assert refused.code == 2 and refused.facts[1:] == ("data.jsonl", "1", "x")
 
 
 def test_settings_of_a_tokenizer(shell: Shell) -> None:
@@ -69,7 +69,7 @@ def test_settings_of_a_tokenizer(shell: Shell) -> None:
     model.graph.input.append(tokens)
     onnx.save(model, "text.onnx")
     refused = shell("predict", "text.onnx", "--data", "data.jsonl", "--tokenizer", "tokenizer.json", "-o", "p.npz")
-    assert refused.code == 1 and "the key 'eos_token' occurs twice" in refused.err, refused.err
+    assert refused.code == 1 and refused.facts == ("unreadable_file", "tokenizer_config.json", "eos_token"), refused.err
 
 
 def test_the_description_of_a_training_model(shell: Shell) -> None:
@@ -79,7 +79,7 @@ def test_the_description_of_a_training_model(shell: Shell) -> None:
     roles.value = '{"inputs": {}, ' + roles.value[1:]
     onnx.save(model, "train.onnx")
     refused = shell("check", "train.onnx")
-    assert refused.code == 1 and "the key 'inputs' occurs twice" in refused.err, refused.err
+    assert refused.code == 1 and refused.facts == ("unreadable_file", "onnxgrad.roles", "inputs"), refused.err
 
 
 def test_the_description_of_values(shell: Shell) -> None:
@@ -88,4 +88,4 @@ def test_the_description_of_values(shell: Shell) -> None:
     Path("train.json").write_text('{"bytes": 3, ' + text[1:])
     Path("new.bin").write_bytes(bytes(4 * (12 + 3 + 6) + 4))
     refused = shell("export", "new.bin", "--model", "mlp.onnx", "--roles", "train.json", "-o", "out.onnx")
-    assert refused.code == 1 and refused.facts == ("failed", "train.json", "bytes"), refused.err
+    assert refused.code == 1 and refused.facts == ("unreadable_file", "train.json", "bytes"), refused.err

@@ -50,7 +50,7 @@ def test_launches(environment: dict[str, str], found: list[Launch]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"RANK": ""}, ("usage", "2", "WORLD_SIZE", "2")),
+        ({"RANK": ""}, ("missing_value", "2", "WORLD_SIZE", "2")),
         ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "has no MASTER_ADDR, MASTER_PORT"),
         ({"RANK": "2"}, "RANK='2'"),
         ({"RANK": "first"}, "RANK='first'"),

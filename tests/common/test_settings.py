@@ -77,7 +77,7 @@ def test_values_that_do_not_fit(kind: str, value: object, tmp_path: Path, monkey
     with pytest.raises(OnnxgradError) as caught:
         Option("rate", kind, None, "the hint").convert(value)
     missing = kind == "Floats" and isinstance(value, str)
-    assert caught.value.code == ("unreadable_file" if missing else "usage")
+    assert caught.value.code == ("unreadable_file" if missing else "wrong_value")
     assert "rate" in caught.value.message and (missing or caught.value.hint == "the hint")
 
 
@@ -143,10 +143,10 @@ def test_a_name_with_options() -> None:
 def test_a_name_with_options_in_another_form(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         spelled(text)
-    assert caught.value.code == "usage" and f"'{text}'" in caught.value.message
+    assert caught.value.code == "wrong_value" and f"'{text}'" in caught.value.message
 
 
 def test_settings_are_typed_with_hyphens() -> None:
     assert keyword("weight-decay") == "weight_decay"
-    with raises(UsageError, "usage", "weight_decay", "weight-decay"):
+    with raises(UsageError, "unknown_name", "weight_decay", "weight-decay"):
         keyword("weight_decay")

@@ -46,22 +46,25 @@ def test_an_option_of_another_program_is_known_by_its_meaning(
     shell: Shell, command: str, option: str, hint: str
 ) -> None:
     result = shell(command, "mlp.onnx", option, "1")
-    assert result.code == 2 and f"No such option '{option}'" in result.err, result.err
+    assert result.code == 2 and result.facts[:2] == ("unknown_name", option), result.err
     assert f"hint: {hint} see 'onnxgrad {command} --help'" in result.err, result.err
 
 
 def test_an_option_without_another_meaning_is_known_by_its_letters(shell: Shell) -> None:
     result = shell("build", "mlp.onnx", "--lable", "y")
-    assert result.code == 2 and "No such option '--lable'." in result.err and "--label" in result.err, result.err
+    assert result.code == 2 and result.facts[:2] == ("unknown_name", "--lable") and "--label" in result.facts[2:]
 
 
 def test_a_configuration_and_a_setting_are_known_by_their_meaning_too(shell: Shell) -> None:
     Path("c.toml").write_text("num_train_epochs = 3\n")
     result = shell("build", "mlp.onnx", "--config", "c.toml")
-    assert result.code == 2 and "hint: did you mean epochs?" in result.err, result.err
+    assert (
+        result.code == 2
+        and result.facts == ("unknown_name", "config", "c.toml", "num_train_epochs")
+        and "epochs?" in result.hint
+    )
     result = shell("build", "mlp.onnx", "--optimizer", "adam", "--optimizer-option", "wd=1")
-    assert result.code == 2 and "adam has no option 'wd'" in result.err, result.err
-    assert "hint: did you mean weight-decay?" in result.err, result.err
+    assert result.code == 2 and result.facts == ("unknown_name", "wd") and "`weight_decay`?" in result.hint
 
 
 def test_every_name_of_another_program_leads_to_an_option() -> None:
@@ -82,7 +85,7 @@ def test_a_command_of_another_program_is_known_by_its_meaning(shell: Shell, use:
     for name in COMMANDS[use].split():
         assert name not in cli.commands
         result = shell(name, "mlp.onnx")
-        assert result.code == 2 and f"No such command '{name}'" in result.err, result.err
+        assert result.code == 2 and result.facts[:2] == ("unknown_name", name), result.err
         assert f"hint: use 'onnxgrad {use}'; see 'onnxgrad --help'" in result.err, result.err
 
 
@@ -99,7 +102,7 @@ def test_a_command_of_another_program_is_known_by_its_meaning(shell: Shell, use:
 def test_settings_have_hyphens(shell: Shell, words: tuple[str, ...]) -> None:
     np.savez("data.npz", x=np.ones((9, 4), np.float32), label=np.ones((9, 2), np.float32))
     result = shell(words[0], "mlp.onnx", *words[1:], "-o", "t.onnx")
-    assert result.code == 2 and "'weight_decay' is spelled 'weight-decay'" in result.err, result.err
+    assert result.code == 2 and result.facts == ("unknown_name", "weight_decay", "weight-decay"), result.err
 
 
 @pytest.mark.parametrize(

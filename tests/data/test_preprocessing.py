@@ -90,7 +90,7 @@ def test_a_column_may_be_called_otherwise(tmp_path: Path, form: str) -> None:
     for columns, said in (({"frut": "y"}, (f"a.{form}", "frut")), ({"fruit": "z"}, ("z",))):
         with raises(UsageError, "unknown_name", "columns", *said):
             opened(data.source, columns=columns)
-    with raises(UsageError, "usage", "columns", "y", "a"):
+    with raises(UsageError, "conflict", "columns", "y", "a"):
         SampleOptions(columns={"a": "y", "b": "y"})
 
 

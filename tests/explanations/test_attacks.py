@@ -14,9 +14,10 @@ import torch
 from onnxgrad_cli.common.choices import Norm
 from onnxgrad_cli.data import SampleOptions
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.jobs.attack import Fooling, run_attack
+from onnxgrad_cli.jobs.attack import run_attack
 from onnxgrad_cli.jobs.derive import run_derive
 from onnxgrad_cli.jobs.explain import run_explain
+from onnxgrad_cli.options.attack import Fooling
 from tests.cli_harness import Shell
 from tests.explanations import nets
 from tests.facts import raises

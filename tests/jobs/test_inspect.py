@@ -263,3 +263,12 @@ def test_a_size_without_a_name_may_vary(shell: Shell) -> None:
         onnx.save(model, "m.onnx")
         text = shell("inspect", "m.onnx").out
         assert re.search(r"may vary +\?\n", text) and "all sizes are fixed" not in text, text
+
+
+@pytest.mark.parametrize(("more", "counts"), [((), ["3"]), (("--grad-of-input", "x"), ["3", "1"])])
+def test_the_verdict_counts_weights_and_inputs(shell: Shell, more: tuple[str, ...], counts: list[str]) -> None:
+    save(MLP, Path("mlp.onnx"))
+    result = shell("inspect", "mlp.onnx", *more, "--json")
+    assert re.findall(r"\d+", result.json["verdict"]) == counts and result.json["status"] == "differentiable"
+    (following,) = result.json["next"]
+    assert following["text"] == " ".join(["onnxgrad", "build", "mlp.onnx", *more, "--json"])

@@ -33,7 +33,7 @@ def test_the_identity_has_a_derivative(shell: Shell) -> None:
     (jacobian,) = onnxruntime.InferenceSession("derived.onnx").run(None, {"x": x})
     np.testing.assert_array_equal(jacobian.reshape(6, 6), np.eye(6))
     built = shell("build", "identity.onnx", "--loss", "mse", "--grad-of-input", "x", "-o", "train.onnx")
-    assert built.code == 0 and "Built and proved" in built.out, built.err
+    assert built.code == 0 and "and proved" in built.out, built.err
     label = np.zeros((2, 3), np.float32)
     (x_grad,) = onnxruntime.InferenceSession("train.onnx").run(["x_grad"], {"x": x, "label": label})
     np.testing.assert_allclose(x_grad, 2 * x / 6, rtol=1e-6)
@@ -44,10 +44,10 @@ def test_there_is_nothing_to_train(command: tuple[str, ...], shell: Shell) -> No
     save_without_nodes("identity.onnx", "x")
     np.savez("data.npz", x=np.zeros((4, 3), np.float32), label=np.zeros((4, 3), np.float32))
     result = shell(command[0], "identity.onnx", *command[1:], "--loss", "mse")
-    assert result.code == 3 and "there is nothing to train" in result.err + result.out
+    assert result.code == 3 and result.facts == ("refused",)
 
 
 def test_a_file_without_nodes_and_outputs_is_no_model(shell: Shell) -> None:
     save_without_nodes("empty.onnx")
     result = shell("derive", "empty.onnx", "-o", "derived.onnx")
-    assert result.code == 1 and "has no graph" in result.err
+    assert result.code == 1 and result.facts == ("unreadable_file", "empty.onnx")

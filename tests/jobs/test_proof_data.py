@@ -16,7 +16,7 @@ def test_proof_on_given_data(shell: Shell) -> None:
     result = shell("build", "mlp.onnx", "--test-data", "d.npz", "--json")
     assert result.code == 0, result.err
     assert "x [7, 4]" in json.dumps(result.json["proof"])
-    assert "arrays that are not inputs are ignored: more" in result.err and "drawn at random: label" in result.err
+    assert "ignored: more\n" in result.err and "random: label\n" in result.err
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "npy"])
@@ -33,7 +33,7 @@ def test_proof_on_the_first_samples_of_data_to_train_on(shell: Shell, form: str)
     result = shell("build", "mlp.onnx", "--test-data", f"d.{form}", "--verify", "--json")
     assert result.code == 0, result.err
     assert "x [4, 4]" in json.dumps(result.json["proof"])
-    assert "the first 4 of 7 samples are used" in result.err and "drawn at random: label" in result.err
+    assert "4 of 7 samples" in result.err and "random: label\n" in result.err
     assert shell("check", "mlp.train.onnx", "--data", f"d.{form}").code == 0
     derived = shell("derive", "mlp.onnx", "--test-data", f"d.{form}", "--verify", "-o", "v.onnx")
     assert derived.code == 0 and "the first 4 of 7" in derived.err
@@ -65,13 +65,13 @@ def test_proof_on_text(shell: Shell) -> None:
     built = shell("build", "words.onnx", "--loss", "cross-entropy", *on, "--json")
     assert built.code == 0, built.err
     assert "ids [2, 4], attention_mask [2, 4], label [2]" in json.dumps(built.json["proof"])
-    assert "drawn at random" not in built.err, "a mask follows from the tokens"
+    assert "random: " not in built.err, "a mask follows from the tokens"
     checked = shell("check", "words.train.onnx", "--data", "d.jsonl", "--tokenizer", "tokenizer.json", "--json")
     assert checked.code == 0 and "ids [2, 4]" in json.dumps(checked.json), checked.err
     derived = shell("derive", "words.onnx", *on, "--kind", "jacobian", "--wrt", "table", "-o", "v.onnx")
-    assert derived.code == 0 and "drawn at random" not in derived.err, derived.err
+    assert derived.code == 0 and "random: " not in derived.err, derived.err
     alone = shell("check", "words.train.onnx", "--tokenizer", "tokenizer.json")
-    assert alone.code == 2 and "--tokenizer converts text in data, but no data are given" in alone.err
+    assert alone.code == 2 and alone.facts == ("conflict", "tokenizer")
 
 
 def test_data_are_fitted_or_refused(shell: Shell) -> None:

@@ -120,7 +120,7 @@ def test_sequences_without_a_state_have_their_batch_second(shell: Shell, time: i
     np.testing.assert_allclose(found["y"], np.moveaxis(y, 1, 0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found["states"], np.moveaxis(states, 1, 0), rtol=1e-5, atol=1e-6)
     refused = shell("explain", "m.onnx", "--data", "data.npz", "--class-axis", "2")
-    assert refused.code == 2 and "is not on its first axis" in refused.err, refused.err
+    assert refused.code == 2 and refused.facts[1] in ("x", "y"), refused.err
 
 
 def test_a_label_that_predict_knows_is_not_reported(shell: Shell) -> None:
@@ -128,8 +128,8 @@ def test_a_label_that_predict_knows_is_not_reported(shell: Shell) -> None:
         g (float[n, 2] x) => (float[n, 2] y) { y = Tanh(x) }"""), "m.onnx")  # fmt: skip
     np.savez("data.npz", x=np.zeros((3, 2), np.float32), y=np.zeros(3), z=np.zeros(3))
     told = shell("predict", "m.onnx", "--data", "data.npz", "--label", "y").err
-    assert "not model inputs: z\n" in told, told
+    assert "inputs: z\n" in told, told
     arrays = {f"{use}_{name}": array for use in ("train", "test") for name, array in np.load("data.npz").items()}
     np.savez("both.npz", **arrays)
     told = shell("predict", "m.onnx", "--data", "both.npz", "--prefix", "test_", "--label", "y", "--force").err
-    assert "not model inputs: test_z\n" in told, told
+    assert "inputs: test_z\n" in told, told

@@ -13,6 +13,7 @@ import pytest
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.view import run_view
 from tests.cli_harness import Shell
+from tests.facts import raises
 from tests.pictures import read_dot
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def test_pictures_of_graphviz_say_how_to_make_them(name: str, kind: str, shell: 
     """The options and the command of the hint work as they are printed."""
     Path("a b").mkdir()
     result = shell("view", "mlp.onnx", "-o", name)
-    assert result.code == 2 and f"can't draw '{name}'" in result.err
+    assert result.code == 2 and result.facts == ("wrong_value", Path(name).name)
     (hint,) = [line for line in result.err.splitlines() if line.startswith("hint: use ")]
     options, command = hint.removeprefix("hint: use ").split(", then run Graphviz: ")
     assert shell("view", "mlp.onnx", *shlex.split(options)).code == 0
@@ -59,7 +60,7 @@ def test_pictures_of_graphviz_say_how_to_make_them(name: str, kind: str, shell: 
 def test_refused_targets(shell: Shell) -> None:
     before = shell.files()
     result = shell("view", "mlp.onnx", "-o", "mlp.onnx", "--format", "dot")
-    assert result.code == 2 and "is an input" in result.err
+    assert result.code == 2 and result.facts == ("conflict", "mlp.onnx")
     result = shell("view", "mlp.onnx", "-o", "picture.bmp")
     assert result.code == 2 and ".html or .dot" in result.err and "--format" in result.err
     assert shell("view", "mlp.onnx", "--format", "png").code == 2
@@ -73,7 +74,7 @@ def test_refused_targets(shell: Shell) -> None:
 
 
 def test_an_unknown_format_is_refused(shell: Shell) -> None:
-    with pytest.raises(UsageError, match="no format 'png'"):
+    with raises(UsageError, "unknown_name", "png"):
         run_view("mlp.onnx", "p.dot", "png")
     assert set(shell.files()) == {"mlp.onnx"}
 
@@ -81,7 +82,7 @@ def test_an_unknown_format_is_refused(shell: Shell) -> None:
 def test_limit_and_depth(shell: Shell) -> None:
     sample = ROOT / "sample_models" / "tiny_transformer.onnx"
     assert " in " not in shell("view", sample).err.splitlines()[0], "fewer than 150"
-    assert re.search(r"109 nodes in \d+ boxes", shell("view", sample, "--limit", "40").err)
+    assert re.search(r"109 .*\d+ boxes", shell("view", sample, "--limit", "40").err)
     data = shell("view", sample, "--depth", "2", "--json").json
     titles = [part["title"] for part in data["root"]["parts"]]
     assert {"layers.0", "layers.1"} < set(titles)

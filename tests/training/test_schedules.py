@@ -256,8 +256,8 @@ def test_what_watches_says_so() -> None:
         ("plateau:factor=1", "below 1"),
         ("one-cycle:rise=1.5", "rise"),
         ("one-cycle:base-momentum=0.5", "option `base_momentum` and `max_momentum` require cycle-momentum=true"),
-        ("cyclic:cycle-momentum=true,base-momentum=0.95", ("usage", "max_momentum", "base_momentum", "1", "0.9")),
-        ("one-cycle:cycle-momentum=true,max-momentum=1", ("usage", "max_momentum", "base_momentum", "1", "1")),
+        ("cyclic:cycle-momentum=true,base-momentum=0.95", ("wrong_value", "max_momentum", "base_momentum", "1", "0.9")),
+        ("one-cycle:cycle-momentum=true,max-momentum=1", ("wrong_value", "max_momentum", "base_momentum", "1", "1")),
         ("constant:warmup-begin=1", "no option `warmup_begin`"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_report_links_into_the_picture_where_one_is_written(tmp_path: Path) ->
     assert '<a href="../a%20picture.html#fc1.weight"><code>fc1.weight</code></a>' in linked.read_text()
     assert read(picture.read_text())["items"] == read(html(draw(onnx.load(tmp_path / "t.onnx"))))["items"]
     assert [file.role for file in report.files if file.path == str(picture)] == ["picture"]
-    with raises(UsageError, "usage", "picture", "p.svg"):
+    with raises(UsageError, "wrong_value", "picture", "p.svg"):
         run_build(model, tmp_path / "t.onnx", options, picture=tmp_path / "p.svg")
     (tmp_path / "mine.html").write_text("mine")
     with pytest.raises(UsageError, match="force"):
@@ -172,7 +172,7 @@ def test_the_report_of_a_training_links_into_the_picture(tmp_path: Path) -> None
     report = (tmp_path / "t.onnx.run" / "report.html").read_text()
     assert '<a href="../a%20picture.html#fc1.weight"><code>fc1.weight</code></a>' in report
     assert "fc1.weight" in json.dumps(read(picture.read_text())["items"])
-    with raises(UsageError, "usage", "picture", "p.svg"):
+    with raises(UsageError, "wrong_value", "picture", "p.svg"):
         run_train(model, data, tmp_path / "u.onnx", asked, course, picture=tmp_path / "p.svg")
     assert not (tmp_path / "u.onnx.run").exists()
 

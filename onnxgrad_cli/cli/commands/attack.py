@@ -2,74 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from onnxgrad_cli.cli.parsing.option import option
-from onnxgrad_cli.cli.parsing.options import MODEL, how_to_read, options, output_option, values_of
+from onnxgrad_cli.cli.parsing.options import MODEL, declared_options, how_to_read, options, output_option, values_of
 from onnxgrad_cli.cli.parsing.samples import on_samples, shown
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
-from onnxgrad_cli.common.choices import Attack, AttackLoss, Norm
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import wrong_value
+from onnxgrad_cli.options.attack import Fooling
 from onnxgrad_cli.options.data import SampleOptions
-
-SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "start", "seed", "loss", "restarts")
 
 
 @click.command()
 @MODEL
-@option(
-    "--method",
-    type=click.Choice(get_args(Attack)),
-    default="fgsm",
-    help="Attack method. fgsm: one step along the sign of the gradient. pgd: several steps, each projected back to "
-    "within epsilon of the sample.",
-    common=True,
-)
+@declared_options(Fooling)
 @output_option("Output file for the changed samples.  [default: nothing is written]", metavar="FILE.npz")
-@option(
-    "--epsilon",
-    type=click.FloatRange(min=0),
-    default=0.03,
-    help="Largest distance from a sample, on the scale of the model's input.",
-    common=True,
-)
-@option(
-    "--loss",
-    type=click.Choice(get_args(AttackLoss)),
-    default="cross-entropy",
-    help="Loss to maximize; margin (Carlini and Wagner) and dlr have a gradient even if the logits are far apart.",
-    common=True,
-)
-@option("--steps", type=click.IntRange(min=1), help="pgd: number of steps.  [default: 10]")
-@option("--step-size", type=click.FloatRange(min=0), help="pgd: length of a step.  [default: 2.5 epsilon / steps]")
-@option(
-    "--norm", type=click.Choice(get_args(Norm)), default="inf", help="Norm in which --epsilon measures the distance."
-)
-@option(
-    "--targeted", metavar="N|NAME", help="Class that the model should predict, instead of any wrong class.", common=True
-)
 @option(
     "--clip",
     metavar="LOW,HIGH",
     help="Clip the changed samples to this range, on the scale of the model's input.  [default: the range of the data]",
 )
-@option(
-    "--start/--no-start",
-    default=True,
-    help="pgd: start at a random point within epsilon of the sample (--start), or at the sample itself (--no-start).  "
-    "[default: --start]",
-)
-@option(
-    "--restarts",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="pgd: number of runs, each from another random start; for each sample, the most successful run counts.",
-)
-@option("--seed", type=click.IntRange(min=0), default=0, help="pgd: seed of the random starts.")
 @option(
     "--label", metavar="NAME", help="Name of the labels in --data.  [default: the model's predictions]", common=True
 )
@@ -81,9 +36,9 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
 def attack(console: Console, /, model: str, data: str, out: str | None, clip: str | None, **values: Any) -> int:
     """Change samples slightly, so that MODEL (- is stdin) classifies them differently."""
     console.done = "attacked"
-    from onnxgrad_cli.jobs.attack import Fooling, run_attack
+    from onnxgrad_cli.jobs.attack import run_attack
 
-    fooling = Fooling(clip=_clip(clip), **{name: values.pop(name) for name in SETTINGS})
+    fooling = Fooling(clip=_clip(clip), **values_of(Fooling, values))
     own = {name: values.pop(name) for name in ("label", "output")}  # these names are also options of a build
     samples, built = SampleOptions(**values_of(SampleOptions, values)), options(values)
     with working(console) as tell:
@@ -94,7 +49,7 @@ def attack(console: Console, /, model: str, data: str, out: str | None, clip: st
         "success": success,
         "accuracy": {"before": found.accuracy_before, "after": found.accuracy_after},
         "distance": {"mean": float(found.distances.mean()), "largest": float(found.distances.max())},
-        "vanishing": found.vanishing, "proof": {"verdict": found.proof[0], "why": found.proof[1]},
+        "vanishing": found.vanishing, "proof": found.proof._asdict(),
         "files": [str(file) for file in found.files],
     }  # fmt: skip
     rows = [
@@ -115,5 +70,5 @@ def _clip(text: str | None) -> tuple[float, float] | None:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"`clip={text}`: give two numbers", "such as 0,1") from None
+        raise wrong_value(f"`clip={text}`: give two numbers", "such as 0,1") from None
     return low, high

@@ -10,12 +10,12 @@ import click
 from onnxgrad_cli.cli.batch import run_several, takes_several, targets_in, the_only
 from onnxgrad_cli.cli.parsing.code import UNTRUSTED_SOURCES
 from onnxgrad_cli.cli.parsing.option import FILE, FOLDER, FilePath, option
-from onnxgrad_cli.cli.parsing.options import options, output_option, proof_data, what_to_build
+from onnxgrad_cli.cli.parsing.options import FORCE, options, output_option, proof_data, verify_option, what_to_build
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import WeightsForm
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 
 if TYPE_CHECKING:
     from onnxgrad_cli.options import Options
@@ -46,13 +46,7 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
     "JavaScript.",
     section="Output",
 )
-@option(
-    "--verify/--no-verify",
-    default=None,
-    help="Check the gradients numerically; if the check fails, no model is written.  [default: on, unless the model "
-    "is large]",
-    common=True,
-)
+@verify_option("Check the gradients numerically; if the check fails, no model is written.")
 @proof_data(
     "--test-data",
     "Inputs on which the gradients are checked: the arrays of an .npz, or the first samples of data that `onnxgrad "
@@ -104,7 +98,7 @@ OF_ONE = ("artifacts", "reports", "picture", "dump_passes")
     help="With --artifacts: write only the names, shapes and types of tensors to the checkpoint, not their values.",
     section="Output",
 )
-@option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)
+@FORCE
 @speaks
 @click.pass_obj
 def build(
@@ -138,15 +132,15 @@ def _run(
     """Build a training model, or the artifacts if a folder for them is given."""
     if artifacts is None:
         if prefix or nominal_checkpoint:
-            raise UsageError("--prefix and --nominal-checkpoint require --artifacts", "add --artifacts DIR")
+            raise conflict("`prefix` and `nominal_checkpoint` require `artifacts`", "add --artifacts DIR")
         from onnxgrad_cli.jobs.build import run_build
 
         return run_build(model, out, asked, stop_after=stop_after, weights=weights, picture=picture, **how)
-    checks.conflicts("--artifacts", {
-        "--out": out is not None,
-        "--stop-after": stop_after is not None,
-        "--picture": picture is not None,
-        "--weights": weights != "stored",
+    checks.conflicts("`artifacts`", {
+        "`out`": out is not None,
+        "`stop_after`": stop_after is not None,
+        "`picture`": picture is not None,
+        "`weights`": weights != "stored",
     })  # fmt: skip
     from onnxgrad_cli.jobs.artifact_folder import run_artifacts
 

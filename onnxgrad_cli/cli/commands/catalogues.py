@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from onnxgrad_cli.cli.terminal.console import table
 from onnxgrad_cli.errors import suggest, unknown_name
 
 if TYPE_CHECKING:
+    from onnxgrad_cli.common.catalogue import Documented
     from onnxgrad_cli.common.settings import Option
     from onnxgrad_cli.verification.coverage import Coverage
 
@@ -39,31 +40,7 @@ class Listing(NamedTuple):
     note: str = ""
 
 
-class Named(Protocol):
-    """An object with a name."""
-
-    @property
-    def name(self) -> str:
-        """The name."""
-
-
-class Listed(Named, Protocol):
-    """An object with a name, documentation, and settings of its own."""
-
-    @property
-    def summary(self) -> str:
-        """The documentation in one line."""
-
-    @property
-    def doc(self) -> str:
-        """The whole documentation."""
-
-    @property
-    def options(self) -> tuple[Option, ...]:
-        """The settings."""
-
-
-Thing = TypeVar("Thing", bound=Named)
+Thing = TypeVar("Thing", bound="Documented")
 
 
 def losses(pattern: str) -> Listing:
@@ -195,7 +172,7 @@ def no_match(pattern: str, names: Iterable[str], kind: str) -> NoReturn:
     raise unknown_name(f"'{pattern}' matches none of the {kind}", suggest(pattern, names, kind))
 
 
-def described(each: Listed, facts: Mapping[str, object], shared: Iterable[Option] = ()) -> dict[str, Any]:
+def described(each: Documented, facts: Mapping[str, object], shared: Iterable[Option] = ()) -> dict[str, Any]:
     """Return the JSON entry of an object in a listing.
 
     Args:
@@ -210,7 +187,7 @@ def described(each: Listed, facts: Mapping[str, object], shared: Iterable[Option
     return {"name": each.name, "summary": each.summary, "doc": each.doc, **facts, "options": options}
 
 
-def rows_of(each: Listed, *cells: str) -> list[tuple[str, ...]]:
+def rows_of(each: Documented, *cells: str) -> list[tuple[str, ...]]:
     """Return the table rows of an object: a row of its name, the `cells` and its summary, then a row per setting."""
     return [(each.name, *cells, each.summary), *rows_below(settings_lines(each.options), len(cells))]
 

@@ -7,7 +7,16 @@ from typing import Any, get_args
 import click
 
 from onnxgrad_cli.cli.parsing.option import option
-from onnxgrad_cli.cli.parsing.options import MODEL, declared_options, how_to_read, options, output_option, proof_data
+from onnxgrad_cli.cli.parsing.options import (
+    FORCE,
+    MODEL,
+    declared_options,
+    how_to_read,
+    options,
+    output_option,
+    proof_data,
+    verify_option,
+)
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.choices import SECOND_DERIVATIVES, Derivative, DerivativeNames
@@ -87,13 +96,7 @@ UNASKED = "no proof was requested"
     metavar="NAME",
     help="With --option loss: name of an input that gets no gradient.",
 )
-@option(
-    "--verify/--no-verify",
-    default=None,
-    help="Check the derivatives numerically; if the check fails, nothing is written.  [default: on, unless the "
-    "model is large]",
-    common=True,
-)
+@verify_option("Check the derivatives numerically; if the check fails, nothing is written.")
 @proof_data(
     "--test-data",
     "Inputs on which the derivatives are checked: the arrays of an .npz, or the first samples of data that `onnxgrad "
@@ -101,7 +104,7 @@ UNASKED = "no proof was requested"
 )
 @how_to_read
 @declared_options(Options, only=("identifiers",))
-@option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)
+@FORCE
 @speaks
 @click.pass_obj
 def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, ...], **values: Any) -> int:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import TEXT, option, together
-from onnxgrad_cli.cli.parsing.options import MODEL, complete_files, declared_options, options, values_of, what_to_build
+from onnxgrad_cli.cli.parsing.option import together
+from onnxgrad_cli.cli.parsing.options import MODEL, data_option, declared_options, options, values_of, what_to_build
 from onnxgrad_cli.cli.parsing.samples import TRAINING
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
@@ -54,15 +54,7 @@ def setting_of(values: dict[str, Any]) -> Setting:
 
 @click.command()
 @MODEL
-@option(
-    "--data",
-    required=True,
-    type=TEXT,
-    shell_complete=complete_files,
-    metavar="DATA",
-    help=f"{DATA} They include the labels.",
-    common=True,
-)
+@data_option(f"{DATA} They include the labels.")
 @declared_options(
     Course, only=("metrics", "keep_mode"),
     metrics={"help": "Metric to measure in addition to the loss; see `onnxgrad list metrics`.",

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from onnxgrad_cli.cli.parsing.option import option
-from onnxgrad_cli.cli.parsing.options import MODEL, output_option
+from onnxgrad_cli.cli.parsing.options import FORCE, MODEL, output_option
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.escape import escaped
@@ -25,7 +25,7 @@ MAX_BINDINGS = 12
     help="Keep all outputs of the inference graph in the files FILE.stepN.onnx, one for each training step.",
     section="Output",
 )
-@option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)
+@FORCE
 @speaks
 @click.pass_obj
 def expand(console: Console, model: str, out: str | None, keep_outputs: bool, force: bool) -> int:

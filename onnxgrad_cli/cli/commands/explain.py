@@ -141,7 +141,7 @@ def explain(console: Console, /, model: str, data: str, out: str | None, **value
     ]
     result = {
         "method": found.method, "what": found.words, "shape": list(found.values.shape), "samples": each,
-        "tokens": _tokens(found), "proof": {"verdict": found.proof[0], "why": found.proof[1]},
+        "tokens": _tokens(found), "proof": found.proof._asdict(),
         "files": [str(file) for file in found.files],
     }  # fmt: skip
     console.result(result, "\n".join(_lines(found, each)))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.parsing.option import ANY_PATH, FILE, TEXT, option
-from onnxgrad_cli.cli.parsing.options import output_option, proof_data
+from onnxgrad_cli.cli.parsing.options import FORCE, output_option, proof_data
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.escape import escaped
@@ -56,7 +56,7 @@ from onnxgrad_cli.common.escape import escaped
     help="Write BatchNormalization and Dropout in the mode stored in MODEL, instead of inference mode.",
     section="Output",
 )
-@option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.", common=True)
+@FORCE
 @speaks
 @click.pass_obj
 def export(console: Console, /, weights: Path, model: str, out: str | None, **how: Any) -> int:

@@ -11,7 +11,7 @@ from onnxgrad_cli.cli.commands import catalogues
 from onnxgrad_cli.cli.parsing.code import load_rules
 from onnxgrad_cli.cli.parsing.options import rules as rules_option
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 
 KINDS: dict[str, tuple[str, Callable[[str], catalogues.Listing]]] = {
     "losses": ("losses, the labels they expect, and their settings (--loss, --loss-option)", catalogues.losses),
@@ -35,7 +35,7 @@ def listing(console: Console, /, kind: str | None, pattern: str, rules: tuple[st
     Without KIND, list the kinds.
     """
     if rules and kind != "operators":
-        raise UsageError("--rules has an effect on `onnxgrad list operators` only", "leave --rules out")
+        raise conflict("`rules` has an effect on `onnxgrad list operators` only", "leave --rules out")
     if kind is None:
         rows = [(name, text) for name, (text, _) in KINDS.items()]
         console.result([{"name": name, "summary": text} for name, text in rows], table(("kind", "lists"), rows))

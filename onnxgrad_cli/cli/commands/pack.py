@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.parsing.option import ANY_PATH, FOLDER, TEXT, option
+from onnxgrad_cli.cli.parsing.options import FORCE, declared_options
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.options.train import Course
 
 
 @click.command()
@@ -24,20 +26,8 @@ from onnxgrad_cli.common.escape import escaped
     help="Training data, in any format of `onnxgrad train`.",
     common=True,
 )
-@option(
-    "--prefix",
-    default="",
-    metavar="TEXT",
-    help="Prefix of the names in --data: with train_, input x is read from train_x.",
-)
 @option("--val", type=ANY_PATH, metavar="DATA", help="Validation data.", common=True)
-@option(
-    "--val-prefix",
-    default="",
-    metavar="TEXT",
-    help="Prefix of the names in --val: with test_, input x is read from test_x.",
-    section="Data",
-)
+@declared_options(Course, only=("prefix", "val_prefix"))
 @option(
     "--runtime",
     type=FOLDER,
@@ -46,7 +36,7 @@ from onnxgrad_cli.common.escape import escaped
 )
 @option("--webgpu", is_flag=True, help="Also copy the runtime for the GPU.")
 @option("--ort", is_flag=True, help="Also write model.ort, which the page opens faster; not with --webgpu.")
-@option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)
+@FORCE
 @speaks
 @click.pass_obj
 def pack(console: Console, /, train: str, out: Path, **how: Any) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.commands.evaluate import DATA, setting_of, setting_options
-from onnxgrad_cli.cli.parsing.option import TEXT, option
-from onnxgrad_cli.cli.parsing.options import MODEL, complete_files, declared_options, output_option, values_of
+from onnxgrad_cli.cli.parsing.option import option
+from onnxgrad_cli.cli.parsing.options import MODEL, data_option, declared_options, output_option, values_of
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.options import Options
@@ -16,7 +16,7 @@ from onnxgrad_cli.options import Options
 
 @click.command()
 @MODEL
-@option("--data", required=True, type=TEXT, shell_complete=complete_files, metavar="DATA", help=DATA, common=True)
+@data_option(DATA)
 @output_option(
     "Output file: arrays, or a row for each sample.  [default: MODEL.predictions.npz]",
     metavar="FILE.{npz,csv,jsonl,parquet}",
@@ -33,17 +33,7 @@ from onnxgrad_cli.options import Options
 @setting_options
 @speaks
 @click.pass_obj
-def predict(
-    console: Console,
-    /,
-    model: str,
-    data: str,
-    out: str | None,
-    outputs: tuple[str, ...],
-    label: str,
-    force: bool,
-    **values: Any,
-) -> int:
+def predict(console: Console, /, model: str, data: str, out: str | None, label: str, **values: Any) -> int:
     """Run MODEL on data, and write its outputs for each sample, with class names if the model stores them."""
     from onnxgrad_cli.jobs.predict import run_predict
 
@@ -51,9 +41,7 @@ def predict(
     setting = setting_of(values)
     console.done = "predicted"
     with working(console) as tell:
-        found = run_predict(
-            model, data, out, outputs=outputs, label=label, options=sizes, setting=setting, force=force, tell=tell
-        )
+        found = run_predict(model, data, out, label=label, options=sizes, setting=setting, tell=tell, **values)
     files = [str(file) for file in found.files]
     arrays = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in found.outputs.items()}
     if console.json:

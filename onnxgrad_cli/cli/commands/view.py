@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from onnxgrad_cli.cli.parsing.option import option
-from onnxgrad_cli.cli.parsing.options import MODEL, output_option
+from onnxgrad_cli.cli.parsing.options import FORCE, MODEL, output_option
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 
@@ -32,7 +32,7 @@ from onnxgrad_cli.cli.terminal.progress import working
     metavar="N",
     help="Fold the nodes of each module at nesting depth N into one box, instead of using --limit.",
 )
-@option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.", common=True)
+@FORCE
 @speaks
 @click.pass_obj
 def view(

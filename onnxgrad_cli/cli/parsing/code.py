@@ -12,7 +12,7 @@ import click
 
 from onnxgrad_cli.cli.parsing.option import SectionOption
 from onnxgrad_cli.common.inputs import protect_inputs
-from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, suggest
+from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, suggest, unknown_name, wrong_value
 
 UNTRUSTED_SOURCES = {
     click.core.ParameterSource.DEFAULT_MAP: "a configuration",
@@ -44,7 +44,7 @@ class Typed(SectionOption):
         where = UNTRUSTED_SOURCES.get(source)
         if where and self.names_code(value):
             raise UsageError(
-                f"{self.opts[0]} names code to run, which {where} must not do: {value!r}",
+                f"`{self.name}` names code to run, which {where} must not do: {value!r}",
                 f"if you trust the file, type the option on the command line: {self.opts[0]} {self.metavar}",
             )
         return value, source
@@ -68,30 +68,30 @@ def load_rules(path: Path) -> None:
     """
     import onnxgrad_cli.autodiff.rules  # noqa: F401  (the built-in rules come first, so that a file can override them)
 
-    _run(path, "--rules")
+    _run(path, "`rules`")
 
 
-def function_loader(flag: str) -> Callable[[str, str], Callable[..., Any]]:
+def function_loader(option: str) -> Callable[[str, str], Callable[..., Any]]:
     """Return a function that loads a function, given its Python file and name. A file is run only once.
 
     Args:
-        flag: the option, for messages.
+        option: the option in backquotes, for messages.
     """
     modules: dict[str, ModuleType] = {}
 
     def load(file: str, name: str) -> Callable[..., Any]:
-        module = modules[file] = modules[file] if file in modules else _run(Path(file), flag)
+        module = modules[file] = modules[file] if file in modules else _run(Path(file), option)
         function = getattr(module, name, None)
         if not callable(function):
             known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
             hint = suggest(name, known, "functions") if known else "the file has no functions"
-            raise UsageError(f"{flag}: '{file}' has no function '{name}'", hint)
+            raise unknown_name(f"{option}: '{file}' has no function '{name}'", hint)
         return function
 
     return load
 
 
-def function_of(text: str, flag: str) -> Callable[..., Any]:
+def function_of(text: str, option: str) -> Callable[..., Any]:
     """Return the function that FILE.py:FUNCTION names.
 
     Raises:
@@ -100,14 +100,14 @@ def function_of(text: str, flag: str) -> Callable[..., Any]:
     """
     file, _, name = text.rpartition(":")
     if not file.endswith(".py"):
-        raise UsageError(f"{flag}: '{text}' is not of the form FILE.py:FUNCTION", "such as my_code.py:my_function")
-    return function_loader(flag)(file, name)
+        raise wrong_value(f"{option}: '{text}' is not of the form FILE.py:FUNCTION", "such as my_code.py:my_function")
+    return function_loader(option)(file, name)
 
 
-def _run(path: Path, flag: str) -> ModuleType:
+def _run(path: Path, option: str) -> ModuleType:
     """Run a Python file and return it as a module. It is not added to `sys.modules`, and no __pycache__ is written."""
     if not path.is_file():
-        raise missing_file(f"{flag}: no such file: '{path}'")
+        raise missing_file(f"{option}: no such file: '{path}'")
     protect_inputs(path)
     module = ModuleType(path.stem)
     module.__file__ = str(path.absolute())
@@ -116,5 +116,5 @@ def _run(path: Path, flag: str) -> ModuleType:
     except OnnxgradError:
         raise
     except Exception as error:
-        raise UsageError(f"{flag}: '{path}' fails: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{option}: '{path}' fails: {type(error).__name__}: {error}") from error
     return module

@@ -12,7 +12,7 @@ import click
 from onnxgrad_cli.common import toml
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.synonyms import suggest_setting
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name, unreadable
+from onnxgrad_cli.errors import UsageError, suggest, unknown_name, unreadable, wrong_value
 
 
 def read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
@@ -29,9 +29,9 @@ def read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     try:
         values = toml.load(path)
     except OSError as error:
-        raise unreadable(f"--config: '{path}' can't be read: {error.strerror}") from None
+        raise unreadable(f"`config`: '{path}' can't be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--config: '{path}' is not TOML: {error}") from None
+        raise UsageError(f"`config`: '{path}' is not TOML: {error}", code="unreadable_file") from None
     commands = _commands(ctx)
     known = sorted({name for options in commands.values() for name in options})
     sections = {
@@ -41,7 +41,7 @@ def read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     defaults = _defaults(path, {key: value for key, value in values.items() if key not in sections}, ctx, known)
     for key, value in sections.items():
         if key not in commands:
-            raise unknown_name(f"--config: '{path}' has an unknown section [{key}]", suggest(key, commands, "commands"))
+            raise unknown_name(f"`config`: '{path}' has an unknown section [{key}]", suggest(key, commands, "commands"))
         section = _defaults(path, value, ctx, sorted(commands[key]), f"[{key}] ")
         defaults |= section if key == ctx.command.name else {}
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
@@ -61,13 +61,13 @@ def _defaults(
         name = key.replace("_", "-")
         if name not in known:
             raise unknown_name(
-                f"--config: '{path}' has an unknown option {section}'{key}'", suggest_setting(name, known)
+                f"`config`: '{path}' has an unknown option {section}'{key}'", suggest_setting(name, known)
             )
         if name in own:
             try:
                 found[own[name].name or ""] = _value(own[name], value)
             except _InvalidValue as error:
-                raise UsageError(f"--config: '{path}': {section}'{key}' {error}", own[name].help) from None
+                raise wrong_value(f"`config`: '{path}': {section}'{key}' {error}", own[name].help) from None
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from onnxgrad_cli.common.wording import FLAGS
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import unreadable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -80,7 +80,7 @@ class FilePath(click.Path):
         except click.BadParameter as error:  # the path exists, but is of another kind or not readable
             where = f"{max(param.opts, key=len)}: " if isinstance(param, click.Option) else ""
             fault = error.message.partition(" ")[2].removesuffix(".")
-            raise OnnxgradError(f"{where}{fault}", _hint(fault)) from None
+            raise unreadable(f"{where}{fault}", _hint(fault)) from None
 
 
 def _hint(fault: str) -> str:

@@ -14,7 +14,7 @@ import click
 from onnxgrad_cli.cli.parsing.code import Typed, TypedFunction, function_loader, function_of, load_rules
 from onnxgrad_cli.cli.parsing.option import ANY_PATH, TEXT, FilePath, SectionOption, option, together
 from onnxgrad_cli.common.inputs import protect_inputs
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.declare import DeclaredField, declared
 
@@ -110,6 +110,22 @@ def complete_names(module: str, registry: str) -> Completer:
 
 
 MODEL = click.argument("model", metavar="MODEL", type=TEXT, shell_complete=complete_files)
+
+
+FORCE = option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True)
+
+
+def data_option(help: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the required option --data, for samples, to a command."""
+    return option(
+        "--data", required=True, type=TEXT, shell_complete=complete_files, metavar="DATA", help=help, common=True
+    )
+
+
+def verify_option(help: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the option --verify to a command."""
+    default = "[default: on, unless the model is large]"
+    return option("--verify/--no-verify", default=None, help=f"{help}  {default}", common=True)
 
 
 def output_option(help: str, metavar: str = "FILE") -> Callable[[Command], Command]:
@@ -240,18 +256,17 @@ def values_of(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 
 def _read(option: DeclaredField, value: Any) -> Any:
     """Convert a value that click has parsed to the value of a field."""
-    declaration, flag = option.declaration, option.flags[-1]
-    origin = get_origin(option.kind)
+    declaration, origin, name = option.declaration, get_origin(option.kind), f"`{option.name}`"
     if declaration.file:
         protect_inputs(value)
     if declaration.function:
-        return function_of(value, flag)
+        return function_of(value, name)
     if declaration.separator:
         value = tuple(each.strip() for each in value.split(declaration.separator) if each.strip())
     if declaration.parse:
-        module, _, name = declaration.parse.partition(":")
-        parse = getattr(import_module(f"onnxgrad_cli.{module}"), name)
-        parse = partial(parse, load=function_loader(flag)) if declaration.code else parse
+        module, _, function = declaration.parse.partition(":")
+        parse = getattr(import_module(f"onnxgrad_cli.{module}"), function)
+        parse = partial(parse, load=function_loader(name)) if declaration.code else parse
         return tuple(map(parse, value)) if origin is tuple else parse(value)
     if isinstance(value, tuple) and origin is not tuple:
         return _mapping(option, value)
@@ -272,7 +287,7 @@ def _mapping(option: DeclaredField, pairs: Iterable[tuple[str, Any]]) -> dict[st
             owner, colon, name = key.rpartition(":")
             key = f"{owner}{colon}{keyword(name)}"
         if key in found:
-            raise UsageError(f"`{option.name}`: '{typed}' is set twice", "give it one value")
+            raise conflict(f"`{option.name}`: '{typed}' is set twice", "give it one value")
         found[key] = value
     return found
 

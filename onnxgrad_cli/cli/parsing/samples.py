@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import TEXT, option, together
-from onnxgrad_cli.cli.parsing.options import complete_files, declared_options
+from onnxgrad_cli.cli.parsing.option import option, together
+from onnxgrad_cli.cli.parsing.options import FORCE, data_option, declared_options, verify_option
 from onnxgrad_cli.common.wording import status_text
 from onnxgrad_cli.options.data import SampleOptions
+from onnxgrad_cli.options.train import Course
 
 TRAINING = ("augment", "balance")
 """The fields of `SampleOptions` that have an effect in training only."""
@@ -31,18 +32,15 @@ class Sizes(click.ParamType[tuple[int, ...]]):
 
 
 on_samples = together(
-    option("--data", required=True, type=TEXT, shell_complete=complete_files, metavar="DATA",
-           help="Samples in any format of `onnxgrad train`, or a single picture, .png or .jpeg.", common=True),
+    data_option("Samples in any format of `onnxgrad train`, or a single picture, .png or .jpeg."),
     option("--sample", type=click.IntRange(min=0), multiple=True, metavar="N",
            help="Use only sample N, counted from 0; may be repeated.", common=True),
     option("--output", metavar="NAME", help="Model output to explain or attack.  [default: the first float output]",
            common=True),
-    option("--prefix", default="", metavar="TEXT",
-           help="Prefix of the names in --data: with test_, input x is read from test_x."),
+    declared_options(Course, only=("prefix",)),
     declared_options(SampleOptions, without=TRAINING),
-    option("--verify/--no-verify", default=None, help="Check the gradients numerically.  [default: on, unless the "
-           "model is large]", common=True),
-    option("--force", is_flag=True, help="Replace files that onnxgrad did not write.", common=True),
+    verify_option("Check the gradients numerically."),
+    FORCE,
 )  # fmt: skip
 """A decorator that adds options to a command: the samples and their conversion, and the check of the gradients."""
 

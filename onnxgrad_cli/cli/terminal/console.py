@@ -309,11 +309,8 @@ def _colored(text: str, color: str) -> str:
     return text if not text or is_dumb() or os.environ.get("NO_COLOR") else click.style(text, fg=color, bold=True)
 
 
-def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        setattr(ctx.obj, name, value)
-
-    return callback
+def _set(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    setattr(ctx.obj, str(param.name), value)
 
 
 def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -322,26 +319,22 @@ def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _set_level(ctx: click.Context, param: click.Parameter, value: int) -> None:
     if value:
-        ctx.obj.level = -1
-
-
-def _verbose(ctx: click.Context, param: click.Parameter, value: int) -> None:
-    ctx.obj.level += value
+        ctx.obj.level = -1 if param.name == "quiet" else ctx.obj.level + value
 
 
 speaks = together(
     option("--config", type=FilePath(dir_okay=False), is_eager=True, expose_value=False,
            callback=config.read, metavar="FILE.toml", help="Read options from a TOML file.", common=True),
-    option("--json", is_flag=True, is_eager=True, expose_value=False, callback=_set("json"),
+    option("--json", is_flag=True, is_eager=True, expose_value=False, callback=_set,
            help="Print the result, or the error, as JSON.", common=True),
-    option("-v", "--verbose", count=True, is_eager=True, expose_value=False, callback=_verbose,
+    option("-v", "--verbose", count=True, is_eager=True, expose_value=False, callback=_set_level,
            help="Print each step, and warnings of other libraries; -vv of `build` checks the graph after "
            "each pass.", section="Logging"),
-    option("-q", "--quiet", is_flag=True, is_eager=True, expose_value=False, callback=_quiet,
+    option("-q", "--quiet", is_flag=True, is_eager=True, expose_value=False, callback=_set_level,
            help="Print only errors and the result.", section="Logging"),
-    option("--traceback", is_flag=True, is_eager=True, expose_value=False, callback=_set("traceback"),
+    option("--traceback", is_flag=True, is_eager=True, expose_value=False, callback=_set,
            help="Show where an error was raised.", section="Logging"),
     option("--help-all", is_flag=True, is_eager=True, expose_value=False, allow_from_autoenv=False,
            callback=_help_all, help="Show this help with all options.", common=True),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import UsageError, suggest, unknown_name
+from onnxgrad_cli.errors import UsageError, conflict, missing_value, no_data, suggest, unknown_name, wrong_value
 from onnxgrad_cli.losses.spec import check_set, split_set
 from onnxgrad_cli.options import Options
 
@@ -26,10 +26,10 @@ def typed_sets(texts: Iterable[str]) -> str | dict[str, str]:
     for name, path in map(split_set, texts):
         if name in found:
             other = f"two data sets are called '{name}'" if name else f"'{path}' has no name, nor has another data set"
-            raise UsageError(f"`data`: {other}", "give each its own name, such as `data=train=DATA`")
+            raise conflict(f"`data`: {other}", "give each its own name, such as `data=train=DATA`")
         found[name] = path
     if "" in found and len(found) > 1:
-        raise UsageError(
+        raise missing_value(
             f"`data`: '{found['']}' has no name, but another data set does", f"name it: `data=NAME={found['']}`"
         )
     return found.get("", found)
@@ -45,7 +45,7 @@ def sets_of(data: Source) -> dict[str, Path]:
         return {"": checks.path("data", data)}
     checks.mapping("data", data, "such as data={'train': 'data.npz'}")
     if not data:
-        raise UsageError("`data` is empty, so there is nothing to train on", "such as data={'train': 'data.npz'}")
+        raise no_data("`data` is empty, so there is nothing to train on", "such as data={'train': 'data.npz'}")
     for name in data:
         check_set("data", name)
     return {name: checks.path("data", path) for name, path in data.items()}
@@ -65,7 +65,7 @@ def val_of(val: Any, sets: Iterable[str]) -> tuple[str, Any]:
     if not isinstance(val, Mapping):
         return first, val
     if len(val) != 1:
-        raise UsageError("`val` must name one data set", "such as val={'train': 'val.npz'}")
+        raise wrong_value("`val` must name one data set", "such as val={'train': 'val.npz'}")
     ((name, data),) = val.items()
     if name not in (first, *others):
         raise _unknown("val", name, (first, *others))
@@ -83,13 +83,13 @@ def losses_by_set(options: Options, sets: Iterable[str]) -> Options:
     names = list(sets)
     for spec in options.losses:
         if spec.data and names == [""]:
-            raise UsageError(
+            raise conflict(
                 f"`losses`: '{spec.name}' is to be computed on the data set '{spec.data}', but the set in `data` has "
                 "no name",
                 f"name the data: `data={spec.data}=DATA`",
             )
         if not spec.data and names != [""]:
-            raise UsageError(
+            raise missing_value(
                 f"`losses`: '{spec.name}' has no data set; the sets in `data` are {' and '.join(names)}",
                 f"choose one: `losses={names[0]}={spec.name}`",
             )
@@ -97,7 +97,9 @@ def losses_by_set(options: Options, sets: Iterable[str]) -> Options:
             raise _unknown("losses", spec.data, names)
     lacking = next((name for name in names if name not in {spec.data for spec in options.losses}), None)
     if lacking is not None:
-        raise UsageError(f"no loss is computed on the data set '{lacking}'", f"add one, such as `losses={lacking}=mse`")
+        raise missing_value(
+            f"no loss is computed on the data set '{lacking}'", f"add one, such as `losses={lacking}=mse`"
+        )
     return replace(options, losses=tuple(sorted(options.losses, key=lambda spec: names.index(spec.data))))
 
 

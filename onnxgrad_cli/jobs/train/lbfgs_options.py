@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxgrad_cli.common.packages import load_package
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import Course
@@ -46,14 +46,13 @@ def check_lbfgs(options: Options, course: Course, link: Communicator) -> None:
         for part, default in parts:
             if hasattr(part, name) and getattr(part, name) != getattr(default, name):
                 hint = "leave it out, or use another optimizer"
-                raise UsageError(f"`{name}` can't be combined with {WHO}: {reason}", hint, code="conflict")
+                raise conflict(f"`{name}` can't be combined with {WHO}: {reason}", hint)
     if len({spec.data for spec in options.losses}) > 1:
-        raise UsageError(f"{WHO} can't be combined with several data sets", "use another optimizer", code="conflict")
+        raise conflict(f"{WHO} can't be combined with several data sets", "use another optimizer")
     if scheduled := [spec.name for spec in options.losses if spec.schedule]:
-        raise UsageError(
+        raise conflict(
             f"{WHO} can't be combined with a scheduled weight of the loss {scheduled[0]}: {SAME_LOSS}",
             "give it a constant weight, or use another optimizer",
-            code="conflict",
         )
     if link.world > 1:
-        raise UsageError(f"{WHO} trains in one process, not in {link.world}", "start one process")
+        raise conflict(f"{WHO} trains in one process, not in {link.world}", "start one process")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +22,10 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.common.packages import tool_version
 from onnxgrad_cli.data import Batches, Data, DataSets, NamedSet, Preprocessing
 from onnxgrad_cli.data.class_names import names_for
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import missing_value
 from onnxgrad_cli.files import AtomicWriteGroup, check_target, stage_model
 from onnxgrad_cli.files.external_data import data_checksum
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_external
-from onnxgrad_cli.losses.spec import LossSpec
-from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options.train import Course
 from onnxgrad_cli.training.evaluation import Evaluator, confusions
@@ -95,14 +93,17 @@ class PreparedRun:
         prepared = "".join(each.prepared_by(course.samples) for use, each in data.items() if use != "validation")
         trained = {*self.trainer.weights(), *self.trainer.state()}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
-        scheduled = [(term.factor, spec) for term, spec in self._losses if term.factor]
+        losses = zip(self.trainer.roles.losses, self.built.options.losses, strict=True)
+        scheduled = [(term.factor, spec) for term, spec in losses if term.factor]
         weights = {name: weight_schedule(spec, steps, len(self.batches)) for name, spec in scheduled}
         asked = {
             "`patience`": course.patience is not None, "`metrics`": bool(course.metrics),
             "`eval_every`": bool(course.eval_every), f"`schedule='{course.schedule}'`": schedule.watches,
         }  # fmt: skip
         if evaluator is None and (name := next((name for name, is_set in asked.items() if is_set), "")):
-            raise UsageError(f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data")
+            raise missing_value(
+                f"{name} requires validation data", "add `val=DATA`, or `val=0.2` for a fifth of the data"
+            )
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
         rates = f"a learning rate of {course.learning_rate:g}, {course.schedule}"
         rates += f" over {steps} steps" if course.schedule != "constant" else ""
@@ -125,10 +126,6 @@ class PreparedRun:
             untrained=untrained_digests(self.original, trained),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
-
-    @property
-    def _losses(self) -> Iterator[tuple[Term, LossSpec]]:
-        return zip(self.trainer.roles.losses, self.built.options.losses, strict=True)
 
     def _origin_of(self, batch: Mapping[str, np.ndarray], loss: float) -> tuple[str, str]:
         """Return the first value that is not finite with the current weights, and the operator that computes it."""
@@ -153,10 +150,8 @@ class PreparedRun:
         taken = confusions(self.evaluator.terms, MOST_CLASSES)
         if taken:
             self.evaluator.measure(self.trainer.buffers, taken, metrics=False)
-        matrices, names = (
-            {term.output: matrix_of(self.original, term, each) for term, each in taken},
-            self.preprocessing,
-        )
+        matrices = {term.output: matrix_of(self.original, term, each) for term, each in taken}
+        names = self.preprocessing
         return {
             name: (names_for(names.classes, len(each.counts), name) or each.classes, each.counts)
             for name, each in matrices.items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +37,8 @@ from onnxgrad_cli.data import (
 )
 from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.data.ragged import Ragged
-from onnxgrad_cli.data.states import Recurrent, has_batch_behind, recurrent_values
-from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.data.states import has_batch_behind, recurrent_values
+from onnxgrad_cli.errors import UnsupportedError, conflict, missing_value, no_data, wrong_shape, wrong_value
 from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.execution.session import CPU, find_provider
 from onnxgrad_cli.files import ModelSource, check_target, own_model
@@ -76,6 +76,61 @@ SEVERAL_SETS = "each data set has batches of its own"
 """Reason in error messages: a training step on several data sets can't be split into several runs."""
 
 
+@dataclass(frozen=True)
+class _Setup:
+    """The model and the options of a run.
+
+    Attributes:
+        original, path: the inference model, and the file it was read from.
+        options: the options of the training model.
+        course: the options of the training.
+        link: connects the processes that train together.
+        tell: receives progress messages.
+    """
+
+    original: ModelProto
+    path: Path | None
+    options: Options
+    course: Course
+    link: Communicator
+    tell: Tell
+
+    @property
+    def solves(self) -> bool:
+        """True if the optimizer is L-BFGS, which takes all samples in each step."""
+        return self.options.optimizer == LBFGS.name
+
+    @property
+    def has_several_sets(self) -> bool:
+        """True if the losses are computed on several data sets."""
+        return len({spec.data for spec in self.options.losses}) > 1
+
+    @property
+    def schedule(self) -> str:
+        """A schedule of the learning rate or of the weight of a loss; "" if all are constant."""
+        texts = (self.course.schedule, *(spec.schedule for spec in self.options.losses))
+        return next((text for text in texts if text not in ("", "constant")), "")
+
+    @cached_property
+    def takes_statistics(self) -> bool:
+        """True if a BatchNormalization of the model uses the statistics of the batch during training."""
+        graph = Graph(skeleton(self.original))
+        found = [node for node in with_bodies(graph.nodes) if is_batch_normalization(node)]
+        own = [uses_batch(node, graph.opset() or 1) for node in found]
+        return bool(found) if self.options.mode == "train" else self.options.mode == "keep" and any(own)
+
+    def in_runs(self, runs: int) -> _Setup:
+        """Return the setup for several runs per step: with a smaller batch size, and with runs counted as steps."""
+        course = self.course
+        return replace(self, course=replace(
+            course,
+            batch_size=course.batch_size // runs,
+            max_steps=None if course.max_steps is None else course.max_steps * runs,
+            eval_every=course.eval_every * runs,
+            save_every=course.save_every * runs,
+        ))  # fmt: skip
+
+
 def prepare(
     model: ModelSource, data: Mapping[str, Path], val: Source | float | None, target: Path, options: Options,
     course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
@@ -89,10 +144,46 @@ def prepare(
         resumed: the folder of the run to continue; None for a new run.
     """
     options, (val_set, held) = losses_by_set(options, data), val_of(val, data)
-    if len(data) > 1:
+    options = _completed(options, course, link)
+    if adapter is not None and not options.lora and adapter_from is None:
+        raise missing_value("`adapter`: no adapters are trained", "train adapters with `lora=RANK`")
+    original, path = own_model(model)
+    check_is_original(original)
+    begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
+    check_target(target, original, path, force)
+    if adapter is not None:
+        adapter.check(original, path, force)
+    built, setup, free = _built(_Setup(original, path, options, course, link, tell), data, begun)
+    trainer = _trainer(built, setup, begun)
+    values = {name: buffer.array for name, buffer in trainer.buffers.items()}
+    ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
+    opened, validation = _data(setup, data, val_set, held, built, trainer, resumed)
+    samples = next(iter(opened.values()))
+    if free is not None:
+        _compare_with_freed(free, samples, built, tell)
+    evaluated = setup if free is None else replace(setup, original=free.model)
+    _check_samples(evaluated, samples, validation, trainer)
+    evaluator = None if validation is None else _evaluator(evaluated, val_set, trainer, validation, ema)
+    agree(link, {"samples": np.array(len(samples))}, "data")
+    batches = _batches(setup, samples, built, trainer.roles.on_set(next(iter(data))).losses)
+    if setup.course.batch_size != course.batch_size and (rest := len(samples) % course.batch_size):
+        tell(f"the last {rest} samples of an epoch share a step with the first samples of the next epoch", 0)
+    sets = _named_sets(setup, opened, batches, trainer.roles)
+    ready = PreparedRun(original, path, setup.course, built, trainer, samples, evaluator, batches, ema, sets)
+    if adapter is not None:  # compute its content once now, so that an unsupported adapter format is reported early
+        adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
+    return ready
+
+
+def _completed(options: Options, course: Course, link: Communicator) -> Options:
+    """Check that the options can be combined with the course, and return them with those that a training sets itself.
+
+    Raises:
+        UsageError: options can't be combined, or the processes have different options.
+    """
+    if len({spec.data for spec in options.losses}) > 1:
         _check_sets(course, link)
-    solves = options.optimizer == LBFGS.name
-    if solves:
+    if options.optimizer == LBFGS.name:
         check_lbfgs(options, course, link)
     options = replace(
         options,
@@ -103,71 +194,40 @@ def prepare(
     if link.world > 1:
         alike = replace(course, threads=None, provider="")  # these may differ between machines
         agree(link, {"options": np.array(re.sub(" at 0x[0-9a-f]+", "", f"{options} {alike}"))}, "options")
-    if adapter is not None and not options.lora and adapter_from is None:
-        raise UsageError("`adapter`: no adapters are trained", "train adapters with `lora=RANK`")
-    original, path = own_model(model)
-    check_is_original(original)
-    begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
-    check_target(target, original, path, force)
-    if adapter is not None:
-        adapter.check(original, path, force)
-    asked = course
-    built, options, course, free = _built(original, path, options, course, data, begun, link, tell)
-    if link.world > 1 and _takes_statistics(original, options):
-        tell("caution: each process computes the statistics of BatchNormalization on its own part of the batch", 0)
-    trainer = _trainer(built, course, link)
-    check_stored(original, _own(original, trainer))
-    check_branches(original, trainer.roles.adapters)
-    init_weights(trainer, built, original, course.init, course.seed, course.reset)
-    if begun is not None:
-        begin_from(trainer, *begun)
-    values = {name: buffer.array for name, buffer in trainer.buffers.items()}
-    ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
-    known = _known(original, course, resumed)
-    recurrent = recurrent_values(original.graph.node)
-    opened, validation = _data(data, val_set, held, built, trainer, course, known, recurrent, tell)
-    samples = next(iter(opened.values()))
-    if solves and samples.transform is not None and samples.transform.draws:
-        raise UsageError(
+    return options
+
+
+def _compare_with_freed(free: FreedModel, samples: Data, built: TrainingModel, tell: Tell) -> None:
+    """Check on samples that a model with a dynamic batch size computes the same as the original. Print a caution."""
+    feeds = samples.batch(np.arange(free.samples) % (samples.batch_size or len(samples)))
+    caution = free.compare(feeds)
+    tell(f"{caution}; the trained model keeps its batch size of {free.batch.size}", 0)
+    built.training.cautions.append(caution)
+
+
+def _check_samples(setup: _Setup, samples: Data, validation: Data | None, trainer: TrainerBase) -> None:
+    """Check that the model can be trained and evaluated on samples that are padded or transformed.
+
+    Raises:
+        UsageError: L-BFGS gets random samples, or padding would change the results.
+    """
+    if setup.solves and samples.transform is not None and samples.transform.draws:
+        raise conflict(
             f"`transform` draws random numbers, but {WHO} requires the same loss in each run",
             "use a function without the second parameter, or a different optimizer",
         )
-    if free is not None:
-        feeds = samples.batch(np.arange(free.samples) % (samples.batch_size or len(samples)))
-        caution = free.compare(feeds)
-        tell(f"{caution}; the trained model keeps its batch size of {free.batch.size}", 0)
-        built.training.cautions.append(caution)
-    run = original if free is None else free.model
     padded = [each for each in (samples, validation) if each is not None and each.padding is not None and each.ragged]
-    if padded and course.batch_size > link.world:
-        if padded[0] is samples and _takes_statistics(original, options):
-            raise UsageError(
-                f"'{samples.source}' has samples of different sizes: BatchNormalization in training mode would take "
-                "the padding into its statistics",
-                "use `mode='eval'`",
-            )
-        session, described = _session(run, path, options, course, trainer)
-        for each in padded:
-            check_padding(session, each, next(iter(described.sets.values()), {}), trainer.buffers)
-    evaluator = None
-    if validation is not None:
-        losses = tuple(spec for spec in options.losses if spec.data == val_set)
-        asked_of_set = replace(options, losses=losses)
-        evaluator = _evaluator(run, path, asked_of_set, course, trainer, validation, link, ema, tell)
-    agree(link, {"samples": np.array(len(samples))}, "data")
-    roles, first = trainer.roles, next(iter(data))
-    drop_last = _drops_single(original, options, len(samples), course.batch_size, link, tell)
-    batches = _batches(samples, built, roles.on_set(first).losses, course, link, drop_last, tell)
-    if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
-        tell(f"the last {rest} samples of an epoch share a step with the first samples of the next epoch", 0)
-    sets = None if not roles.sets else DataSets(
-        NamedSet(first, samples, batches, roles.sets[first]),
-        [_other_set(opened, name, roles, course, tell) for name in list(data)[1:]],
-    )  # fmt: skip
-    ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema, sets)
-    if adapter is not None:  # compute its content once now, so that an unsupported adapter format is reported early
-        adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
-    return ready
+    if not padded or setup.course.batch_size <= setup.link.world:
+        return
+    if padded[0] is samples and setup.takes_statistics:
+        raise conflict(
+            f"'{samples.source}' has samples of different sizes: BatchNormalization in training mode would take "
+            "the padding into its statistics",
+            "use `mode='eval'`",
+        )
+    session, described = _session(setup, trainer)
+    for each in padded:
+        check_padding(session, each, next(iter(described.sets.values()), {}), trainer.buffers)
 
 
 def _check_sets(course: Course, link: Communicator) -> None:
@@ -177,45 +237,40 @@ def _check_sets(course: Course, link: Communicator) -> None:
         UsageError: several processes train, or classes are to be balanced.
     """
     if link.world > 1:
-        raise UsageError(
+        raise conflict(
             "several processes can't train on several data sets, because each process would get a different number of "
             "samples from each set",
             "train in one process, or on one data set",
         )
     if course.samples.balance:
-        raise UsageError("`balance` can't be combined with several data sets", "leave it out", code="conflict")
+        raise conflict("`balance` can't be combined with several data sets", "leave it out")
 
 
-def _batches(
-    samples: Data, built: TrainingModel, terms: Sequence[Term], course: Course, link: Communicator, drop_last: bool,
-    tell: Tell,
-) -> Batches:  # fmt: skip
+def _batches(setup: _Setup, samples: Data, built: TrainingModel, terms: Sequence[Term]) -> Batches:
     """Return the batches of an epoch, after checking that steps can be computed from them.
 
     Args:
+        setup: the model and the options.
         samples: the samples.
         built: the training model.
         terms: the losses on these samples.
-        course: the course of the training.
-        link: connects the processes that train together.
-        drop_last: leave out the last batch of an epoch.
-        tell: receives progress messages.
 
     Raises:
         UsageError: the loss can't be computed from parts of the samples, or an epoch has too few batches for a step.
     """
-    accumulate, solves = built.options.accumulate, built.options.optimizer == LBFGS.name
+    course, link, tell, solves = setup.course, setup.link, setup.tell, setup.solves
     weights = balance(samples, terms[0].label, terms[0].ignore_index, tell) if course.samples.balance else None
     batches = Batches(
         samples, course.batch_size, course.seed, shuffle=course.shuffle and not solves, rank=link.rank,
-        world=link.world, weights=weights, tell=tell, drop_last=drop_last,
+        world=link.world, weights=weights, tell=tell, drop_last=_drops_single(setup, len(samples)),
     )  # fmt: skip
-    if solves and len(batches) > 1:
+    accumulate, parts = built.options.accumulate, solves and len(batches) > 1
+    if parts:
         divisors_of(built, "batch", f"use `batch_size={len(samples)}`")
-    if link.world > 1 or (solves and len(batches) > 1):
+    if link.world > 1 or parts:
         _check_uneven_labels(samples, terms, built, "use another optimizer" if solves else "train in one process")
     if accumulate > len(batches):
-        raise UsageError(
+        raise no_data(
             f"`accumulate={accumulate}`: an epoch has only {len(batches)} batches, so no step would be taken",
             "choose a smaller number, or a smaller `batch_size`",
         )
@@ -235,19 +290,28 @@ def _check_uneven_labels(samples: Data, terms: Sequence[Term], built: TrainingMo
     for position, term in enumerate(terms):
         uneven = isinstance(samples.arrays.get(term.label), Ragged) and not term.mask
         if uneven and position not in built.training.divisors and built.options.reduction == "mean":
-            raise UsageError(
+            raise wrong_shape(
                 f"the label '{term.label}' has different sizes, so the loss '{term.name}' can't be computed from parts "
                 "of the samples",
                 alternative,
             )
 
 
-def _other_set(opened: Mapping[str, Data], name: str, roles: Roles, course: Course, tell: Tell) -> NamedSet:
-    """Return a data set other than the first. If it has fewer samples than a batch, each batch holds all of them."""
-    data, seed = opened[name], seed_of(course.seed, list(opened).index(name))
-    size = course.batch_size if data.batch_size is not None else min(course.batch_size, len(data))
-    batches = Batches(data, size, seed, shuffle=course.shuffle, tell=tell)
-    return NamedSet(name, data, batches, roles.sets[name])
+def _named_sets(setup: _Setup, opened: Mapping[str, Data], batches: Batches, roles: Roles) -> DataSets | None:
+    """Return the data sets, if they have names. `batches` are those of the first one.
+
+    If a further set has fewer samples than a batch, each batch holds all of them.
+    """
+    if not roles.sets:
+        return None
+    course, found = setup.course, []
+    for position, (name, data) in enumerate(opened.items()):
+        if position:
+            size = course.batch_size if data.batch_size is not None else min(course.batch_size, len(data))
+            seed = seed_of(course.seed, position)
+            batches = Batches(data, size, seed, shuffle=course.shuffle, tell=setup.tell)
+        found.append(NamedSet(name, data, batches, roles.sets[name]))
+    return DataSets(found[0], found[1:])
 
 
 def _known(original: ModelProto, course: Course, resumed: Path | None) -> Preprocessing:
@@ -260,51 +324,47 @@ def _known(original: ModelProto, course: Course, resumed: Path | None) -> Prepro
 
 
 def _built(
-    original: ModelProto, path: Path | None, options: Options, course: Course, data: Mapping[str, Path],
-    begun: tuple[Sequence[Adapter], Arrays] | None, link: Communicator, tell: Tell,
-) -> tuple[TrainingModel, Options, Course, FreedModel | None]:  # fmt: skip
+    setup: _Setup, data: Mapping[str, Path], begun: tuple[Sequence[Adapter], Arrays] | None
+) -> tuple[TrainingModel, _Setup, FreedModel | None]:
     """Build the training model, and complete the options and the course.
 
-    The options and the course are completed from `begun` (the adapters to start from), the data, the memory limit, and
-    the model's batch size if it is fixed. If the course has `classes`, the last layer of `original` is replaced.
+    They are completed from `begun` (the adapters to start from), the data, the memory limit, and the model's batch size
+    if it is fixed. If the course has `classes`, the last layer of the original model is replaced.
 
     Returns:
-        The training model; the options; the course; and the model whose batch size was made dynamic, or None.
+        The training model; the completed setup; and the model whose batch size was made dynamic, or None.
     """
+    original, path, course, options, tell = setup.original, setup.path, setup.course, setup.options, setup.tell
     if begun is not None:
         options = as_asked(options, begun[0])
     if course.classes is not None:
         fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
-        options = _also_trained(options, fresh)
+        if options.train or options.preset or options.train_last or options.lora:  # otherwise all weights are trained
+            options = replace(options, train=(*options.train, *map(glob.escape, fresh)))
     options = with_empty_pasts(original, options, lambda: names_in(next(iter(data.values()))), tell)
-    free, runs = _free_batch(original, path, options, course, link, tell)
+    setup = replace(setup, options=options)
+    free, runs = _free_batch(setup)
     if runs > 1:
-        options, course = replace(options, accumulate=options.accumulate * runs), _in_runs(course, runs)
+        setup = replace(setup, options=replace(options, accumulate=options.accumulate * runs)).in_runs(runs)
     model = original if free is None else free.model
-    if options.optimizer == LBFGS.name:
-        built = build(model, replace(options, optimizer="", optimizer_options={}, embed_state=True), path=path)
-        built.options = options  # which the report describes
+    if setup.solves:
+        built = build(model, replace(setup.options, optimizer="", optimizer_options={}, embed_state=True), path=path)
+        built.options = setup.options  # which the report describes
     elif course.memory is None:
-        built = build(model, options, path=path)
+        built = build(model, setup.options, path=path)
     else:
-        plan = _within(course.memory, model, path, options, course, link, tell)
-        built, options = plan.built, plan.options
-        course = _in_runs(course, plan.runs)
+        plan = _within(course.memory, model, setup)
+        built, setup = plan.built, replace(setup, options=plan.options).in_runs(plan.runs)
     check_ends(built.graph)
-    _warn(built, tell)
-    return built, options, course, free
-
-
-def _warn(built: TrainingModel, tell: Tell) -> None:
-    """Print the cautions of the training model that a build prints in full."""
     texts = list(dict.fromkeys(str(caution) for caution in built.training.cautions if caution.kind in WARNINGS))
     for text in first_warnings(texts, "the report in the folder of the run"):
         tell(f"warning: {text}", 0)
+    if setup.link.world > 1 and setup.takes_statistics:
+        tell("caution: each process computes the statistics of BatchNormalization on its own part of the batch", 0)
+    return built, setup, free
 
 
-def _free_batch(
-    original: ModelProto, path: Path | None, options: Options, course: Course, link: Communicator, tell: Tell
-) -> tuple[FreedModel | None, int]:  # fmt: skip
+def _free_batch(setup: _Setup) -> tuple[FreedModel | None, int]:
     """Make the batch size of a model dynamic, if it is fixed and is not the batch size of a step.
 
     Returns:
@@ -314,71 +374,51 @@ def _free_batch(
         UsageError: the batch size can't be made dynamic, and several runs per step are not possible either.
         UnsupportedError: `shapes` requests a dynamic batch size, and the model can't have one.
     """
+    original, path, options, world = setup.original, setup.path, setup.options, setup.link.world
     asked = asked_batch(original, options)
     if asked is not None:
         return freed(original, path, asked, options.shapes), 1
     fixed = None if options.shapes or has_batch_behind(original) else fixed_batch(original)
-    if fixed is None or fixed.size * link.world == course.batch_size:
+    if fixed is None or fixed.size * world == setup.course.batch_size:
         return None, 1
-    runs = course.batch_size // fixed.size
+    runs = setup.course.batch_size // fixed.size
     try:
         return freed(original, path, fixed), 1
     except SamplesMixError as error:
         why, apart = str(error.refusals[0]), "the samples of a batch depend on each other"
     except UnsupportedError as error:
         why = str(error.refusals[0]) if error.refusals else error.message
-        apart = _not_in_runs(original, options, course, link, fixed.size)
+        apart = _not_in_runs(setup, fixed.size)
     text = f"the model has a fixed batch size of {fixed.size}, which can't be made dynamic: {why}"
     if not apart:
-        tell(f"caution: {text}", 0)
+        setup.tell(f"caution: {text}", 0)
         as_if = f"`batch_size={fixed.size}` and `accumulate={runs * options.accumulate}`"
-        tell(f"each step takes {runs} runs, as with {as_if}", 0)
+        setup.tell(f"each step takes {runs} runs, as with {as_if}", 0)
         return None, runs
     hint = HINT
-    if not _takes_statistics(original, options):
-        alone = f"`batch_size={fixed.size * link.world}`"
-        several = runs > link.world and options.optimizer != LBFGS.name
-        alone += f" and `accumulate={runs // link.world}`" if several else ""
+    if not setup.takes_statistics:
+        alone = f"`batch_size={fixed.size * world}`"
+        alone += f" and `accumulate={runs // world}`" if runs > world and not setup.solves else ""
         hint += f"; or run batches of {fixed.size} with {alone}"
-    raise UsageError(f"{text}. A step can't take several runs either: {apart}", hint)
+    raise conflict(f"{text}. A step can't take several runs either: {apart}", hint)
 
 
-def _not_in_runs(original: ModelProto, options: Options, course: Course, link: Communicator, size: int) -> str:
+def _not_in_runs(setup: _Setup, size: int) -> str:
     """Return the reason why a step can't consist of several runs of a model with a fixed batch size; "" if it can."""
-    if _takes_statistics(original, options):
+    if setup.takes_statistics:
         return "BatchNormalization in training mode requires the statistics of the whole batch"
-    if course.batch_size % size:
-        return f"the batch size {course.batch_size} is not a multiple of {size}"
-    if schedule := _schedule(course, options):
-        return f"the schedule '{schedule}' counts each run as a step"
-    if _has_several_sets(options):
+    if setup.course.batch_size % size:
+        return f"the batch size {setup.course.batch_size} is not a multiple of {size}"
+    if setup.schedule:
+        return f"the schedule '{setup.schedule}' counts each run as a step"
+    if setup.has_several_sets:
         return SEVERAL_SETS
-    if options.optimizer == LBFGS.name:
+    if setup.solves:
         return "L-BFGS takes all samples in a step"
-    return "several processes share a batch" if link.world > 1 else ""
+    return "several processes share a batch" if setup.link.world > 1 else ""
 
 
-def _schedule(course: Course, options: Options) -> str:
-    """Return a schedule of the run, of the learning rate or of the weight of a loss; "" if all are constant."""
-    texts = (course.schedule, *(spec.schedule for spec in options.losses))
-    return next((text for text in texts if text not in ("", "constant")), "")
-
-
-def _has_several_sets(options: Options) -> bool:
-    return len({spec.data for spec in options.losses}) > 1
-
-
-def _takes_statistics(original: ModelProto, options: Options) -> bool:
-    """Return True if a BatchNormalization of the model uses the statistics of the batch during training."""
-    graph = Graph(skeleton(original))
-    found = [node for node in with_bodies(graph.nodes) if is_batch_normalization(node)]
-    own = [uses_batch(node, graph.opset() or 1) for node in found]
-    return bool(found) if options.mode == "train" else options.mode == "keep" and any(own)
-
-
-def _drops_single(
-    original: ModelProto, options: Options, samples: int, size: int, link: Communicator, tell: Tell
-) -> bool:
+def _drops_single(setup: _Setup, samples: int) -> bool:
     """Return True if the last batch of an epoch must be left out, because a process would get a single sample of it.
 
     BatchNormalization can't compute the variance of a single sample.
@@ -386,10 +426,11 @@ def _drops_single(
     Raises:
         UsageError: every batch is that small.
     """
-    rest, least = samples % size, 2 * link.world  # the parts of a batch differ by at most one sample
-    if not (size < least or 0 < rest < least) or not _takes_statistics(original, options):
+    size, world = setup.course.batch_size, setup.link.world
+    rest, least = samples % size, 2 * world  # the parts of a batch differ by at most one sample
+    if not (size < least or 0 < rest < least) or not setup.takes_statistics:
         return False
-    inferred = infer_shapes(skeleton(original)).graph
+    inferred = infer_shapes(skeleton(setup.original)).graph
     types = {value.name: value.type for value in (*inferred.input, *inferred.value_info)}
     layers = filter(is_batch_normalization, inferred.node)
     inputs = [node.input[0] for node in layers if set((shape_of(types.get(node.input[0])) or (0, 0, 0))[2:]) <= {1}]
@@ -397,44 +438,23 @@ def _drops_single(
         return False
     text = f"BatchNormalization of '{inputs[0]}' in training mode can't compute the variance of a batch of one sample"
     if size < least:
-        per_process = "" if link.world == 1 else f" of at least {least} for {link.world} processes"
-        raise UsageError(text, f"choose a larger `batch_size`{per_process}, or `mode='eval'`")
+        per_process = "" if world == 1 else f" of at least {least} for {world} processes"
+        raise conflict(text, f"choose a larger `batch_size`{per_process}, or `mode='eval'`")
     left = "the last sample of each epoch is" if rest == 1 else f"the last {rest} samples of each epoch are"
-    tell(f"caution: {text}: {left} left out; to use all samples, choose another `batch_size`", 0)
+    setup.tell(f"caution: {text}: {left} left out; to use all samples, choose another `batch_size`", 0)
     return True
 
 
-def _within(
-    limit: int, original: ModelProto, path: Path | None, options: Options, course: Course, link: Communicator,
-    tell: Tell,
-) -> StepPlan:  # fmt: skip
-    """Return the fastest plan for a step that stays within a memory limit."""
-    if link.world > 1 or find_provider(course.provider) != CPU:
-        raise UsageError("`memory` is only available for a single process on the CPU", "leave it out")
-    whole = "the schedule counts each run as a step" if _schedule(course, options) else ""
-    whole = SEVERAL_SETS if _has_several_sets(options) else whole
+def _within(limit: int, model: ModelProto, setup: _Setup) -> StepPlan:
+    """Return the fastest plan for a step of a model that stays within a memory limit."""
+    course = setup.course
+    if setup.link.world > 1 or find_provider(course.provider) != CPU:
+        raise conflict("`memory` is only available for a single process on the CPU", "leave it out")
+    whole = "the schedule counts each run as a step" if setup.schedule else ""
     return planned(
-        lambda asked: build(original, asked, path=path),
-        options, limit, course.batch_size, course.threads, whole, tell,
+        lambda asked: build(model, asked, path=setup.path), setup.options, limit, course.batch_size, course.threads,
+        SEVERAL_SETS if setup.has_several_sets else whole, setup.tell,
     )  # fmt: skip
-
-
-def _in_runs(course: Course, runs: int) -> Course:
-    """Return the course for several runs per step: with a smaller batch size, and with runs counted as steps."""
-    return replace(
-        course,
-        batch_size=course.batch_size // runs,
-        max_steps=None if course.max_steps is None else course.max_steps * runs,
-        eval_every=course.eval_every * runs,
-        save_every=course.save_every * runs,
-    )
-
-
-def _also_trained(options: Options, names: Sequence[str]) -> Options:
-    """Return the options, changed so that further weights are trained. If all weights are trained, nothing changes."""
-    if not (options.train or options.preset or options.train_last or options.lora):
-        return options
-    return replace(options, train=(*options.train, *map(glob.escape, names)))
 
 
 def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
@@ -446,28 +466,30 @@ def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
     return [*stored_as(original, roles.quantized, kept), *(adapter.weight for adapter in adapters)]
 
 
-def _trainer(built: TrainingModel, course: Course, link: Communicator) -> TrainerBase:
-    provider = find_provider(course.provider)
-    if built.options.optimizer == LBFGS.name:
-        return FullBatchTrainer(built, provider=provider, threads=course.threads)
-    if link.world == 1:
-        return Trainer(built, provider=provider, threads=course.threads, seed=course.seed)
-    return ParallelTrainer(built, link, provider=provider, threads=course.threads, seed=course.seed)
+def _trainer(built: TrainingModel, setup: _Setup, begun: tuple[Sequence[Adapter], Arrays] | None) -> TrainerBase:
+    """Return the trainer with its initial values, after checking that the trained model can store the weights."""
+    original, course, provider = setup.original, setup.course, find_provider(setup.course.provider)
+    if setup.solves:
+        trainer: TrainerBase = FullBatchTrainer(built, provider=provider, threads=course.threads)
+    elif setup.link.world == 1:
+        trainer = Trainer(built, provider=provider, threads=course.threads, seed=course.seed)
+    else:
+        trainer = ParallelTrainer(built, setup.link, provider=provider, threads=course.threads, seed=course.seed)
+    check_stored(original, _own(original, trainer))
+    check_branches(original, trainer.roles.adapters)
+    init_weights(trainer, built, original, course.init, course.seed, course.reset)
+    if begun is not None:
+        begin_from(trainer, *begun)
+    return trainer
 
 
 def _data(
-    data: Mapping[str, Path],
-    val_set: str,
-    val: str | Path | float | None,
-    built: TrainingModel,
-    trainer: TrainerBase,
-    course: Course,
-    known: Preprocessing,
-    recurrent: Recurrent,
-    tell: Tell,
-) -> tuple[dict[str, Data], Data | None]:
+    setup: _Setup, data: Mapping[str, Path], val_set: str, val: str | Path | float | None, built: TrainingModel,
+    trainer: TrainerBase, resumed: Path | None,
+) -> tuple[dict[str, Data], Data | None]:  # fmt: skip
     """Open the training data of each set, and the validation data, for the losses on the data set `val_set`."""
-    roles, first = trainer.roles, next(iter(data))
+    course, tell, roles, first = setup.course, setup.tell, trainer.roles, next(iter(data))
+    known, recurrent = _known(setup.original, course, resumed), recurrent_values(setup.original.graph.node)
     inputs = {name: kind for name, kind in trainer.inputs.items() if roles.inputs[name] != "loss weight"}
     inputs, ranges = with_sizes_of_pasts(inputs, built.graph), ranges_of(built.model)
     arrays = roles.sets or {first: {name: name for name in inputs}}
@@ -476,21 +498,23 @@ def _data(
     def opened(
         source: str | Path, of: str, prefix: str, known: Preprocessing, elsewhere: Collection[str], trains: bool = False
     ) -> Data:
-        terms, options, how = roles.on_set(of).losses, course.sequences, course.samples
+        how = course.samples
         columns = {column: name for column, name in how.columns.items() if name in fed[of] or name not in known_names}
         own = {name: ranges[each] for name, each in arrays[of].items() if each in ranges}
         found = open_data(
-            source, fed[of], own, prefix=prefix, terms=terms, options=options, samples=replace(how, columns=columns),
-            known=known, elsewhere=elsewhere, recurrent=recurrent, trains=trains, tell=tell,
+            source, fed[of], own, prefix=prefix, terms=roles.on_set(of).losses, options=course.sequences,
+            samples=replace(how, columns=columns), known=known, elsewhere=elsewhere, recurrent=recurrent, trains=trains,
+            tell=tell,
         )  # fmt: skip
         if len(data) > 1 and found.padding is not None and found.ragged:
             text = f"'{source}' has samples of different sizes, which can't be combined with several data sets"
-            raise UsageError(text, "train on one data set", code="conflict")
+            raise conflict(text, "train on one data set")
         return found
 
     share = None if val is None else fraction_of(val)
     known_names = {name for names in fed.values() for name in names}
-    twice = val is not None and share is None and _is_same(data[val_set], Path(str(val)))
+    files = [data[val_set], Path(str(val))] if val is not None and share is None else []
+    twice = bool(files) and all(map(Path.exists, files)) and files[0].samefile(files[1])
     read_for_val = [course.val_prefix] if twice and course.val_prefix else []
     found, validation, more = dict[str, Data](), None, known
     for name, path in data.items():
@@ -503,9 +527,9 @@ def _data(
         validation = opened(str(val), val_set, course.val_prefix, known, [""] if twice else [])
     elif share is not None:
         if course.val_prefix:
-            raise UsageError("`val_prefix` requires `val=DATA`, not a fraction of `data`", "leave `val_prefix` out")
+            raise conflict("`val_prefix` requires `val=DATA`, not a fraction of `data`", "leave `val_prefix` out")
         if val_set != first:
-            raise UsageError(
+            raise wrong_value(
                 f"`val`: a fraction can be held out of the first data set '{first}', not of '{val_set}'",
                 f"use `val={share:g}`, or `val={val_set}=DATA`",
             )
@@ -520,25 +544,22 @@ def _data(
     return found, validation
 
 
-def _is_same(first: Path, second: Path) -> bool:
-    return first.exists() and second.exists() and first.samefile(second)
-
-
-def _evaluator(
-    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, data: Data,
-    link: Communicator, ema: Mapping[str, str], tell: Tell,
-) -> Evaluator:  # fmt: skip
-    session, roles = _session(model, path, options, course, trainer)
+def _evaluator(setup: _Setup, val_set: str, trainer: TrainerBase, data: Data, ema: Mapping[str, str]) -> Evaluator:
+    """Return an evaluator of the losses on the data set `val_set`, after checking that it works."""
+    course, link = setup.course, setup.link
+    losses = tuple(spec for spec in setup.options.losses if spec.data == val_set)
+    session, roles = _session(replace(setup, options=replace(setup.options, losses=losses)), trainer)
     metrics = metrics_of(course.metrics, roles.losses)
-    batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
+    batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=setup.tell)
     evaluator = Evaluator(session, data, batches, metrics, ema, link, roles.losses, next(iter(roles.sets.values()), {}))
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator
 
 
-def _session(
-    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase
-) -> tuple[EvalSession, Roles]:
-    found = make_eval_model(model, options, trainer.buffers, path, keep_mode=course.keep_mode, counted=True)
-    return EvalSession(found, path, find_provider(course.provider), course.threads), describe(found.model)
+def _session(setup: _Setup, trainer: TrainerBase) -> tuple[EvalSession, Roles]:
+    course = setup.course
+    found = make_eval_model(
+        setup.original, setup.options, trainer.buffers, setup.path, keep_mode=course.keep_mode, counted=True
+    )
+    return EvalSession(found, setup.path, find_provider(course.provider), course.threads), describe(found.model)

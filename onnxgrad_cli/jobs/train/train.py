@@ -20,10 +20,10 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data.read_failures import check_there
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import UsageError, conflict, missing_file, missing_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, AtomicWriteGroup, ModelSource, check_apart, check_exists, check_target
-from onnxgrad_cli.jobs.output_plan import page_for, target_of
+from onnxgrad_cli.jobs.output_plan import file_of, page_for
 from onnxgrad_cli.jobs.train.data_set_names import Source, sets_of
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun, Trained
 from onnxgrad_cli.jobs.train.report import REPORTS, files_in, files_of_runs, stage_report
@@ -110,7 +110,7 @@ def run_train(
     protect_inputs(*([] if adapter_from is None else files_of(adapter_from)))
     checks.one_of("resume", resume, Resume)
     if new_data and resume == "never":
-        raise UsageError("`new_data` requires `resume`", "leave it out: a new run accepts any data")
+        raise conflict("`new_data` requires `resume`", "leave it out: a new run accepts any data")
     log = _checked_log(log)
     start, link = time.perf_counter(), communicator or _alone()
     check_exists(model)  # before a run is found that belongs to the correct name
@@ -123,18 +123,14 @@ def run_train(
     if picture is not None:
         picture = page_for(checks.path("picture", picture), target)
         check_target(picture, ready.original, ready.path, force)
-    named = [target, *(written.files if written else ()), *([picture] if picture else ())]
-    check_apart([*files_in(place, ready), *named])
+    pictures = [] if picture is None else [picture]
+    check_apart([*files_in(place, ready), target, *(written.files if written else ()), *pictures])
     with run_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         settings = settings_of(options, course, data=data, val=val, adapter_from=adapter_from)
         loop = ready.loop(folder, stop, watch, log, settings, tell)
         if link.broadcast(folder.begun) and not resumed and not force:
             raise _holds_a_run(place)  # another process has begun it since the first check
-        agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
-        if resumed:
-            _resume(loop, new_data, drawing(ready.built.model), tell)
-        if link.world > 1:
-            agree(link, {name: buffer.read() for name, buffer in ready.trainer.buffers.items()}, "weights")
+        _begin(loop, ready, link, resumed, new_data, tell)
         if link.rank == 0:
             if not resumed:
                 folder.clear(files_of_runs(place))
@@ -149,18 +145,34 @@ def run_train(
         return found
     with AtomicWriteGroup(target) as switch:
         files = ready.stage(switch, target, written, force)
-        others = [place / REPORTS[0], *([picture] if picture else ())]
-        if begun_at == ready.trainer.steps and all(map(Path.exists, others)) and _is_written(switch, files):
-            more = "`resume` and " + ("a larger `max_steps`" if reason == "max steps" else "more `epochs`")
-            more = f"'{target}' as the model" if loop.progress.ended else more
-            ignored = f", and {loop.rates} has no effect" if loop.rates_before else ""
-            again = f"to continue it, use {more}; to replace it, use `force` without `resume`"
-            tell(f"'{place}' contains a finished run, so nothing was done{ignored}; {again}", 0)
+        complete = all(map(Path.exists, [place / REPORTS[0], *pictures])) and _is_written(switch, files)
+        if begun_at == ready.trainer.steps and complete:
+            _tell_nothing_done(loop, place, target, reason, tell)
             return found
-        found = replace(found, files=[*files, *([picture] if picture else []), folder.path])
+        found = replace(found, files=[*files, *pictures, folder.path])
         stage_report(switch, folder, ready, found, picture)
         switch.commit()
     return found
+
+
+def _begin(
+    loop: TrainingLoop, ready: PreparedRun, link: Communicator, resumed: bool, new_data: bool, tell: Tell
+) -> None:
+    """Load the checkpoint of a run that is resumed. Check that all processes have the same data and weights."""
+    agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
+    if resumed:
+        _resume(loop, new_data, drawing(ready.built.model), tell)
+    if link.world > 1:
+        agree(link, {name: buffer.read() for name, buffer in ready.trainer.buffers.items()}, "weights")
+
+
+def _tell_nothing_done(loop: TrainingLoop, place: Path, target: Path, reason: str, tell: Tell) -> None:
+    """Report that a finished run was resumed, and how to train further."""
+    more = "`resume` and " + ("a larger `max_steps`" if reason == "max steps" else "more `epochs`")
+    more = f"'{target}' as the model" if loop.progress.ended else more
+    ignored = f", and {loop.rates} has no effect" if loop.rates_before else ""
+    again = f"to continue it, use {more}; to replace it, use `force` without `resume`"
+    tell(f"'{place}' contains a finished run, so nothing was done{ignored}; {again}", 0)
 
 
 def _checked_log(log: Sequence[LogForm]) -> tuple[LogForm, ...]:
@@ -212,7 +224,7 @@ def _alone() -> Alone:
         UsageError: a launcher has started several processes. Without a communicator, all would write the same files.
     """
     if launched := launches():
-        raise UsageError(
+        raise missing_value(
             f"{launched[0].launcher} has started {launched[0].world} processes, but run_train got no communicator",
             "pass the communicator of onnxgrad_cli.training.distributed.connected(); or pass Alone(), and each process "
             "trains by itself",
@@ -225,10 +237,9 @@ def _places(model: ModelSource, out: str | Path | None, run: Path | None) -> tup
 
     The folder's default name is derived from `out`.
     """
-    if model == STREAM or str(out) == STREAM:
-        raise UsageError("training can't use stdin or stdout", "name a file for the model, and a file for the output")
-    target = target_of(model, out, "trained", streams=False)
-    assert target is not None
+    if model == STREAM:
+        raise conflict("training can't read a model from stdin", "name a file for the model")
+    target = file_of(model, out, "trained")
     named = target if out is None else Path(out)
     folder = run or named.with_name(f"{named.name}.run")
     check_apart([target, folder])
@@ -244,7 +255,7 @@ def _is_resumed(folder: Path, resume: Resume, force: bool, data: Iterable[Path])
     """
     begun = RunFolder(folder).begun
     if resume == "must" and not begun:
-        raise OnnxgradError(
+        raise missing_file(
             f"`resume`: '{folder}' contains no checkpoint",
             "leave `resume` out to start a new run, or use `resume='auto'`, which starts one if there is no checkpoint",
         )

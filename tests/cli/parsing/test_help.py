@@ -51,7 +51,7 @@ def test_the_group_and_no_arguments(shell: Shell) -> None:
 def test_help_is_a_command_too(shell: Shell) -> None:
     assert shell("help").out == shell("--help").out
     assert shell("help", "build").out == shell("build", "--help").out
-    assert "Did you mean 'build'?" in shell("help", "biuld").err
+    assert shell("help", "biuld").facts == ("unknown_name", "biuld", "build")
     assert shell("-V").out == shell("--version").out
 
 
@@ -91,7 +91,7 @@ AFTER_GRADIENTS = (
 def test_a_command_has_no_option_without_effect(command: str, absent: str, shell: Shell) -> None:
     for flag in absent.split():
         result = shell(command, "mlp.onnx", flag)
-        assert result.code == 2 and f"No such option '{flag}'" in result.err, flag
+        assert result.code == 2 and result.facts[:2] == ("unknown_name", flag)
 
 
 def test_tune_and_inspect_keep_the_options_that_choose_weights(shell: Shell) -> None:
@@ -104,7 +104,7 @@ def test_help_all_is_no_setting(shell: Shell, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ONNXGRAD_LIST_HELP_ALL", "1")
     assert shell("list", "passes").out.startswith("pass")
     Path("c.toml").write_text("help-all = true\n")
-    assert "unknown option 'help-all'" in shell("list", "passes", "--config", "c.toml").err
+    assert shell("list", "passes", "--config", "c.toml").facts == ("unknown_name", "config", "c.toml", "help-all")
 
 
 # -- completion -----------------------------------------------------------------------------------------------------

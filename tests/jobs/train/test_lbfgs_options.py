@@ -372,7 +372,9 @@ def test_several_processes_are_refused() -> None:
 def test_without_scipy_the_error_names_the_package(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--optimizer", "lbfgs")
-    assert result.code == 2 and "pip install 'scipy>=1.13'" in result.err
+    assert (
+        result.code == 2 and result.facts == ("missing_package", "optimizer='lbfgs'") and "'scipy>=1.13'" in result.hint
+    )
     assert not list(Path().glob("*.run"))
 
 
@@ -386,3 +388,14 @@ def test_it_is_for_train_alone(shell: Shell) -> None:
     listed = shell("list", "optimizers", "--json")
     (entry,) = [each for each in listed.json if each["name"] == "lbfgs"]
     assert [option["name"] for option in entry["options"]] == ["maxcor", "ftol", "gtol"]
+
+
+def test_several_sets_and_weights_that_change_are_refused(shell: Shell) -> None:
+    two = Options(optimizer="lbfgs", losses=(LossSpec("mse", data="a"), LossSpec("mae", data="b")))
+    with pytest.raises(UsageError) as caught:
+        run_train("mlp.onnx", {"a": "data.npz", "b": "data.npz"}, "t.onnx", two)
+    assert caught.value.code == "conflict" and caught.value.hint is not None
+    scheduled = Options(optimizer="lbfgs", losses=(LossSpec("mae", schedule="cosine"),))
+    with pytest.raises(UsageError) as caught:
+        run_train("mlp.onnx", "data.npz", "t.onnx", scheduled)
+    assert caught.value.code == "conflict" and "mae" in caught.value.message and caught.value.hint is not None

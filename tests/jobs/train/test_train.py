@@ -27,6 +27,7 @@ from onnxgrad_cli.adapters.formats import AdapterTarget
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save, save_mlp_and_data
+from tests.facts import raises
 
 ROOT = Path(__file__).parents[3]
 DIGITS = str(ROOT / "sample_models" / "digits.npz")
@@ -157,7 +158,7 @@ def test_early_stopping_keeps_the_best(shell: Shell) -> None:
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--val", "data.npz", *arguments, "--threads", "1",
                    "-o", "t.onnx", "--json")  # fmt: skip
     if result.code == 1:
-        assert "try a smaller learning rate" in result.err
+        assert "learning rate" in result.err
         return
     found = result.json
     assert found["reason"] == "no better" and len(found["epochs"]) == found["best"] + 2
@@ -212,14 +213,14 @@ def test_another_rule_of_the_best_epoch_is_another_run(shell: Shell) -> None:
     arguments = ("train", "mlp.onnx", "--data", "data.npz", "--val", "data.npz", "--run", "r", "-o", "t.onnx")
     assert shell(*arguments, "--epochs", "1").code == 0
     refused = shell(*arguments, "--epochs", "2", "--metric", "rmse", "--metric", "r2", "--resume")
-    assert refused.code == 2 and "to choose the best epoch" in refused.err and "--metric" in refused.err
+    assert refused.code == 2 and refused.facts[1:] == ("val_loss", "val_rmse")
 
 
 def test_more_threads_than_a_machine_can_use_are_refused(shell: Shell) -> None:
     start = time.monotonic()
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--threads", "100000", "-o", "t.onnx")
-    assert result.code == 2 and "--threads 100000 is too large" in result.err, result.err
-    with pytest.raises(UsageError, match="is too large"):
+    assert result.code == 2 and result.facts[:2] == ("wrong_value", "threads=100000")
+    with raises(UsageError, "wrong_value", "threads=100000", str(os.cpu_count())):
         Trainer(build("mlp.onnx", Options(optimizer="sgd")), threads=100_000)
     assert time.monotonic() - start < 10
 
@@ -242,7 +243,7 @@ def test_an_adapter_alone_is_enough(shell: Shell) -> None:
     assert shell("export", "small.safetensors", "--model", "mlp.onnx", "-o", "again.onnx").code == 0
     assert Path("again.onnx").read_bytes() == Path("t.onnx").read_bytes()
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--adapter", "x.safetensors", "-o", "u.onnx")
-    assert result.code == 2 and "no adapters are trained" in result.err
+    assert result.code == 2 and result.facts == ("missing_value", "adapter")
 
 
 def test_a_model_and_its_adapter_are_written_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +261,7 @@ def test_a_model_and_its_adapter_are_written_together(shell: Shell, monkeypatch:
     original = AdapterTarget.stage
     monkeypatch.setattr(AdapterTarget, "stage", made)
     result = shell(*arguments, "--seed", "1", "-o", "t.onnx", "--run", "other")
-    assert result.code == 1 and "'a.safetensors' can't be written: no space is left" in result.err
+    assert result.code == 1 and result.facts == ("unwritable_file", "a.safetensors")
     assert {name: Path(name).read_bytes() for name in before} == before
 
 
@@ -285,7 +286,7 @@ def test_a_run_that_goes_on_with_other_rates_says_so(shell: Shell, other: tuple[
     assert shell(*run, "--epochs", "1").code == 0
     result = shell(*run, "--epochs", "2", "--resume", *other)
     assert result.code == 0 and told in result.err, result.err
-    assert ("the learning rate changes from here on" in result.err) == bool(other)
+    assert (", before " in result.err) == bool(other)
     noted = [
         line for line in map(json.loads, Path("t.onnx.run/train.jsonl").read_text().splitlines()) if "rates" in line
     ]
@@ -299,7 +300,7 @@ def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
     assert Path("again.onnx").read_bytes() == Path("t.onnx").read_bytes()
     save(MLP.replace("w1", "other"), Path("other.onnx"))
     result = shell("export", "t.onnx.run/checkpoint.safetensors", "--model", "other.onnx", "-o", "no.onnx")
-    assert result.code == 1 and "belongs to another model" in result.err and not Path("no.onnx").exists()
+    assert result.code == 1 and result.facts == ("mismatch", "checkpoint.safetensors") and not Path("no.onnx").exists()
     result = shell("export", "data.npz", "--model", "mlp.onnx", "-o", "no.onnx")
     assert result.code == 1 and result.facts == ("unreadable_file", "data.npz", "193,340,853,072", "25,000,000")
 
@@ -344,7 +345,7 @@ def test_sequences_of_different_lengths(shell: Shell) -> None:
     wanted = torch.nn.functional.cross_entropy(logits, following)
     np.testing.assert_allclose(result.json["epochs"][-1]["val_loss"], wanted, rtol=1e-5)
     packed = shell(*command, *more, "--pack", "--max-length", "16", "-o", "packed.onnx")
-    assert packed.code == 0 and "31 samples are packed in" in packed.err
+    assert packed.code == 0 and "31 samples" in packed.err
 
 
 PICTURES = """
@@ -387,7 +388,7 @@ def test_flattened_pictures_of_bytes_have_this_caution_too(shell: Shell) -> None
     np.savez("floats.npz", x=pixels.astype(np.float32) / np.float32(255), label=label)
     command = ("train", "p.onnx", "--epochs", "1", "--threads", "1", "--force", "-o", "t.onnx")
     told = shell(*command, "--data", "bytes.npz").err
-    assert "'x' gets unscaled bytes from 0 to 255: --normalize x:0/255 divides them by 255" in told
+    assert all(word in told for word in ("'x'", "0 to 255", "--normalize x:0/255"))
     for data, more in (("counts.npz", ()), ("bytes.npz", ("--normalize", "x:none")), ("floats.npz", ())):
         assert "unscaled bytes" not in shell(*command, "--data", data, *more).err
     wanted = onnx.load("t.onnx").graph.initializer
@@ -464,7 +465,7 @@ def test_no_file_of_a_run_is_an_output(shell: Shell) -> None:
     page = ("--picture", "new/report.html")
     for more in (*(("-o", f"link/{name}") for name in names), adapter, page):
         result = shell(*command, "--run", "new", *more)
-        assert result.code == 2 and f"'{more[-1]}' would be written twice" in result.err, (more, result.err)
+        assert result.code == 2 and result.facts == ("conflict", Path(more[-1]).name), (more, result.err)
         assert not list(Path("new").iterdir())
     assert shell(*command, "--run", "new", "-o", "new/model.onnx").code == 0
 
@@ -484,7 +485,7 @@ def test_a_loss_that_is_no_number_names_step_and_samples(shell: Shell) -> None:
     values, progress = load_checkpoint(Path("run/checkpoint.safetensors"))
     arguments = ("--optimizer", "sgd", "--learning-rate", "1e30", "--epochs", "3", "--run", "wild", "-o", "u.onnx")
     result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments)
-    assert result.code == 1 and "step 2" in result.err and "on the samples" in result.err, result.err
+    assert result.code == 1 and result.facts[:2] == ("not_finite", "2") and result.facts[-1] == "Mul_out"
     assert not Path("u.onnx").exists()
     assert progress["steps"] == 2 and np.isfinite(values["w1"]).all()
 
@@ -497,18 +498,18 @@ def test_a_misspelt_file_is_reported_before_the_run_of_the_correct_one(shell: Sh
         (("mlp.onnx", "--data", "date.npz", "-o", "t.onnx"), "date.npz"),
     ):
         result = shell("train", *command)
-        assert result.code == 1 and f"'{name}'" in result.err and "holds a run" not in result.err
+        assert result.code == 1 and f"'{name}'" in result.err and result.facts[0] == "missing_file"
 
 
 def test_a_folder_holds_one_run(shell: Shell) -> None:
     assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx").code == 0
     Path("broken.onnx").write_text("no model")
     result = shell("train", "broken.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx")
-    assert result.code == 2 and "already contains a run" in result.err, "it is found before the model is read"
-    assert "--force replaces it, --resume continues it" in result.err
+    assert result.code == 2 and result.facts == ("file_exists", "t.onnx.run"), "it is found before the model is read"
+    assert "`force=True`" in result.hint and "`resume`" in result.hint
     arguments = ("--epochs", "2", "--batch-size", "8", "--resume", "-o", "t.onnx")
     result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments)
-    assert result.code == 2 and "started with size=32, not with size=8" in result.err
+    assert result.code == 2 and result.facts[1:] == ("32", "8")
 
 
 def test_force_replaces_a_run_and_nothing_else(shell: Shell) -> None:
@@ -541,7 +542,7 @@ def test_no_file_that_a_user_has_made_is_replaced(shell: Shell, name: str, force
     Path("docs", name).write_text("mine")
     for _ in range(2):
         result = shell("train", "mlp.onnx", "--data", "data.npz", "--run", "docs", *force, "-o", "t.onnx")
-        assert result.code == 2 and f"'docs/{name}' is not a file of a run" in result.err, result.err
+        assert result.code == 2 and result.facts[1:] == ("run", name), result.err
         assert [path.name for path in Path("docs").iterdir()] == [name] and Path("docs", name).read_text() == "mine"
 
 
@@ -566,7 +567,7 @@ def test_force_keeps_the_run_until_the_new_one_begins(shell: Shell, more: tuple[
 def test_the_model_and_the_run_need_two_names(shell: Shell) -> None:
     Path("broken.onnx").write_text("no model")
     result = shell("train", "broken.onnx", "--data", "data.npz", "--run", "t.onnx", "-o", "t.onnx")
-    assert result.code == 2 and "'t.onnx' would be written twice" in result.err, "it is found before the model is read"
+    assert result.code == 2 and result.facts == ("conflict", "t.onnx"), "it is found before the model is read"
 
 
 @pytest.mark.parametrize("more", [(), ("--freeze", "w1"), ("--lora", "1")])
@@ -599,7 +600,7 @@ def test_force_does_not_replace_a_run_that_it_reads(shell: Shell) -> None:
     Path("a.safetensors").rename("t.onnx.run/best.safetensors")
     before = shell.files()
     result = shell(*command, "--adapter-from", "t.onnx.run/best.safetensors", "--force")
-    assert result.code == 2 and "is an input" in result.err, result.err
+    assert result.code == 2 and result.facts == ("conflict", "best.safetensors"), result.err
     assert shell.files() == before
 
 
@@ -610,14 +611,12 @@ def test_resume_auto_begins_continues_and_then_does_nothing(shell: Shell) -> Non
     assert shell(*command, "--epochs", "4", "-o", "t.onnx").code == 0
     assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
     before, times = shell.files(), {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.name != "lock"}
-    for more in ((), ("--json",)):
-        again = shell(*command, "--epochs", "4", "-o", "t.onnx", *more)
-        assert again.code == 0 and "'t.onnx.run' contains a finished run, so nothing was done" in again.err, again.err
-        assert shell.files() == before and "epoch 1" not in again.err
+    again = shell(*command, "--epochs", "4", "-o", "t.onnx", "--json")
+    assert again.code == 0 and shell.files() == before and "epoch 1" not in again.err and "'t.onnx.run'" in again.err
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert again.json["files"] == [] and len(again.json["epochs"]) == 4
     Path("t.onnx").unlink()
-    assert "nothing was done" not in shell(*command, "--epochs", "4", "-o", "t.onnx").err
+    assert shell(*command, "--epochs", "4", "-o", "t.onnx", "--json").json["files"]
     assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
 
 
@@ -626,8 +625,8 @@ def test_a_run_that_ended_early_is_finished_too(shell: Shell, more: tuple[str, .
     command = ("train", "mlp.onnx", "--data", "data.npz", "--learning-rate", "3", "--epochs", "30", *more)
     assert shell(*command, "-o", "t.onnx").code == 0
     before = shell.files()
-    again = shell(*command, "-o", "t.onnx", "--resume", "auto")
-    assert again.code == 0 and "nothing was done" in again.err, again.err
+    again = shell(*command, "-o", "t.onnx", "--resume", "auto", "--json")
+    assert again.code == 0 and again.json["files"] == [] and "'t.onnx.run'" in again.err, again.err
     assert shell.files() == before
 
 
@@ -661,7 +660,7 @@ def test_a_run_goes_on_as_it_was_begun(
 ) -> None:
     assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", *begun, "-o", "t.onnx").code == 0
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", *more, "-o", "t.onnx", "--resume")
-    assert result.code == 2 and "the run was started with" in result.err, result.err
+    assert result.code == 2, result.err
     assert [line.strip() for line in result.err.splitlines() if line.startswith("  ")] == changed, result.err
 
 
@@ -673,7 +672,7 @@ def test_data_for_validation_that_a_fixed_batch_leaves_out(shell: Shell) -> None
     result = shell(*arguments, "--val", "few.npz")
     assert result.code == 2 and result.facts == ("no_data", "few.npz", "5", "8") and not Path("t.onnx.run").exists()
     result = shell(*arguments, "--val", "data.npz")
-    assert result.code == 0 and "the last 2 samples of 'data.npz' are left out" in result.err, result.err
+    assert result.code == 0 and "2 samples of 'data.npz'" in result.err, result.err
 
 
 BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
@@ -691,7 +690,7 @@ def test_weights_that_can_not_be_written_back_are_told_before(shell: Shell, text
     x = np.ones((8, 4 if "If" in text else 2), np.float32)
     np.savez("odd.npz", x=x, c=np.array(True), label=x[:, :2])
     result = shell("train", "odd.onnx", "--data", "odd.npz", "-o", "t.onnx")
-    assert result.code == 2 and f"'{name}' can't be written back" in result.err, result.err
+    assert result.code == 2 and result.facts[1:] == (name,), result.err
     assert not Path("t.onnx.run").exists()
 
 
@@ -775,7 +774,7 @@ def test_what_a_killed_run_had_half_written_is_removed_and_nothing_else(tmp_path
 def test_two_runs_in_one_folder_are_refused(shell: Shell) -> None:
     with run_folder(Path("held")):
         result = shell("train", "mlp.onnx", "--data", "data.npz", "--run", "held", "-o", "t.onnx")
-    assert result.code == 2 and "another run is using 'held'" in result.err
+    assert result.code == 2 and result.facts[1:] == ("run", "held")
     assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--run", "held", "-o", "t.onnx").code == 0
 
 
@@ -804,7 +803,7 @@ def test_what_a_run_ends_with_is_written_together(shell: Shell, monkeypatch: pyt
     arguments = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", "--picture", "page.html", "-o", "t.onnx")
     monkeypatch.setattr(Path, "open", full)
     result = shell(*arguments)
-    assert result.code == 1 and f"{name}' can't be written: no space is left" in result.err, result.err
+    assert result.code == 1 and result.facts == ("unwritable_file", name), result.err
     assert not Path("t.onnx").exists() and not Path("page.html").exists()
     assert {path.name for path in Path("t.onnx.run").iterdir()} == {
         "checkpoint.safetensors", "lock", "train.jsonl",
@@ -823,7 +822,7 @@ def test_an_exported_model_and_its_adapter_are_written_together(shell: Shell, mo
     monkeypatch.setattr("os.fsync", full)
     before = shell.files()
     result = shell("export", "t.onnx.run", "--model", "mlp.onnx", "--adapter", "a.safetensors", "-o", "e.onnx")
-    assert result.code == 1 and "'a.safetensors' can't be written: no space is left" in result.err
+    assert result.code == 1 and result.facts == ("unwritable_file", "a.safetensors")
     assert shell.files() == before
 
 
@@ -843,7 +842,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint(shell: Shell, share:
         full = shell(*arguments, "--epochs", "6", "-o", "t.onnx", "--resume")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert full.code == 1 and "can't be written: no space is left" in full.err, full.err
+    assert full.code == 1 and full.facts[-1] == ("checkpoint.safetensors" if share else "train.jsonl"), full.err
     assert not share or ("step 5:" in full.err and "continue with --resume: 't.onnx.run' has" in full.err), full.err
     after = shell.files()
     assert after.keys() == before.keys()  # nothing half-written
@@ -860,12 +859,12 @@ def test_a_disk_without_room_is_refused_before_the_first_step(shell: Shell, monk
     monkeypatch.setattr("shutil.disk_usage", lambda _: Mock(free=free - 1))
     refused = shell(*arguments)
     assert refused.code == 1 and f"{free - 1:,} are free" in refused.err, refused.err
-    assert "choose other places with --run and --out" in refused.err
+    assert refused.facts[:2] == ("unwritable_file", ".") and "`run`" in refused.hint
     assert not Path("t.onnx").exists() and not Path("t.onnx.run/train.jsonl").exists()
-    assert "there is too little space" in shell(*arguments, "--val", "0.2").err
+    assert shell(*arguments, "--val", "0.2").facts[:2] == ("unwritable_file", "t.onnx.run")
     monkeypatch.setattr("shutil.disk_usage", lambda _: Mock(free=free + 100))
     assert shell(*arguments, "--run", "again").code == 0
-    assert "there is too little space" in shell(*arguments, "--val", "0.2").err, "the best checkpoint is kept, too"
+    assert shell(*arguments, "--val", "0.2").facts[:2] == ("unwritable_file", "t.onnx.run"), "best.safetensors"
 
 
 @pytest.mark.parametrize("other", ["--loss=mae", "--optimizer-option=weight-decay=0.5", "--accumulate=2"])
@@ -873,7 +872,7 @@ def test_a_run_goes_on_with_what_it_was_begun_with(shell: Shell, other: str) -> 
     arguments = ("train", "mlp.onnx", "--data", "data.npz", "--batch-size", "10", "--threads", "1", "-o", "t.onnx")
     assert shell(*arguments, "--epochs", "1").code == 0
     refused = shell(*arguments, "--epochs", "2", "--resume", other)
-    assert refused.code == 2 and "was started with" in refused.err
+    assert refused.code == 2 and other.split("=")[0] in refused.err
     assert shell(*arguments, "--epochs", "2", "--resume").code == 0
 
 
@@ -886,8 +885,8 @@ def test_batches_that_fill_no_step_are_named(shell: Shell) -> None:
     np.savez("used.npz", **{name: array[:84] for name, array in samples.items()})
     whole = shell("train", "mlp.onnx", "--data", "all.npz", *arguments, "-o", "all.onnx")
     used = shell("train", "mlp.onnx", "--data", "used.npz", *arguments, "-o", "used.onnx")
-    assert "the last 3 of 45 batches have no effect, because a step takes 7 batches" in whole.err
-    assert used.code == 0 and "have no effect" not in used.err
+    assert all(word in whole.err for word in ("3 of 45 batches", " 7 batches"))
+    assert used.code == 0 and " batches" not in used.err
     assert list(onnx.load("all.onnx").graph.initializer) == list(onnx.load("used.onnx").graph.initializer)
 
 
@@ -945,7 +944,7 @@ def test_a_model_that_normalizes_by_its_own_batch_is_no_inference_model(
         or not np.isfinite(alone("out.onnx", x)).all()
     )
     for told in (result.err, Path("out.onnx.run/report.md").read_text().replace("`", "'")):
-        assert f"'{node}'" in told and "even in the written inference model" in told and option in told.replace("'", "")
+        assert f"'{node}'" in told and "inference model" in told and option in told.replace("'", "")
 
 
 @pytest.mark.parametrize(
@@ -971,7 +970,7 @@ def test_running_statistics_of_momentum_1_are_named(shell: Shell) -> None:
     )
     result = shell("train", "net.onnx", "--data", "data.npz", "--epochs", "1", "-o", "out.onnx")
     assert result.code == 0, result.err
-    assert "the momentum of 'BatchNormalization_b' is 1, so its running statistics never change" in result.err
+    assert "'BatchNormalization_b' is 1," in result.err
     save(text, Path("usual.onnx"))
     assert "momentum" not in shell("train", "usual.onnx", "--data", "data.npz", "--epochs", "1", "--mode", "train").err
 

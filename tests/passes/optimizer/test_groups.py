@@ -51,10 +51,10 @@ def test_a_group_as_it_is_typed() -> None:
     [
         ("*.bais:weight-decay=0", ("unknown_name", "group", "*.bais")),
         ("*:momentum=0.9", ("unknown_name", "group", "*:momentum=0.9", "momentum")),
-        ("*:lr=-1", ("usage", "group", "-1")),
+        ("*:lr=-1", ("wrong_value", "group", "-1")),
         ("*:lr=true", "lr takes a factor"),
         ("*:beta1=x", "option beta1 takes a number"),
-        ("*:beta1=1", ("usage", "beta1", "1", "1")),
+        ("*:beta1=1", ("wrong_value", "beta1", "1", "1")),
         ("*:", "not of the form GLOB:KEY=VALUE"),
         ("weight_decay=0", "not of the form GLOB:KEY=VALUE"),
         ("*:lr", "not of the form GLOB:KEY=VALUE"),

@@ -278,11 +278,11 @@ SIZES = "give a number and one of B, kB, MB, GB, KiB, MiB, GiB, such as 512MB"
         ("", ("unknown_name", "recompute", ""), "kinds: elementwise, block, budget, optimal"),
         ("block", ("wrong_value", "recompute", "block"), FORMS),
         ("elementwise:3", ("wrong_value", "recompute", "elementwise:3"), FORMS),
-        ("budget:lots", ("usage", "recompute", "lots"), SIZES),
-        ("budget:5QB", ("usage", "recompute", "5QB"), SIZES),
-        ("budget:-5MB", ("usage", "recompute", "-5MB"), SIZES),
-        ("budget:inf", ("usage", "recompute", "inf"), SIZES),
-        ("budget:nan", ("usage", "recompute", "nan"), SIZES),
+        ("budget:lots", ("wrong_value", "recompute", "lots"), SIZES),
+        ("budget:5QB", ("wrong_value", "recompute", "5QB"), SIZES),
+        ("budget:-5MB", ("wrong_value", "recompute", "-5MB"), SIZES),
+        ("budget:inf", ("wrong_value", "recompute", "inf"), SIZES),
+        ("budget:nan", ("wrong_value", "recompute", "nan"), SIZES),
     ],
 )
 def test_bad_words(text: str, message: tuple[str, ...], hint: str) -> None:

@@ -21,7 +21,7 @@ def test_several_processes_of_a_python_program_require_a_communicator(monkeypatc
     """Each would train alone and write the same files."""
     for name, text in TORCHRUN.items():
         monkeypatch.setenv(name, text)
-    with raises(UsageError, "usage", "2", "run_train"):
+    with raises(UsageError, "missing_value", "2", "run_train"):
         run_train("none.onnx", "none.npz")
     with pytest.raises(OnnxgradError, match=r"none\.onnx"):
         run_train("none.onnx", "none.npz", communicator=Alone())

@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_its_own_data_alone(shell: Shell) -> None:
     assert refused.code == 2 and refused.facts == ("mismatch",) and "--new-data" in refused.err
     assert shell(*RUN, "--epochs", "2", "--resume", "--new-data").code == 0
     refused = shell(*RUN, "--epochs", "2", "--new-data", "--run", "other")
-    assert refused.code == 2 and refused.facts == ("usage", "new_data", "resume")
+    assert refused.code == 2 and refused.facts == ("conflict", "new_data", "resume")
 
 
 def test_other_validation_data_are_another_run(shell: Shell) -> None:
