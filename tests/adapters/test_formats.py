@@ -143,7 +143,7 @@ def test_the_command(shell: Shell) -> None:
         assert not any(name.endswith(".onnx") for name in told.json["files"])
         for again in (("export", source, "--model", "net.onnx"), (*TRAIN, "--adapter-from", source, "-o", "new.onnx")):
             refused = shell(*again, "--adapter", source, "--force")
-            assert refused.code == 2 and refused.facts == ("usage", read[source])
+            assert refused.code == 2 and refused.facts == ("conflict", read[source])
         assert shell("export", source, "--model", "net.onnx", "-o", "again.onnx", "--force").code == 0
         np.testing.assert_allclose(run(onnx.load("again.onnx"), x), wanted, rtol=1e-5, atol=1e-5)
         if source == "c.safetensors":
@@ -169,7 +169,7 @@ def test_another_model_than_the_one_that_was_trained(shell: Shell) -> None:
     assert done.code == 0, done.err
     assert shell("export", "a.safetensors", "--model", "net.onnx", "--adapter", "a.onnx_adapter").code == 0
     refused = shell("export", "r", "--model", "other.onnx", "-o", "no.onnx")
-    assert refused.code == 1 and refused.facts == ("failed", "checkpoint.safetensors")
+    assert refused.code == 1 and refused.facts == ("mismatch", "checkpoint.safetensors")
     assert shell("export", "r", "--model", "net.onnx", "-o", "two.onnx").code == 0
     onnx.save(network(), "apart.onnx", save_as_external_data=True, location="apart.bin", size_threshold=0)
     elsewhere = shell("export", "r", "--model", "apart.onnx", "-o", "four.onnx")
@@ -184,23 +184,23 @@ def test_another_model_than_the_one_that_was_trained(shell: Shell) -> None:
 def test_a_file_without_adapters(shell: Shell) -> None:
     Path("none.safetensors").write_bytes(adapter_bytes([], {"net.0.bias": np.zeros(1, np.float32)}))
     refused = shell(*TRAIN, "--adapter-from", "none.safetensors")
-    assert refused.code == 2 and refused.facts == ("usage", "adapter_from")
+    assert refused.code == 2 and refused.facts == ("no_data", "adapter_from")
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("export", "run", "--model", "net.onnx", "--adaptable", "--merge"), ("conflict", "merge", "adaptable")),
-        (("export", "found", "--model", "net.onnx", "--test-data", "data.npz"), ("usage", "test_data", "merge")),
-        ((*TRAIN, "--adapter", "found"), ("usage", "adapter")),
+        (("export", "found", "--model", "net.onnx", "--test-data", "data.npz"), ("conflict", "test_data", "merge")),
+        ((*TRAIN, "--adapter", "found"), ("missing_value", "adapter")),
         ((*TRAIN, "--lora", "2", "--adapter", "a.bin"), ("wrong_value", "adapter", "a.bin")),
         ((*TRAIN, "--lora", "2", "--train", "last.bias", "--adapter", "found"), ("conflict", "adapter", "last.bias")),
-        ((*TRAIN, "--lora-dropout", "0.5"), ("usage", "lora_dropout")),
-        ((*TRAIN, "--lora-scaling", "rslora"), ("usage", "lora_scaling")),
-        ((*TRAIN, "--lora", "3", "--adapter-from", "given"), ("usage", "adapter_from", "2", "3")),
+        ((*TRAIN, "--lora-dropout", "0.5"), ("missing_value", "lora_dropout")),
+        ((*TRAIN, "--lora-scaling", "rslora"), ("missing_value", "lora_scaling")),
+        ((*TRAIN, "--lora", "3", "--adapter-from", "given"), ("conflict", "adapter_from", "2", "3")),
         (
             (*TRAIN, "--lora", "2", "--lora-target", "val_1", "--adapter-from", "given"),
-            ("usage", "adapter_from", "last.weight"),
+            ("conflict", "adapter_from", "last.weight"),
         ),
         ((*TRAIN, "--adapter-from", "missing"), ("unreadable_file", "missing")),
         (("export", "missing.onnx_adapter", "--model", "net.onnx"), ("unreadable_file", "missing.onnx_adapter")),

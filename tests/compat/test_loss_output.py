@@ -567,9 +567,11 @@ WRONG = {
     "a truth value": ({"output_index": False}, ("wrong_value", "output_index=False"), "0 or 'y'"),
     "one name for two": ({"weight_name": "label"}, ("conflict", "label_name", "weight_name", "label"), ""),
     "an empty name": ({"label_name": ""}, ("wrong_value", "label_name=''"), ""),
-    "an option of another kind": ({"score_name": "elastic", "l1_weight": "a"}, ("usage", "l1_weight", "a"), "weight"),
-    "an eps of 0": ({"score_name": "log", "eps": 0}, ("usage", "3.72e-44", "0.5"), ""),
-    "an eps of 1/2": ({"score_name": "log", "eps": 0.5}, ("usage", "3.72e-44", "0.5"), ""),
+    "an option of another kind": (
+        {"score_name": "elastic", "l1_weight": "a"}, ("wrong_value", "l1_weight", "a"), "weight"
+    ),
+    "an eps of 0": ({"score_name": "log", "eps": 0}, ("wrong_value", "3.72e-44", "0.5"), ""),
+    "an eps of 1/2": ({"score_name": "log", "eps": 0.5}, ("wrong_value", "3.72e-44", "0.5"), ""),
 }  # fmt: skip
 
 

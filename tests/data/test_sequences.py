@@ -250,7 +250,7 @@ def test_lists_where_none_are_taken(tmp_path: Path) -> None:
 
 
 def test_packing_needs_tokens_alone(tmp_path: Path) -> None:
-    with raises(UsageError, "usage", "pack"):
+    with raises(UsageError, "missing_value", "pack"):
         SequenceOptions(pack=True)
     path = to_json_lines(tmp_path, {"input_ids": ROWS, "label": [0, 1, 2, 0]})
     with raises(UsageError, "conflict", "pack", "label"):

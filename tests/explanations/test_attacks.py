@@ -183,13 +183,13 @@ def test_a_class_is_called_by_the_name_that_the_model_stores(
             call()
     with raises(UsageError, "wrong_value", "class_", "cat"):
         run_attack(*files, fooling=Fooling(targeted="cat"), verify=False)
-    with raises(UsageError, "usage", "targeted='argmax'"):
+    with raises(UsageError, "wrong_value", "targeted='argmax'"):
         run_attack(*named, fooling=Fooling(targeted="argmax"), verify=False)
 
 
 @pytest.mark.parametrize("name", ["epsilon", "step_size"])
 def test_no_distance_is_beyond_all_numbers(name: str) -> None:
-    with raises(UsageError, "usage", name, "float32"):
+    with raises(UsageError, "wrong_value", name, "float32"):
         Fooling(method="pgd", **{name: 1e308})
 
 
@@ -238,7 +238,7 @@ def test_a_model_that_can_not_be_cut_needs_a_float_input(tmp_path: Path, nodes: 
         net (int64[N, 2] x) => (float[N, 2] y) {{ {nodes} }}""")
     model.graph.output[0].name = model.graph.node[-1].output[0] = output
     np.savez(tmp_path / "x.npz", x=np.array([[0, 1]]))
-    with raises(UsageError, "usage", "x", "int64", "2") as told:
+    with raises(UsageError, "wrong_type", "x", "int64", "2") as told:
         run_attack(model, tmp_path / "x.npz")
     assert "python -c" not in (told.value.hint or "")
 
@@ -246,7 +246,7 @@ def test_a_model_that_can_not_be_cut_needs_a_float_input(tmp_path: Path, nodes: 
 def test_a_name_that_two_outputs_have_at_different_places_is_no_class(tmp_path: Path) -> None:
     model = nets.model()
     model.metadata_props.add(key="onnxgrad.classes", value='{"logits": ["a", "b"], "other": ["b", "a"]}')
-    with raises(UsageError, "usage", "b"):
+    with raises(UsageError, "ambiguous", "b"):
         run_derive(model, tmp_path / "d.onnx", class_="b")
 
 

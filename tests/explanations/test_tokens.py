@@ -107,9 +107,9 @@ def test_a_page_of_tokens_holds_what_they_add(tmp_path: Path) -> None:
 def test_a_tokenizer_is_of_tokens(data: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     how = SequenceOptions(tokenizer=tokenizer(data.parent))
-    with raises(UsageError, "usage", "tokenizer"):
+    with raises(UsageError, "conflict", "tokenizer"):
         run_explain(nets.model(), data, sequences=how, verify=False)
-    with raises(UsageError, "usage", "e.html"):
+    with raises(UsageError, "conflict", "e.html"):
         run_explain(nets.model(), data, data.with_name("e.html"), verify=False)
 
 

@@ -86,7 +86,7 @@ def test_a_function_says_what_its_label_is() -> None:
 
     with raises(UsageError, "wrong_value", "wrong", "int"):
         Options(losses=wrong)  # type: ignore[arg-type]
-    with raises(UsageError, "usage", "keyword", "how"):
+    with raises(UsageError, "missing_value", "keyword", "how"):
         Options(losses=keyword)  # type: ignore[arg-type]
 
 
@@ -116,9 +116,9 @@ def test_the_command_takes_code_that_is_typed_alone(shell: Shell) -> None:
         shell("build", model, "--loss", "my_loss.py:focal", "--loss-option", "logits:gamma=1", "-o", "f.onnx").code == 0
     )
     for arguments, code, expected in (
-        (("--config", "c.toml"), 2, ("usage", "my_loss.py:focal")),
-        (("--loss", "my_loss.py:fokal"), 2, ("usage", "my_loss.py", "fokal")),
-        (("--loss", "your_loss.py:focal"), 1, ("missing_file", "your_loss.py")),
+        (("--config", "c.toml"), 2, ("usage", "losses", "my_loss.py:focal")),
+        (("--loss", "my_loss.py:fokal"), 2, ("unknown_name", "losses", "my_loss.py", "fokal")),
+        (("--loss", "your_loss.py:focal"), 1, ("missing_file", "losses", "your_loss.py")),
     ):
         found = shell("build", model, *arguments, "-o", "g.onnx")
         assert found.code == code and found.facts == expected, found.err

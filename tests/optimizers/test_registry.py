@@ -384,7 +384,7 @@ def test_the_list_of_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
         ("adam", {"beta1": 1.0}, ("wrong_value", "beta1", "1", "1")),
         ("adam", {"beta2": -0.5}, ("wrong_value", "beta2", "-0.5")),
         ("adam", {"amsgrad": 0.5}, "option amsgrad takes true or false"),
-        ("momentum", {"momentum": -1.0}, ("usage", "-1")),
+        ("momentum", {"momentum": -1.0}, ("wrong_value", "-1")),
         ("adamw", {"weight_decay": math.nan}, "option `weight_decay` takes a number"),
     ],
 )

@@ -149,5 +149,5 @@ def test_what_is_saved_is_the_model_with_the_weights_found(tmp_path: Path) -> No
     names = [name for name in stored if name in held]
     assert any("running_mean" in name for name in names) and len(names) == len(trainer.weights()) + 2
     assert all(np.array_equal(stored[name], held[name]) for name in names)
-    with raises(UsageError, "usage", "model.onnx"):
+    with raises(UsageError, "conflict", "model.onnx"):
         trainer.save(tmp_path / "model.onnx", tmp_path / "model.onnx")
