@@ -49,7 +49,7 @@ def by_onnxgrad(kind: str, weights: Arrays, biases: Arrays, x: np.ndarray) -> St
 
     from benchmarks.models import export
     from onnxgrad_cli.derivatives.kinds import derive
-    from onnxgrad_cli.ir.nodes import with_bodies
+    from onnxgrad_cli.ir.node_values import with_bodies
     from onnxgrad_cli.options import Options
 
     torch, net = _module(weights, biases)

@@ -36,7 +36,7 @@ class OnnxgradError(Exception):
     Attributes:
         code: the kind of failure, one of `CODES`.
         message: the problem and where it is. Arguments are in backquotes, as Python code, such as `mode='Train'`; see
-            `common.wording`.
+            `common.flags`.
         argument: the name of the first argument in the message; None if there is none.
         hint: a fix; None if no fix is known.
         details: one line per problem, if there are several.

@@ -27,7 +27,7 @@ from onnxgrad_cli.common.strict_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, unreadable, wrong_type
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import refill
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 from onnxgrad_cli.ir.types import FLOATS, is_external, is_float
 from onnxgrad_cli.ir.weightless_copy import copied
 

@@ -36,22 +36,22 @@ TESTS = {
     "onnxgrad_cli/passes": "tests/passes",
     "onnxgrad_cli/passes/parameters": "tests/passes/parameters",
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
-    "onnxgrad_cli/execution/double.py": "tests/execution/test_double.py tests/verification/test_derived.py",
+    "onnxgrad_cli/execution/double.py": "tests/execution/test_double.py tests/verification/test_derivative_proof.py",
     "onnxgrad_cli/verification": "tests/verification/gradients/test_slopes.py "
     "tests/verification/gradients/test_claims.py "
     "tests/verification/gradients/test_judgement.py tests/verification/checks/test_agreement.py "
     "tests/verification/test_proof_checks.py tests/verification/test_feeds.py "
-    "tests/verification/checks/test_batch_sizes.py tests/verification/test_derived.py "
+    "tests/verification/checks/test_batch_sizes.py tests/verification/test_derivative_proof.py "
     "tests/verification/checks/test_size_promises.py tests/verification/test_proof.py "
     "tests/verification/checks/test_optimizer_step.py tests/jobs/test_free_batch.py "
-    "tests/targets/test_blocked.py",
+    "tests/targets/test_blocked_channels.py",
     "onnxgrad_cli/verification/checks/optimizer_step.py": "tests/verification/checks/test_optimizer_step.py",
     "onnxgrad_cli/verification/checks/reference_optimizers.py": "tests/verification/checks/test_optimizer_step.py",
     "onnxgrad_cli/training": "tests/training tests/jobs/train/test_lbfgs_options.py tests/jobs/test_evaluate.py "
     "tests/jobs/test_predict.py tests/checkpoints/test_validate_checkpoint.py tests/checkpoints/test_tensors.py",
     "onnxgrad_cli/jobs": "tests/jobs tests/explanations/test_tokens.py tests/explanations/test_attribution_picture.py "
     "tests/explanations/test_subject.py tests/compat/test_artifacts.py tests/files/test_start_values.py "
-    "tests/checkpoints/test_integers.py tests/verification/test_written.py tests/cli/commands/test_build.py "
+    "tests/checkpoints/test_integers.py tests/verification/test_written_file.py tests/cli/commands/test_build.py "
     "tests/common/test_inputs.py",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",
 }

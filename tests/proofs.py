@@ -25,7 +25,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import captured, reads
+from onnxgrad_cli.ir.node_values import captured, reads
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.prepare import opset as opsets, prepare
 from onnxgrad_cli.passes.prepare.quantized_operators import MEANINGS

@@ -21,7 +21,7 @@ from onnxgrad_cli.metadata import DERIVED, LOSS, ROLES, VERSION, Role, describe
 from onnxgrad_cli.options import Options
 from tests.cli_harness import MLP, Result, Shell, save
 from tests.facts import facts, raises
-from tests.report.test_make import mlp
+from tests.report.test_build_report import mlp
 
 Lie = Callable[[Any], object]
 

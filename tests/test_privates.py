@@ -62,9 +62,9 @@ def _root(node: ast.expr) -> str | None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from onnxgrad_cli.targets.blocked import _BODIES",
-        "from onnxgrad_cli.targets import blocked\nblocked._BODIES.clear()",
-        "import onnxgrad_cli.targets.blocked as blocked\nprint(blocked._function('x'))",
+        "from onnxgrad_cli.targets.blocked_channels import _BODIES",
+        "from onnxgrad_cli.targets import blocked_channels\nblocked_channels._BODIES.clear()",
+        "import onnxgrad_cli.targets.blocked_channels as blocked\nprint(blocked._function('x'))",
         "import onnxgrad_cli\nonnxgrad_cli.builder._build()",
         "from onnxgrad_cli import Trainer\ntrainer = Trainer('x')\nassert trainer._step",
         "from onnxgrad_cli import Trainer\nassert Trainer('x')._step.value",

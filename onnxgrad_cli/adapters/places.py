@@ -21,7 +21,7 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import GENAI, module_path
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import PRODUCTS as PASSES_PRODUCTS, Reader, views_of
 from onnxgrad_cli.passes.stored_integers import Uses, is_integer

@@ -24,13 +24,13 @@ from onnxgrad_cli.execution.executor import Executor, unpacked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import views_of
 from onnxgrad_cli.passes.stored_integers import Uses, spread
 from onnxgrad_cli.verification.feeds import DescribedModel, first_run
-from onnxgrad_cli.verification.original import with_weights
+from onnxgrad_cli.verification.original_model import with_weights
 
 SCALES = {"DequantizeLinear": 1, "MatMulNBits": 2}
 """Operator that dequantizes -> the position of its input with the scales. The integers are the input before it."""

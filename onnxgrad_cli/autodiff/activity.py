@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD, ROLE, Node, metadata_of
-from onnxgrad_cli.ir.nodes import captured, reads
+from onnxgrad_cli.ir.node_values import captured, reads
 from onnxgrad_cli.ir.types import is_differentiable
 
 

@@ -20,7 +20,7 @@ from onnxgrad_cli.emission.values import Fusion, Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import HALVES, dtype_of, shape_of
 
 CLOSE = 1e-6

@@ -18,7 +18,7 @@ from typing import Any
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import full_name, plain_domain
-from onnxgrad_cli.ir.nodes import schema_of
+from onnxgrad_cli.ir.node_values import schema_of
 
 NEWEST_OPSET = 28
 """The newest opset for which the gradient rules were checked. It may differ from the newest that onnxruntime loads."""

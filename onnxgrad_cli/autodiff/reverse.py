@@ -24,7 +24,7 @@ from onnxgrad_cli.errors import ZERO_DIVISOR, Caution, Refusal, Unknown, Unsuppo
 from onnxgrad_cli.ir.domains import full_name, is_standard, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 from onnxgrad_cli.ir.types import shape_of
 
 FREEZE = "freeze the weights before it with `freeze`"

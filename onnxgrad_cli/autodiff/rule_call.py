@@ -13,7 +13,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.execution.session import attribute_defaults
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import captured
+from onnxgrad_cli.ir.node_values import captured
 from onnxgrad_cli.ir.types import is_float
 
 

@@ -25,7 +25,7 @@ from onnx import (
 )
 
 from onnxgrad_cli.ir.domains import plain_domain
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.types import is_external
 
 FORM = "3."

@@ -16,8 +16,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli.checkpoints.base_model_digest import tensor_digest
 from onnxgrad_cli.checkpoints.stored_weights import read_stored, stored_tensors, writable
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import own_model
 from onnxgrad_cli.files.start_values import HeldValues, lacking, places, values_beside

@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from onnxgrad_cli.errors import OnnxgradError, conflict
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE, give_own_statistics, is_batch_normalization, own_statistics
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.ir.weightless_copy import copied
 
 

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import TEXT, Command, option, together
-from onnxgrad_cli.cli.parsing.options import complete_files
+from onnxgrad_cli.cli.parsing.click_option import TEXT, Command, option, together
+from onnxgrad_cli.cli.parsing.shared_options import complete_files
 from onnxgrad_cli.cli.terminal.console import Console, table
 from onnxgrad_cli.cli.terminal.document import Problem, document, files_of
-from onnxgrad_cli.common.wording import listed, status_text
+from onnxgrad_cli.common.flags import listed, status_text
 from onnxgrad_cli.errors import UsageError, conflict, unwritable, wrong_value
 
 Value = TypeVar("Value")

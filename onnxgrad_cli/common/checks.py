@@ -1,6 +1,6 @@
 """Check and convert arguments that users pass from Python. The error message names the argument.
 
-The argument and its value are in backquotes, such as `mode='Train'`, so that `wording.as_cli_flags` can replace them by
+The argument and its value are in backquotes, such as `mode='Train'`, so that `flags.as_cli_flags` can replace them by
 --mode Train.
 """
 

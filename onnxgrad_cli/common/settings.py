@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.flags import FLAGS
 from onnxgrad_cli.common.synonyms import suggest_setting
-from onnxgrad_cli.common.wording import FLAGS
 from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_value, unknown_name, unreadable, wrong_value
 
 Floats = np.ndarray | None

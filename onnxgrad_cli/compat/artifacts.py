@@ -47,7 +47,7 @@ from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.split_trainer import SplitTrainer
 from onnxgrad_cli.verification.checks.size_promises import settle_sizes
-from onnxgrad_cli.verification.written import check_opens
+from onnxgrad_cli.verification.written_file import check_opens
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = (
     "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint",

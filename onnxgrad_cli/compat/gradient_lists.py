@@ -22,7 +22,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import full_name, is_standard, plain_domain
-from onnxgrad_cli.ir.nodes import schema_of
+from onnxgrad_cli.ir.node_values import schema_of
 from onnxgrad_cli.ir.types import is_float
 
 Nodes = Sequence[tuple[Any, ...]]

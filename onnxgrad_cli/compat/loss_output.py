@@ -22,7 +22,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import refill
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import is_external, is_float, shape_of, tensor_type

@@ -13,7 +13,7 @@ from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import fixed_trips
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import CONTROL_FLOW, attributes_of, subgraphs
+from onnxgrad_cli.ir.node_values import CONTROL_FLOW, attributes_of, subgraphs
 from onnxgrad_cli.ir.type_inference import input_types, inside
 from onnxgrad_cli.targets.standard import standard_domain
 

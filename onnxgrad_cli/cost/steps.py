@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 
 VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
 """Operators whose output has a different shape but shares the memory of their input."""

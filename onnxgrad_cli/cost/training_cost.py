@@ -14,7 +14,7 @@ from onnxgrad_cli.cost.steps import FORWARD, ScheduledNode, steps_of
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_finder
 from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, metadata_of
-from onnxgrad_cli.ir.nodes import CONTROL_FLOW, with_bodies
+from onnxgrad_cli.ir.node_values import CONTROL_FLOW, with_bodies
 from onnxgrad_cli.ir.types import nbytes
 from onnxgrad_cli.record import StepRecord, parts
 

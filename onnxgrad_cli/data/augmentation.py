@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import TypeProto
 
-from onnxgrad_cli.data.part import BatchShard
+from onnxgrad_cli.data.batch_shard import BatchShard
 from onnxgrad_cli.data.pictures import layout_of
 from onnxgrad_cli.errors import OnnxgradError, UsageError, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.ir.types import in_words, shape_of

@@ -19,19 +19,19 @@ from onnxgrad_cli.data import csv_file, json_lines, onnx_test_sets, picture_fold
 from onnxgrad_cli.data.array_files import read_npy_folder, read_npz, read_safetensors
 from onnxgrad_cli.data.arrow import is_arrow_folder, read_arrow_folder, read_parquet
 from onnxgrad_cli.data.augmentation import Augmentations, Transformed
+from onnxgrad_cli.data.batch_shard import BatchShard
 from onnxgrad_cli.data.class_names import Names, as_numbers, is_text, numbered, shortened
 from onnxgrad_cli.data.columns import Chosen, KnownColumns, single
+from onnxgrad_cli.data.initial_states import NOT_RECURRENT, Recurrent, arrays_batch_first, with_batch_first, zero_states
 from onnxgrad_cli.data.input_types import InputTypes, Range
 from onnxgrad_cli.data.lists import Lists
 from onnxgrad_cli.data.loaded_columns import Column, LoadedColumns
 from onnxgrad_cli.data.normalization import PIXEL, Normalization
-from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.pictures import SUFFIXES, Pictures
 from onnxgrad_cli.data.preprocessing import Preprocessing
 from onnxgrad_cli.data.ragged import Padding, Ragged, cut, masks_of, padding_of
 from onnxgrad_cli.data.read_failures import check_regular, check_there, reading
 from onnxgrad_cli.data.sequences import Preparation, Sequences, following, tokens_of, uneven
-from onnxgrad_cli.data.states import NOT_RECURRENT, Recurrent, arrays_batch_first, with_batch_first, zero_states
 from onnxgrad_cli.data.text import TEXTS, read_text
 from onnxgrad_cli.data.validate import BLOCK, blocks, check, without_samples
 from onnxgrad_cli.errors import conflict, mismatch, missing_value, suggest, unknown_name, wrong_shape, wrong_type

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.ir.nodes import source_of
+from onnxgrad_cli.ir.node_values import source_of
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.losses import LOSSES
 from onnxgrad_cli.losses.registry import FOR_OUTPUTS

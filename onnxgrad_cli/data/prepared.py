@@ -10,9 +10,9 @@ from onnx import TypeProto
 
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.data.augmentation import Transformed, augmentations
+from onnxgrad_cli.data.batch_shard import BatchShard
 from onnxgrad_cli.data.dataset import Data
 from onnxgrad_cli.data.normalization import Normalization, normalizations
-from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.preprocessing import Preprocessing
 from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.types import is_float

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.data.batch_shard import BatchShard
 from onnxgrad_cli.data.dataset import Data
-from onnxgrad_cli.data.part import BatchShard
 from onnxgrad_cli.data.ragged import ONE_BY_ONE
 from onnxgrad_cli.errors import mismatch, no_data, unreadable, wrong_shape, wrong_type, wrong_value
 

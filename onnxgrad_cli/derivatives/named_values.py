@@ -15,7 +15,7 @@ import onnx
 from onnxgrad_cli.errors import suggest, unknown_name, wrong_type, wrong_value
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.ir.types import in_words, is_float
 from onnxgrad_cli.passes.parameters.patterns import matches
 

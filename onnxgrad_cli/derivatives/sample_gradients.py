@@ -25,7 +25,7 @@ from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied
-from onnxgrad_cli.ir.nodes import behind, reads
+from onnxgrad_cli.ir.node_values import behind, reads
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type
 

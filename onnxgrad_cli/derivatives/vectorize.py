@@ -17,7 +17,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
-from onnxgrad_cli.ir.nodes import attributes_of, captured, reads
+from onnxgrad_cli.ir.node_values import attributes_of, captured, reads
 from onnxgrad_cli.ir.types import Shape
 
 

@@ -16,7 +16,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import make_node, messages
-from onnxgrad_cli.ir.nodes import captured_by
+from onnxgrad_cli.ir.node_values import captured_by
 from onnxgrad_cli.ir.types import Shape, dtype_of, element_type, shape_of, tensor_type
 
 Body = Callable[..., tuple[Sequence[Val], Sequence[Val]]]

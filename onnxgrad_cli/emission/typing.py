@@ -12,7 +12,7 @@ from onnxgrad_cli.emission.values import Val, require
 from onnxgrad_cli.errors import InternalError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, as_message
-from onnxgrad_cli.ir.nodes import schema_of
+from onnxgrad_cli.ir.node_values import schema_of
 from onnxgrad_cli.ir.types import Dim, dtype_of, tensor_type
 
 ELEMENTWISE = frozenset("Add Div Exp Mul Neg Reciprocal Sigmoid Sqrt Sub Tanh".split())

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.node import refill
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import Shape, shape_of
 
 MAX_TAPS = 128

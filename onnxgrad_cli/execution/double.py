@@ -27,7 +27,7 @@ from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.node import messages
-from onnxgrad_cli.ir.nodes import reads, schema_of, with_bodies
+from onnxgrad_cli.ir.node_values import reads, schema_of, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of
 
 SHARED = 1 << 20

@@ -16,7 +16,7 @@ from onnxgrad_cli.execution import session
 from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.node import refill
-from onnxgrad_cli.ir.nodes import captured, with_bodies
+from onnxgrad_cli.ir.node_values import captured, with_bodies
 from onnxgrad_cli.ir.types import Arrays, element_type, is_external
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.targets.standard import to_standard

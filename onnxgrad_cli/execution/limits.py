@@ -26,7 +26,7 @@ from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import keeps_going
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import body_of, captured_by, with_bodies
+from onnxgrad_cli.ir.node_values import body_of, captured_by, with_bodies
 
 SECONDS, MOST_SECONDS = 6.0, 60.0
 """Limits in processor seconds, if the work of a run is unknown.

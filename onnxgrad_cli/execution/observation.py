@@ -15,7 +15,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import counted
 from onnxgrad_cli.execution.sizes_to_try import switch_values
 from onnxgrad_cli.files import load_external_data
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_external, is_float, nbytes, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
 

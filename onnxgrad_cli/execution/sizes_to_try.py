@@ -13,7 +13,7 @@ from functools import partial
 from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
 from onnxgrad_cli.common.checks import number_in
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Shape, dtype_of, is_external, nbytes, shape_of
 
 SIZES = (8, 16, 32, 5, 64)

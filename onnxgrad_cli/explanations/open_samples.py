@@ -24,7 +24,7 @@ from onnxgrad_cli.data import (
 )
 from onnxgrad_cli.data.class_names import class_names as names_in, names_for
 from onnxgrad_cli.data.empty_kv_cache import with_sizes_of_pasts
-from onnxgrad_cli.data.states import outputs_batch_first, recurrent_values
+from onnxgrad_cli.data.initial_states import outputs_batch_first, recurrent_values
 from onnxgrad_cli.derivatives.scores import ClassChoice
 from onnxgrad_cli.errors import suggest, unknown_name, wrong_shape, wrong_type, wrong_value
 from onnxgrad_cli.explanations.scorer import Scorer

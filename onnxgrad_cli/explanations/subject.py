@@ -14,7 +14,7 @@ import onnx
 from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.data.states import recurrent_values
+from onnxgrad_cli.data.initial_states import recurrent_values
 from onnxgrad_cli.derivatives.derivative_model import float_inputs, open_model
 from onnxgrad_cli.derivatives.named_values import choose, take_name
 from onnxgrad_cli.errors import ambiguous, missing_value, wrong_shape, wrong_type, wrong_value

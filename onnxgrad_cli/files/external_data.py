@@ -15,7 +15,7 @@ from typing import NamedTuple
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxgrad_cli.errors import OnnxgradError, missing_file, unreadable
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.ir.types import is_external, packed_bytes
 
 CHECKED_BLOCK = 2**24

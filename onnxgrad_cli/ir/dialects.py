@@ -16,13 +16,13 @@ from typing import Any
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import MICROSOFT, ML, STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.ir.functions import called_by, key_of
 from onnxgrad_cli.ir.node import Node, refill
-from onnxgrad_cli.ir.nodes import CONTROL_FLOW, all_nodes, reads, schema_of, subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import CONTROL_FLOW, all_nodes, reads, schema_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import MAX_AXES, dtype_of
 

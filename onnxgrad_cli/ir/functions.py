@@ -9,7 +9,7 @@ from onnx import FunctionProto
 from onnxgrad_cli.errors import OnnxgradError, unreadable
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 
 Key = tuple[str, str, str]
 """Key of a function: its domain, name and overload."""

@@ -16,11 +16,11 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.common.checks import number_in
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, refill, write
-from onnxgrad_cli.ir.nodes import behind, captured, dims_in, node_names, read_by, reads
+from onnxgrad_cli.ir.node_values import behind, captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
 from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, Shape, is_external, nbytes, shape_of, tensor_type
 from onnxgrad_cli.ir.weightless_copy import skeleton

@@ -16,7 +16,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, num
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied, make_node, refill, write
-from onnxgrad_cli.ir.nodes import all_nodes, subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import all_nodes, subgraphs, with_bodies
 
 BY_ATTRIBUTE = 14
 """The opset that added the attribute training_mode. Before it, a node with several outputs is in training mode."""

@@ -17,7 +17,7 @@ from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import ML
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import subgraphs, with_bodies
 
 FRAGILE = {"EyeLike": "", "RegexFullMatch": "", "DictVectorizer": ML, "LabelEncoder": ML, "TreeEnsemble": ML}
 """Operator at which onnx 1.22 crashes if the type of an input is unknown -> its domain."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 
 DEFINITIONS = {
     "GRU": "t b i, d 3h i, d 3h h, d 6h, b, d b h -> t d b h, d b h",

@@ -9,7 +9,7 @@ from onnx import AttributeProto, GraphProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.ir.types import without_shape
 
 

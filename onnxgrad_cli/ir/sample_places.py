@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_random, uses_batch
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of, reads
+from onnxgrad_cli.ir.node_values import attributes_of, reads
 from onnxgrad_cli.ir.shape_values import Product
 from onnxgrad_cli.ir.types import MAX_INT64, Dim, Shape, is_external, known_sizes, shape_of
 

@@ -18,7 +18,7 @@ from onnx import TensorProto
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import MAX_INT64, MAX_SHAPE_BYTES, Dim, Shape, is_float, known_sizes
 
 Entries = np.ndarray

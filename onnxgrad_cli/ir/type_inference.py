@@ -20,7 +20,16 @@ from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any_element, stacked, with_fresh
 from onnxgrad_cli.ir.node import Node, as_message, refill
-from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, schema_of, subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import (
+    attributes_of,
+    body_of,
+    captured_by,
+    dims_in,
+    reads,
+    schema_of,
+    subgraphs,
+    with_bodies,
+)
 from onnxgrad_cli.ir.onnx_inference import OutOfProportion, infer_shapes
 from onnxgrad_cli.ir.operand_sizes import first_misfit
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape

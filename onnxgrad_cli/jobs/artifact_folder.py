@@ -11,8 +11,8 @@ from pathlib import Path
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.escape import python_literal
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.compat.artifacts import CHECKPOINT, EVALUATION, OPTIMIZER, TRAINING, make_artifacts, stage_artifacts
 from onnxgrad_cli.errors import CheckFailed
 from onnxgrad_cli.execution.attribute_failures import attribute_failures

@@ -14,9 +14,9 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.common.flags import job, listed
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job, listed
 from onnxgrad_cli.data import Data, SampleOptions, SequenceOptions
 from onnxgrad_cli.data.class_names import called, number_of
 from onnxgrad_cli.derivatives.derivative_model import float_inputs

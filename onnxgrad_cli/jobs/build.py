@@ -21,9 +21,9 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import WeightsForm
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.cost.flops import operations
 from onnxgrad_cli.errors import (
     CheckFailed,
@@ -55,7 +55,7 @@ from onnxgrad_cli.files import (
 )
 from onnxgrad_cli.files.start_values import KEPT, read_values, stage_values, with_values
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import has_gradients
+from onnxgrad_cli.ir.node_values import has_gradients
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.jobs.output_plan import OutputPlan, target_of
@@ -65,14 +65,14 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.pipeline import VERIFY, Pass, PassRecord, pipeline_for
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import File, Report, make_report, render
-from onnxgrad_cli.report.make import export_cautions, folded_normalizations
+from onnxgrad_cli.report.build_report import export_cautions, folded_normalizations
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.report.next_steps import in_javascript
 from onnxgrad_cli.verification.checks.size_promises import settle_sizes, wrong_shape
 from onnxgrad_cli.verification.verdict import PROVED, Proof, ProofStep
 
 if TYPE_CHECKING:
-    from onnxgrad_cli.verification.written import Ran
+    from onnxgrad_cli.verification.written_file import Ran
 
 WRITTEN = "opens as it was written"
 """The name of the last step of a proof: the written file opens and computes the same results."""
@@ -520,7 +520,7 @@ def check_written(
     """
     if build.proof is None or has_gradients(model):
         return
-    from onnxgrad_cli.verification.written import difference
+    from onnxgrad_cli.verification.written_file import difference
 
     build.plan.tell("checking: the file that was written", 1)
     start = time.perf_counter()
@@ -533,7 +533,7 @@ def check_written(
 
 def _why_not_opened(build: Build, file: Path, model: ModelProto) -> str:
     """If onnxruntime opens the original model but not a file, return the reason; otherwise return ""."""
-    from onnxgrad_cli.verification.written import refused
+    from onnxgrad_cli.verification.written_file import refused
 
     why, path, original = refused(model, None, file), build.plan.path, build.original
     if why and original is None and path is not None:

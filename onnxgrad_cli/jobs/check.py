@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.compat.artifacts import with_stored
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.limits import check_ends
@@ -16,8 +16,8 @@ from onnxgrad_cli.files.start_values import lacking, values_beside, with_values
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.proof_data import ProofData, fit
 from onnxgrad_cli.metadata import describe, read_derived
-from onnxgrad_cli.verification.derived import prove_derived, roles_of
-from onnxgrad_cli.verification.original import with_weights
+from onnxgrad_cli.verification.derivative_proof import prove_derived, roles_of
+from onnxgrad_cli.verification.original_model import with_weights
 from onnxgrad_cli.verification.proof import prove
 from onnxgrad_cli.verification.verdict import Proof
 

@@ -11,9 +11,9 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.compat.derivative_options import DerivativeOptions, check, cotangents, loss_gradient
 from onnxgrad_cli.data.class_names import class_names, number_of
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
@@ -29,9 +29,9 @@ from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.verification.checks.size_promises import settle_sizes
-from onnxgrad_cli.verification.derived import prove_derived, roles_of
+from onnxgrad_cli.verification.derivative_proof import prove_derived, roles_of
 from onnxgrad_cli.verification.verdict import PROVED, Proof
-from onnxgrad_cli.verification.written import check_opens
+from onnxgrad_cli.verification.written_file import check_opens
 
 MAX_INPUTS_TRIED = 4
 """Maximum number of inputs to try one by one, if differentiating by all inputs fails, to give a hint."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.options import Options

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.errors import Refusal, UnsupportedError, missing_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.observation import fed_types
@@ -23,7 +23,7 @@ from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.jobs.output_plan import target_of
 from onnxgrad_cli.metadata import write_tensors
 from onnxgrad_cli.passes.declare_outputs import forget_domain
@@ -36,7 +36,7 @@ from onnxgrad_cli.passes.prepare.upgrade import upgrade
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.standard.training_info import check_training_info, inference_model, initial_model, step_model
-from onnxgrad_cli.verification.written import check_opens
+from onnxgrad_cli.verification.written_file import check_opens
 
 
 @dataclass(frozen=True)

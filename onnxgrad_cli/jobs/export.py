@@ -19,10 +19,10 @@ from onnxgrad_cli.checkpoints.stored_weights import stored_tensors
 from onnxgrad_cli.checkpoints.tensors import is_safetensors, load_tensors, load_words
 from onnxgrad_cli.checkpoints.validate_checkpoint import check_ema
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.strict_json import decoded
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data import Preprocessing
 from onnxgrad_cli.errors import OnnxgradError, conflict, no_data
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
@@ -45,7 +45,7 @@ from onnxgrad_cli.jobs.proof_data import ProofData
 from onnxgrad_cli.metadata import Adapter, Quantized
 from onnxgrad_cli.training.new_head import with_trained_classes
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, load_checkpoint
-from onnxgrad_cli.verification.written import check_opens
+from onnxgrad_cli.verification.written_file import check_opens
 
 
 @attribute_failures

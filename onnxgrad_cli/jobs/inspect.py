@@ -10,8 +10,8 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.escape import decoded
+from onnxgrad_cli.common.flags import as_cli_flags, job
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import as_cli_flags, job
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.execution.observation import fed_types
@@ -20,7 +20,7 @@ from onnxgrad_cli.ir.domains import full_name, is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_for_inference
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.provenance import provenance
 from onnxgrad_cli.ir.types import UNNAMED, in_words, shape_of
 from onnxgrad_cli.jobs.build import REFUSALS, plan_build, transform
@@ -28,9 +28,9 @@ from onnxgrad_cli.jobs.output_plan import OutputPlan
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.sharing import twins
 from onnxgrad_cli.report import Report, make_report
-from onnxgrad_cli.report.make import invented_names
+from onnxgrad_cli.report.build_report import invented_names
+from onnxgrad_cli.report.formatting import several
 from onnxgrad_cli.report.model import Diagnosis, Next, Origin
-from onnxgrad_cli.report.words import several
 
 MODES = ("BatchNormalization", "Dropout")
 """Operators that compute something else in training than in inference."""

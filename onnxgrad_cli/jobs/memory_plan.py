@@ -17,7 +17,7 @@ from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.optimizer.accumulation import cautions
-from onnxgrad_cli.report.words import scaled
+from onnxgrad_cli.report.formatting import scaled
 from onnxgrad_cli.training.steps.step_memory import StepMemory, step_memory
 
 KINDS = (RecomputeSpec("elementwise"), RecomputeSpec("block", "auto"))

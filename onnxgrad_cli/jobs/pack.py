@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data.dataset import Data, open_data
 from onnxgrad_cli.data.input_types import input_types_of, ranges_of
 from onnxgrad_cli.data.preprocessing import Preprocessing
@@ -33,7 +33,7 @@ from onnxgrad_cli.files.start_values import (
     values_beside,
 )
 from onnxgrad_cli.metadata import describe
-from onnxgrad_cli.verification.written import refused
+from onnxgrad_cli.verification.written_file import refused
 
 MODEL, ORT_MODEL, DATA_JSON, DATA_BIN, RUNTIME = "model.onnx", "model.ort", "data.json", "data.bin", "ort"
 SCRIPT = "page.js"

@@ -17,10 +17,10 @@ import numpy as np
 
 from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.escape import table_cell
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import load_package
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data.dataset import SIZES
 from onnxgrad_cli.errors import conflict, wrong_shape, wrong_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures

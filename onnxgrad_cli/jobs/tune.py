@@ -18,8 +18,8 @@ from onnx import ModelProto, helper, numpy_helper
 from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tuned
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks, strict_json
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.compat.random_feeds import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError, conflict

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.errors import unknown_name, wrong_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, read_model, resolve_output, save_bytes

@@ -21,7 +21,7 @@ from onnxgrad_cli.options.build import (
     StepOptions as StepOptions,
     UpdateOptions as UpdateOptions,
 )
-from onnxgrad_cli.options.specs import (
+from onnxgrad_cli.options.compound_values import (
     DYNAMIC as DYNAMIC,
     RATE as RATE,
     Group as Group,

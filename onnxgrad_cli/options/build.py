@@ -24,8 +24,8 @@ from onnxgrad_cli.common.choices import (
     Yield,
 )
 from onnxgrad_cli.errors import conflict, no_data
+from onnxgrad_cli.options.compound_values import Group, LoraSpec, LossScale, RecomputeSpec, check_loss_scale
 from onnxgrad_cli.options.declare import check, document, option
-from onnxgrad_cli.options.specs import Group, LoraSpec, LossScale, RecomputeSpec, check_loss_scale
 
 if TYPE_CHECKING:
     from onnxgrad_cli.ir.types import Shape

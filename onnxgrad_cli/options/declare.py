@@ -16,7 +16,7 @@ from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, dataclass_transform, get_args, get_origin
 
-from onnxgrad_cli.common import checks, wording
+from onnxgrad_cli.common import checks, flags
 
 Documented = TypeVar("Documented")
 
@@ -86,7 +86,7 @@ class DeclaredField(NamedTuple):
     @property
     def flags(self) -> tuple[str, ...]:
         """The flags of the option on the command line, the longest last."""
-        return self.declaration.flags or (wording.plain_flag(self.name),)
+        return self.declaration.flags or (flags.plain_flag(self.name),)
 
 
 def option(*, default: Any = MISSING, default_factory: Callable[[], Any] | None = None, help: str, **more: Any) -> Any:
@@ -101,7 +101,7 @@ def option(*, default: Any = MISSING, default_factory: Callable[[], Any] | None 
 def declared(cls: type) -> Mapping[str, DeclaredField]:
     """Return the fields of a class that declare options, as a map from name to field, in the order of the fields."""
     found = {option.name: option for option in _declared(cls)}
-    wording.FLAGS.update((name, option.flags[-1]) for name, option in found.items())
+    flags.FLAGS.update((name, option.flags[-1]) for name, option in found.items())
     return found
 
 

@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec

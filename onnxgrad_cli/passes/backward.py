@@ -8,7 +8,7 @@ from onnxgrad_cli.autodiff.reverse import as_declared, differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import depending_on
+from onnxgrad_cli.ir.node_values import depending_on
 from onnxgrad_cli.options import BackwardOptions
 from onnxgrad_cli.passes.prepare.lsq import balanced
 from onnxgrad_cli.record import BackwardRecord

@@ -15,10 +15,10 @@ from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, make_node
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 from onnxgrad_cli.options import SignatureOptions
-from onnxgrad_cli.passes.roles import write_roles
+from onnxgrad_cli.passes.tensor_roles import write_roles
 from onnxgrad_cli.record import StepRecord
 
 

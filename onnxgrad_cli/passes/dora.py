@@ -20,7 +20,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
-from onnxgrad_cli.ir.nodes import attributes_of, behind, read_by
+from onnxgrad_cli.ir.node_values import attributes_of, behind, read_by
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.stored_integers import stored_array

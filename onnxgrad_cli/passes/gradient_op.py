@@ -18,7 +18,7 @@ from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import is_gradient
+from onnxgrad_cli.ir.node_values import is_gradient
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.options import GradientNodeOptions
 from onnxgrad_cli.record import StepRecord

@@ -15,11 +15,11 @@ from onnx import GraphProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
-from onnxgrad_cli.passes.roles import write_roles
+from onnxgrad_cli.passes.tensor_roles import write_roles
 from onnxgrad_cli.record import BackwardRecord, LossRecord, ParameterRecord, StateRecord, StepRecord
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)

@@ -14,7 +14,7 @@ from onnx import GraphProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import copied
-from onnxgrad_cli.ir.nodes import behind, read_by, reads
+from onnxgrad_cli.ir.node_values import behind, read_by, reads
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.metadata import PROOF_PREFIX, InnerDerivative, InnerEvaluation
 from onnxgrad_cli.record import LossRecord

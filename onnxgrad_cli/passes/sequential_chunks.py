@@ -17,7 +17,7 @@ import numpy as np
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
-from onnxgrad_cli.ir.nodes import depending_on, reads
+from onnxgrad_cli.ir.node_values import depending_on, reads
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.passes.control_dependencies import zero_after
 from onnxgrad_cli.record import Training

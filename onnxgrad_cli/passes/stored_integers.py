@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph, is_generated
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 from onnxgrad_cli.ir.types import NARROW, dtype_of, is_external, is_float, nbytes
 
 Uses = Mapping[str, list[tuple[Node, int]]]

@@ -12,7 +12,7 @@ import dataclasses
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.escape import escaped_lines
 from onnxgrad_cli.errors import suggest, unknown_name
-from onnxgrad_cli.report.make import make_report
+from onnxgrad_cli.report.build_report import make_report
 from onnxgrad_cli.report.markdown import Writer
 from onnxgrad_cli.report.model import File, Report
 from onnxgrad_cli.report.sections import page

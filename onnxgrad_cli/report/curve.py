@@ -13,7 +13,7 @@ from typing import Any
 
 from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.common.escape import escaped
-from onnxgrad_cli.report.words import scaled
+from onnxgrad_cli.report.formatting import scaled
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -20,8 +20,8 @@ from markdown_it.token import Token
 
 from onnxgrad_cli.common.escape import escaped
 from onnxgrad_cli.report.blocks import ModelName, Page, Picture
+from onnxgrad_cli.report.formatting import plain
 from onnxgrad_cli.report.markdown import Writer, code
-from onnxgrad_cli.report.words import plain
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --good: #1a7f37; --bad: #cf222e; --warn: #9a6700; }

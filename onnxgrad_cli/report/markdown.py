@@ -19,7 +19,7 @@ from onnxgrad_cli.report.blocks import (
     Section,
     Table,
 )
-from onnxgrad_cli.report.words import pieces
+from onnxgrad_cli.report.formatting import pieces
 
 WIDEST = 90
 """Cells are padded to the widest cell of their column, but to at most this many characters."""

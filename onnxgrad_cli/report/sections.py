@@ -22,7 +22,9 @@ from onnxgrad_cli.report.blocks import (
     Table,
 )
 from onnxgrad_cli.report.curve import area, bars, trade
-from onnxgrad_cli.report.glance import (
+from onnxgrad_cli.report.formatting import names, number, percent, pieces, quoted, scaled, several, shape
+from onnxgrad_cli.report.model import KINDS, Operator, Report, Value
+from onnxgrad_cli.report.summary import (
     adapters_in_words,
     glance,
     has_backward,
@@ -31,8 +33,6 @@ from onnxgrad_cli.report.glance import (
     sizes_in_words,
     with_sizes,
 )
-from onnxgrad_cli.report.model import KINDS, Operator, Report, Value
-from onnxgrad_cli.report.words import names, number, percent, pieces, quoted, scaled, several, shape
 from onnxgrad_cli.verification.verdict import FAILED, NOT_PROVED, PROVED
 
 MAX_ROWS = 300

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
 from onnxgrad_cli.report.blocks import Inline
-from onnxgrad_cli.report.glance import glance
+from onnxgrad_cli.report.formatting import names, number, plain, several
 from onnxgrad_cli.report.model import CONVENTIONS, Diagnosis, Origin, Report
-from onnxgrad_cli.report.words import names, number, plain, several
+from onnxgrad_cli.report.summary import glance
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,14 +20,14 @@ from onnx import FunctionProto, GraphProto, ModelProto
 
 from onnxgrad_cli import errors
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import PREVIEW
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
-from onnxgrad_cli.ir.nodes import depending_on, has_gradients, is_gradient, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import depending_on, has_gradients, is_gradient, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
 from onnxgrad_cli.passes.cleanup import tidy

@@ -20,7 +20,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import HALVES, known_sizes, shape_of, tensor_type
 from onnxgrad_cli.passes.parameters.presets import NORMALIZATIONS, VIEWS
 from onnxgrad_cli.record import Training, parts

@@ -23,7 +23,7 @@ from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import refill
-from onnxgrad_cli.ir.nodes import is_gradient, node_names, reads
+from onnxgrad_cli.ir.node_values import is_gradient, node_names, reads
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of

@@ -10,7 +10,7 @@ from onnxgrad_cli.errors import suggest, unknown_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.targets import cuda
-from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
+from onnxgrad_cli.targets.blocked_channels import block_convolutions, suiting_form
 from onnxgrad_cli.targets.portable import fit, portable_form
 
 

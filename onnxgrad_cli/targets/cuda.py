@@ -12,7 +12,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import FLOATS, HALVES, dtype_of, shape_of
 from onnxgrad_cli.targets.standard import op_for
 

@@ -15,7 +15,7 @@ from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, as_message
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 from onnxgrad_cli.targets.standard import op_for
 

@@ -16,7 +16,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 
 DOMAIN = "onnxgrad.target."
 """The prefix of the domains of the targets' functions."""

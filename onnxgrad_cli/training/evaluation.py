@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.ir.weightless_copy import copied, without_initializers
 from onnxgrad_cli.metadata import Term, describe, has_derivatives
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.roles import write_roles
+from onnxgrad_cli.passes.tensor_roles import write_roles
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.metrics import YES_AND_NO, Metric, RequestedMetric

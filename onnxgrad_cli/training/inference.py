@@ -27,21 +27,21 @@ from onnxgrad_cli.data import (
 from onnxgrad_cli.data.class_names import class_names, names_for
 from onnxgrad_cli.data.dataset import data_of
 from onnxgrad_cli.data.empty_kv_cache import fed_types, with_empty_pasts
-from onnxgrad_cli.data.input_types import InputTypes, Range
-from onnxgrad_cli.data.preprocessing import Preprocessing
-from onnxgrad_cli.data.states import (
+from onnxgrad_cli.data.initial_states import (
     NOT_RECURRENT,
     Recurrent,
     has_batch_behind,
     outputs_batch_first,
     recurrent_values,
 )
+from onnxgrad_cli.data.input_types import InputTypes, Range
+from onnxgrad_cli.data.preprocessing import Preprocessing
 from onnxgrad_cli.errors import UnsupportedError, conflict, suggest, unknown_name, wrong_shape, wrong_type
 from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.types import in_words
 from onnxgrad_cli.ir.weightless_copy import copied, skeleton
 from onnxgrad_cli.metadata import Term, check_is_original, describe

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import UsageError, conflict, suggest, unknown_name
-from onnxgrad_cli.ir.nodes import read_by, reads, with_bodies
+from onnxgrad_cli.ir.node_values import read_by, reads, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.ir.weightless_copy import skeleton

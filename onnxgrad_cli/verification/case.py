@@ -14,9 +14,9 @@ from onnxgrad_cli.execution.observation import MAX_WEIGHT_BYTES, weight_bytes
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel
-from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.original_model import Original
 from onnxgrad_cli.verification.verdict import FAILED, Proof
-from onnxgrad_cli.verification.written import Ran
+from onnxgrad_cli.verification.written_file import Ran
 
 LONG_RUN_OPERATIONS = 10 * 10**9
 """If a run of the model takes more floating-point operations than this, a proof makes as few runs as possible."""

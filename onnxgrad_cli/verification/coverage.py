@@ -20,7 +20,7 @@ from onnx.defs import OpSchema
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.ir.domains import full_name
-from onnxgrad_cli.ir.nodes import schema_of
+from onnxgrad_cli.ir.node_values import schema_of
 from onnxgrad_cli.passes.prepare.quantized_operators import MEANINGS, write_out_quantized
 
 PROOFS = Path(__file__).with_name("proofs.json")

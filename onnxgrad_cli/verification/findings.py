@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.verification.case import CheckOutcome, skipped
 from onnxgrad_cli.verification.gradients.judgement import Judge, Judgement
 

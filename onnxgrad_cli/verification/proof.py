@@ -14,10 +14,10 @@ from onnx import ModelProto
 
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.case import ProofCase
-from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.original_model import Original
 from onnxgrad_cli.verification.proof_checks import CHECKS, checked
 from onnxgrad_cli.verification.verdict import Proof
-from onnxgrad_cli.verification.written import Ran
+from onnxgrad_cli.verification.written_file import Ran
 
 
 def prove(
@@ -53,7 +53,7 @@ def prove(
     )
     checks = CHECKS
     if roles.inner:
-        from onnxgrad_cli.verification.inner import agrees_inside  # few losses have derivatives in them
+        from onnxgrad_cli.verification.loss_derivatives import agrees_inside  # few losses have derivatives in them
 
         checks = (*CHECKS, ("derivatives in the loss against differences", agrees_inside))
     proof = checked(case, checks, note)

@@ -12,8 +12,8 @@ from itertools import product
 
 import numpy as np
 
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.common.memory import free_memory
-from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.kernels import in_short, lacks_kernel
 from onnxgrad_cli.execution.limits import OverLimit, within_budget
@@ -21,7 +21,7 @@ from onnxgrad_cli.execution.observation import MAX_WEIGHT_BYTES, PROVABLE, too_l
 from onnxgrad_cli.execution.sizes_to_try import leading_symbols
 from onnxgrad_cli.ir.dialects import checker_error
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import depending_on, has_gradients, reads
+from onnxgrad_cli.ir.node_values import depending_on, has_gradients, reads
 from onnxgrad_cli.ir.types import Arrays, in_words
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import started
@@ -35,7 +35,7 @@ from onnxgrad_cli.verification.checks.forward_parts import computes_the_original
 from onnxgrad_cli.verification.checks.optimizer_step import agrees_with_reference
 from onnxgrad_cli.verification.feeds import DescribedModel, factors_off_zero, finite, first_run
 from onnxgrad_cli.verification.gradients.judgement import off
-from onnxgrad_cli.verification.original import Original, with_weights
+from onnxgrad_cli.verification.original_model import Original, with_weights
 from onnxgrad_cli.verification.verdict import Proof, ProofStep
 
 MOST_OPERATIONS = 10**12

@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph, is_generated
 from onnxgrad_cli.ir.modules import folders, module_finder
 from onnxgrad_cli.ir.node import FORWARD, ROLE, metadata_of
-from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.node_values import reads, subgraphs
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES

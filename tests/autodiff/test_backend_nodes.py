@@ -36,8 +36,8 @@ from onnxgrad_cli.passes.prepare.mode import set_mode, write_batch_statistics
 from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.plan import Plan
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.targets import PORTABLE, STANDARD, blocked
-from onnxgrad_cli.targets.blocked import DENSE
+from onnxgrad_cli.targets import PORTABLE, STANDARD, blocked_channels
+from onnxgrad_cli.targets.blocked_channels import DENSE
 from onnxgrad_cli.verification.gradients.gradcheck import directional
 from tests.harness import changes, fed, with_gradient
 from tools.verify_op.examples import published_cases
@@ -130,7 +130,7 @@ def parts(subject: Subject) -> Iterator[Subject]:
             yield replace(subject, model=model, wanted=(wanted,), seeded=(seeded,), form=form)
 
 
-WIDE = 2 * blocked.BLOCK
+WIDE = 2 * blocked_channels.BLOCK
 """How many times its channels a published convolution gets: a target may have operators for blocks of them alone."""
 
 
@@ -660,11 +660,11 @@ def test_gradients_for_a_target_and_with_recomputation() -> None:
 def test_a_wrong_target_is_found(
     key: tuple[str, str], text: str, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert text in blocked.BODIES[key]
-    monkeypatch.setitem(blocked.BODIES, key, blocked.BODIES[key].replace(text, instead))
-    blocked.function_of.cache_clear()
+    assert text in blocked_channels.BODIES[key]
+    monkeypatch.setitem(blocked_channels.BODIES, key, blocked_channels.BODIES[key].replace(text, instead))
+    blocked_channels.function_of.cache_clear()
     found = kinds(*BLOCKED)
-    blocked.function_of.cache_clear()
+    blocked_channels.function_of.cache_clear()
     assert [kind for _, kind, _ in found] == [RIGHT, RIGHT, WRONG]
 
 

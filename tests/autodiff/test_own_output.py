@@ -26,7 +26,7 @@ from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD, ROLE
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.type_inference import Contradiction
 from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.losses.spec import LossSpec

@@ -21,7 +21,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of, is_float, tensor_type
 from onnxgrad_cli.options import Options

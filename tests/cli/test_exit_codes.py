@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onnxgrad_cli.cli import cli, run
-from onnxgrad_cli.cli.parsing.option import FilePath
+from onnxgrad_cli.cli.parsing.click_option import FilePath
 from tests.cli.terminal.test_document import GOOD
 from tests.cli_harness import MLP, Shell, save
 

@@ -21,7 +21,7 @@ import pytest
 
 from onnxgrad_cli import errors
 from onnxgrad_cli.cli import cli
-from onnxgrad_cli.common.wording import FLAGS, as_cli_flags
+from onnxgrad_cli.common.flags import FLAGS, as_cli_flags
 from tests.cli_harness import MLP, NO_WEIGHTS, Result, Shell, save
 
 SOURCE = Path(__file__).parents[2] / "onnxgrad_cli"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.report.test_make import f32, forward_cost
+from tests.report.test_build_report import f32, forward_cost
 
 
 def test_sizes_are_found_behind_operators() -> None:

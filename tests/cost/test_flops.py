@@ -12,7 +12,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.report import make_report
-from tests.report.test_make import f32, model
+from tests.report.test_build_report import f32, model
 
 
 @pytest.mark.parametrize(

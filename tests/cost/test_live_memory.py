@@ -11,7 +11,7 @@ import pytest
 
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.cost.live_memory import run_order
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 

@@ -14,7 +14,7 @@ from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.report import make_report, render
-from tests.report.test_make import f32, forward_cost, mlp, model
+from tests.report.test_build_report import f32, forward_cost, mlp, model
 
 
 def test_backward_products_are_counted_per_gradient() -> None:

@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.data import Data, Range, open_data
 from onnxgrad_cli.data.dataset import data_of
-from onnxgrad_cli.data.states import NOT_RECURRENT
+from onnxgrad_cli.data.initial_states import NOT_RECURRENT
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from tests.data.leading_facts import raises_first

@@ -11,7 +11,7 @@ from onnxgrad_cli.common.choices import Derivative
 from onnxgrad_cli.derivatives.kinds import KINDS, derive
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import read_derived
-from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.derivative_proof import prove_derived
 from tests.facts import raises
 
 NET = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> net (double[3] x) => (double[2] y)

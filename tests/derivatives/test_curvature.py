@@ -18,7 +18,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import read_derived
-from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.derivative_proof import prove_derived
 from onnxgrad_cli.verification.verdict import Proof
 from tests.cli_harness import Shell
 from tests.derivatives.test_kinds import Arrays, Net, _export, net, run

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.derivatives import jacobian
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from tests.derivatives.test_curvature import agrees, perceptron
 from tests.derivatives.test_kinds import (
     Arrays,

@@ -27,7 +27,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.derivative_proof import prove_derived
 from tests.autodiff.rows import ROWS as OPERATORS
 from tests.facts import raises
 from tests.harness import Case, fed, forward_model, sample

@@ -15,7 +15,7 @@ from onnxgrad_cli.derivatives.kinds import KINDS, derive
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.derivative_proof import prove_derived
 from tests.derivatives.test_kinds import Arrays, Convolutional, _export, compare, run
 from tests.facts import raises
 

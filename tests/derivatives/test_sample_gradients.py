@@ -20,7 +20,7 @@ from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.derivative_proof import prove_derived
 from tests.autodiff.rows import ROWS as OPERATORS
 from tests.derivatives.test_kinds import Arrays, Net, net, run
 from tests.harness import Case, fed, forward_model, sample

@@ -9,7 +9,7 @@ from onnx import parser
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import read_derived
-from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.derivative_proof import prove_derived
 from tests.derivatives.test_kinds import compare, run
 from tests.facts import raises
 

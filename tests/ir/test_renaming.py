@@ -8,7 +8,7 @@ import pytest
 from onnx import GraphProto, TensorProto, helper
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 

@@ -56,7 +56,7 @@ def test_the_written_file_is_part_of_the_proof(shell: Shell, more: tuple[str, ..
 
 @pytest.mark.parametrize("fault", ["the file", ""])
 def test_a_written_file_that_differs_fails_the_proof(fault: str, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.verification.written.difference", lambda *_: fault)
+    monkeypatch.setattr("onnxgrad_cli.verification.written_file.difference", lambda *_: fault)
     result = shell("build", "mlp.onnx")
     assert result.code == (4 if fault else 0) and Path("mlp.train.onnx").exists() == (not fault)
     if fault:

@@ -15,7 +15,7 @@ from onnxgrad_cli import Options, build
 from onnxgrad_cli.common.checks import bytes_of
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.memory_plan import StepPlan, planned
-from onnxgrad_cli.report.words import scaled
+from onnxgrad_cli.report.formatting import scaled
 from tests.cli_harness import MLP, Shell
 from tests.facts import raises
 

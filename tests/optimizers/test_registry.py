@@ -30,7 +30,7 @@ from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.groups import parse_group
-from onnxgrad_cli.report.glance import glance
+from onnxgrad_cli.report.summary import glance
 from onnxgrad_cli.verification.proof import prove
 from tests.facts import raises, raises_as
 from tests.steps import (

@@ -12,7 +12,7 @@ from benchmarks.models.files import chain
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.cost.live_memory import run_order
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 
 
 def test_values_of_the_backward_part_are_gone_after_it_without_a_search_for_cycles(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad_cli.ir.nodes import node_names
+from onnxgrad_cli.ir.node_values import node_names
 from tests.cli_harness import Shell, save
 from tests.jobs.test_derive import SQUARES, X, run
 

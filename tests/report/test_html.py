@@ -26,7 +26,7 @@ from onnxgrad_cli.report.blocks import (
     Table,
 )
 from onnxgrad_cli.report.html import html
-from tests.report.test_make import HOSTILE, full, hostile, mlp, one_line
+from tests.report.test_build_report import HOSTILE, full, hostile, mlp, one_line
 
 
 class Page(HTMLParser):

@@ -12,7 +12,7 @@ from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import make_report, render
-from tests.report.test_make import HOSTILE, full, hostile, mlp, one_line, tables
+from tests.report.test_build_report import HOSTILE, full, hostile, mlp, one_line, tables
 
 
 def test_markdown_tables_are_well_formed_whatever_the_names() -> None:

@@ -14,7 +14,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import File, make_report
-from tests.report.test_make import f32, mlp, model
+from tests.report.test_build_report import f32, mlp, model
 
 
 def test_the_program_in_the_report_runs_and_the_loss_falls(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrad_cli.errors import Refusal, UsageError
 from onnxgrad_cli.report import Report, make_report, render
-from tests.report.test_make import HOSTILE, full, hostile, mlp, refused, told
+from tests.report.test_build_report import HOSTILE, full, hostile, mlp, refused, told
 
 
 def test_json_is_the_whole_tree() -> None:

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from onnxgrad_cli.report import Report, make_report, summary
-from tests.report.test_make import HOSTILE, full, hostile, one_line, refused
+from tests.report.test_build_report import HOSTILE, full, hostile, one_line, refused
 
 
 def shown(report: Report) -> str:

@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import node_names
+from onnxgrad_cli.ir.node_values import node_names
 from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.jobs.expand import Piece, expand_operators, run_expand
 from onnxgrad_cli.losses.spec import LossSpec

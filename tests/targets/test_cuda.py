@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.targets.cuda import fit
-from tests.targets.test_blocked import CASES, assert_gradients_of_pytorch, made, model, session
+from tests.targets.test_blocked_channels import CASES, assert_gradients_of_pytorch, made, model, session
 
 SAME = {
     "strides, pads at the end": ((2, 8, 8, 8), (6, 8, 3, 3), {"pads": [0, 0, 1, 1], "strides": [2, 2]}),

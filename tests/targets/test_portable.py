@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, parser
 
 from onnxgrad_cli import LossSpec, Options, UnsupportedError, build
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from tests import steps
 
 CNN = Path(__file__).parents[2] / "sample_models" / "digits_cnn.onnx"

@@ -11,7 +11,7 @@ from onnxgrad_cli.jobs.tune import run_tune
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets.standard import to_standard
 from tests.facts import facts
-from tests.targets.test_blocked import CASES, made, model
+from tests.targets.test_blocked_channels import CASES, made, model
 
 
 def test_it_is_written_back_in_standard_operators() -> None:

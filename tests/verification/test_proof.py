@@ -21,7 +21,7 @@ from onnxgrad_cli.verification.findings import STILL
 from onnxgrad_cli.verification.proof import prove
 from onnxgrad_cli.verification.proof_checks import ORIGINAL
 from onnxgrad_cli.verification.verdict import NOT_PROVED, PROVED, Proof
-from onnxgrad_cli.verification.written import Ran
+from onnxgrad_cli.verification.written_file import Ran
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MLP = """

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from onnx import parser
 
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from tests.web.table import ROWS, SAMPLE_DATA, source
 
 SECONDS, LEAST = 4.0, 20

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import numpy as np
 
-from onnxgrad_cli.cli.parsing.options import SETTING
+from onnxgrad_cli.cli.parsing.shared_options import SETTING
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.errors import OnnxgradError
 from tools.verify_op.page import data, page

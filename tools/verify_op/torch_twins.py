@@ -28,7 +28,7 @@ from onnx import NodeProto, helper
 from onnx.defs import OpSchema
 
 from onnxgrad_cli.errors import UnsupportedError, UsageError
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import Arrays
 from tools.verify_op.examples import Example
 

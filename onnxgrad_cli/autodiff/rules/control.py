@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import fixed_trips
 from onnxgrad_cli.ir.modes import RANDOM
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import body_of, read_by, reads, with_bodies
+from onnxgrad_cli.ir.node_values import body_of, read_by, reads, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
 from onnxgrad_cli.ir.type_inference import input_types, inside
 from onnxgrad_cli.ir.types import dtype_of, element_type, is_differentiable, shape_of, tensor_type

@@ -6,9 +6,16 @@ from typing import Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import option
-from onnxgrad_cli.cli.parsing.options import MODEL, declared_options, how_to_read, options, output_option, values_of
-from onnxgrad_cli.cli.parsing.samples import on_samples, shown
+from onnxgrad_cli.cli.parsing.click_option import option
+from onnxgrad_cli.cli.parsing.sample_options import on_samples, shown
+from onnxgrad_cli.cli.parsing.shared_options import (
+    MODEL,
+    declared_options,
+    how_to_read,
+    options,
+    output_option,
+    values_of,
+)
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.errors import wrong_value

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from onnxgrad_cli.cli.batch import run_several, takes_several, targets_in, the_only
-from onnxgrad_cli.cli.parsing.code import UNTRUSTED_SOURCES
-from onnxgrad_cli.cli.parsing.option import FILE, FOLDER, FilePath, option
-from onnxgrad_cli.cli.parsing.options import FORCE, options, output_option, proof_data, verify_option, what_to_build
+from onnxgrad_cli.cli.parsing.click_option import FILE, FOLDER, FilePath, option
+from onnxgrad_cli.cli.parsing.code_options import UNTRUSTED_SOURCES
+from onnxgrad_cli.cli.parsing.shared_options import (
+    FORCE,
+    options,
+    output_option,
+    proof_data,
+    verify_option,
+    what_to_build,
+)
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common import checks

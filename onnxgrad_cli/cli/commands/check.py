@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from onnxgrad_cli.cli.batch import run_several, takes_several, the_only
-from onnxgrad_cli.cli.parsing.option import FILE, option
-from onnxgrad_cli.cli.parsing.options import DIM, proof_data
+from onnxgrad_cli.cli.parsing.click_option import FILE, option
+from onnxgrad_cli.cli.parsing.shared_options import DIM, proof_data
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.document import Problem
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.escape import escaped
-from onnxgrad_cli.common.wording import status_text
+from onnxgrad_cli.common.flags import status_text
 from onnxgrad_cli.errors import CheckFailed
 
 

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import option
-from onnxgrad_cli.cli.parsing.options import (
+from onnxgrad_cli.cli.parsing.click_option import option
+from onnxgrad_cli.cli.parsing.shared_options import (
     FORCE,
     MODEL,
     declared_options,
@@ -21,7 +21,7 @@ from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.choices import SECOND_DERIVATIVES, Derivative, DerivativeNames
 from onnxgrad_cli.common.escape import escaped
-from onnxgrad_cli.common.wording import status_text
+from onnxgrad_cli.common.flags import status_text
 from onnxgrad_cli.options import Options
 
 FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-grad": "FillGrad", "loss": "Loss"}

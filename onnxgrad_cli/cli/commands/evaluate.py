@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import together
-from onnxgrad_cli.cli.parsing.options import MODEL, data_option, declared_options, options, values_of, what_to_build
-from onnxgrad_cli.cli.parsing.samples import TRAINING
+from onnxgrad_cli.cli.parsing.click_option import together
+from onnxgrad_cli.cli.parsing.sample_options import TRAINING
+from onnxgrad_cli.cli.parsing.shared_options import (
+    MODEL,
+    data_option,
+    declared_options,
+    options,
+    values_of,
+    what_to_build,
+)
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.options.data import SampleOptions, SequenceOptions
@@ -70,7 +77,7 @@ def evaluate(
 ) -> int:
     """Measure MODEL on data: the loss, metrics and confusion matrix over all samples."""
     from onnxgrad_cli.jobs.evaluate import run_evaluate
-    from onnxgrad_cli.report.words import figure
+    from onnxgrad_cli.report.formatting import figure
 
     setting = setting_of(values)
     metrics = values_of(Course, {"metrics": metrics}).get("metrics", ())

@@ -6,8 +6,8 @@ import dataclasses
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import option
-from onnxgrad_cli.cli.parsing.options import FORCE, MODEL, output_option
+from onnxgrad_cli.cli.parsing.click_option import option
+from onnxgrad_cli.cli.parsing.shared_options import FORCE, MODEL, output_option
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.escape import escaped

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import TEXT, option
-from onnxgrad_cli.cli.parsing.options import MODEL, declared_options, how_to_read, options, output_option, values_of
-from onnxgrad_cli.cli.parsing.samples import Sizes, on_samples, shown
+from onnxgrad_cli.cli.parsing.click_option import TEXT, option
+from onnxgrad_cli.cli.parsing.sample_options import Sizes, on_samples, shown
+from onnxgrad_cli.cli.parsing.shared_options import (
+    MODEL,
+    declared_options,
+    how_to_read,
+    options,
+    output_option,
+    values_of,
+)
 from onnxgrad_cli.cli.terminal.console import Console, show, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.choices import Explanation

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import ANY_PATH, FILE, TEXT, option
-from onnxgrad_cli.cli.parsing.options import FORCE, output_option, proof_data
+from onnxgrad_cli.cli.parsing.click_option import ANY_PATH, FILE, TEXT, option
+from onnxgrad_cli.cli.parsing.shared_options import FORCE, output_option, proof_data
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.escape import escaped

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.batch import run_several, takes_several
-from onnxgrad_cli.cli.parsing.options import options, what_to_build
+from onnxgrad_cli.cli.parsing.shared_options import options, what_to_build
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from onnxgrad_cli.cli.commands import catalogues
-from onnxgrad_cli.cli.parsing.code import load_rules
-from onnxgrad_cli.cli.parsing.options import rules as rules_option
+from onnxgrad_cli.cli.parsing.code_options import load_rules
+from onnxgrad_cli.cli.parsing.shared_options import rules as rules_option
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.errors import conflict
 

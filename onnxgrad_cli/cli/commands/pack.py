@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import ANY_PATH, FOLDER, TEXT, option
-from onnxgrad_cli.cli.parsing.options import FORCE, declared_options
+from onnxgrad_cli.cli.parsing.click_option import ANY_PATH, FOLDER, TEXT, option
+from onnxgrad_cli.cli.parsing.shared_options import FORCE, declared_options
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.common.escape import escaped

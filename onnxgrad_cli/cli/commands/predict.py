@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.commands.evaluate import DATA, setting_of, setting_options
-from onnxgrad_cli.cli.parsing.option import option
-from onnxgrad_cli.cli.parsing.options import MODEL, data_option, declared_options, output_option, values_of
+from onnxgrad_cli.cli.parsing.click_option import option
+from onnxgrad_cli.cli.parsing.shared_options import MODEL, data_option, declared_options, output_option, values_of
 from onnxgrad_cli.cli.terminal.console import Console, speaks
 from onnxgrad_cli.cli.terminal.progress import working
 from onnxgrad_cli.options import Options

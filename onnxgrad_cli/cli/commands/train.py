@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import ANY_PATH, FILE, FOLDER, TEXT, option
-from onnxgrad_cli.cli.parsing.options import (
+from onnxgrad_cli.cli.parsing.click_option import ANY_PATH, FILE, FOLDER, TEXT, option
+from onnxgrad_cli.cli.parsing.shared_options import (
     MODEL,
     complete_files,
     declared_options,
@@ -231,7 +231,7 @@ def _summary(found: Trained, curves: bool) -> str:
 
 def _taken(found: Trained) -> str:
     """Return a line that names the epoch whose weights were kept, and the reason."""
-    from onnxgrad_cli.report.words import figure
+    from onnxgrad_cli.report.formatting import figure
 
     value = f", {figure(found.epochs[found.best - 1][found.by])}" if found.by else ""
     mark = f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last one"
@@ -241,7 +241,7 @@ def _taken(found: Trained) -> str:
 def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:
     """Yield a line with the curve of each loss, if the encoding of stdout has the characters for curves."""
     from onnxgrad_cli.report.curve import BLOCKS, blocks
-    from onnxgrad_cli.report.words import figure
+    from onnxgrad_cli.report.formatting import figure
 
     try:
         BLOCKS.encode(sys.stdout.encoding or "ascii")

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import FILE, option
-from onnxgrad_cli.cli.parsing.options import DIM, MODEL, options, what_to_build
+from onnxgrad_cli.cli.parsing.click_option import FILE, option
+from onnxgrad_cli.cli.parsing.shared_options import DIM, MODEL, options, what_to_build
 from onnxgrad_cli.cli.terminal.console import Console, speaks, table
 from onnxgrad_cli.cli.terminal.progress import working
 

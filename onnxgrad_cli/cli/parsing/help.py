@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import SectionOption
+from onnxgrad_cli.cli.parsing.click_option import SectionOption
 from onnxgrad_cli.common.escape import escaped_lines
 
 MAX_OPTIONS = 30

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from onnxgrad_cli.cli.parsing import config
+from onnxgrad_cli.cli.parsing.click_option import FilePath, option, together
 from onnxgrad_cli.cli.parsing.help import help_of
-from onnxgrad_cli.cli.parsing.option import FilePath, option, together
 from onnxgrad_cli.cli.terminal.document import Problem, document, hints_of
 from onnxgrad_cli.cli.terminal.failures import chain
 from onnxgrad_cli.cli.terminal.github import harmless, on_github, tell_github
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.escape import escaped, escaped_lines
+from onnxgrad_cli.common.flags import as_cli_flags, flag_of
 from onnxgrad_cli.common.stdio import abandon
-from onnxgrad_cli.common.wording import as_cli_flags, flag_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -16,7 +16,7 @@ from typing import Any
 
 from onnxgrad_cli.cli.terminal.document import files_of, hints_of
 from onnxgrad_cli.common.escape import escaped
-from onnxgrad_cli.common.wording import status_text
+from onnxgrad_cli.common.flags import status_text
 
 MAX_ANNOTATIONS = 10
 """Maximum number of annotations of one kind that GitHub shows for a step."""

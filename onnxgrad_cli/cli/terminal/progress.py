@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgrad_cli.cli.terminal.console import Console, fitting, is_dumb
 from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.common.flags import as_cli_flags
 from onnxgrad_cli.common.stdio import abandon
-from onnxgrad_cli.common.wording import as_cli_flags
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
@@ -68,7 +68,7 @@ def _tell(console: Console, bar: Bar | None, event: Stepped | Judged) -> None:
 
 def judged_words(event: Judged) -> list[str]:
     """Return the parts of the line about an evaluation. Lines are wrapped between parts only."""
-    from onnxgrad_cli.report.words import figure
+    from onnxgrad_cli.report.formatting import figure
 
     place = f"epoch {event.epoch}/{event.epochs}" if event.ends else f"step {event.step}/{event.steps}"
     words = [place, *(f"{name} {figure(value)}" for name, value in event.results.items()), *_rate(event)]
@@ -120,7 +120,7 @@ class Bar:
 
     def show(self, event: Stepped) -> None:
         """Update the bar with a step, unless the last update was too recent."""
-        from onnxgrad_cli.report.words import figure
+        from onnxgrad_cli.report.formatting import figure
 
         now = time.monotonic()
         if now - self._shown < REFRESH and event.step < event.steps:

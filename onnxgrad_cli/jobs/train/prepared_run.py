@@ -39,7 +39,7 @@ from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.full_batch import FullBatchTrainer
 from onnxgrad_cli.verification.checks.finiteness import origin_of
 from onnxgrad_cli.verification.feeds import DescribedModel
-from onnxgrad_cli.verification.written import check_opens
+from onnxgrad_cli.verification.written_file import check_opens
 
 MOST_CLASSES = 30
 """Largest number of classes for which a confusion matrix is printed. `onnxgrad evaluate --json` shows larger ones."""

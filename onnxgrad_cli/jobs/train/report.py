@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from onnxgrad_cli.common.wording import flag_of
+from onnxgrad_cli.common.flags import flag_of
 from onnxgrad_cli.files import AtomicWriteGroup
 from onnxgrad_cli.jobs.train.lbfgs_options import UNUSED
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun, Trained
@@ -20,7 +20,7 @@ from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import Writer
-from onnxgrad_cli.report.training import CURVE, METRIC, RATE, RunSummary, page
+from onnxgrad_cli.report.training_report import CURVE, METRIC, RATE, RunSummary, page
 from onnxgrad_cli.training.run.folder import LOCK, NAMES, RunFolder
 from onnxgrad_cli.training.run.logs import TENSORBOARD
 from onnxgrad_cli.view import draw

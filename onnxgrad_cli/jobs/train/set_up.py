@@ -36,15 +36,15 @@ from onnxgrad_cli.data import (
     seed_of,
 )
 from onnxgrad_cli.data.empty_kv_cache import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.data.initial_states import has_batch_behind, recurrent_values
 from onnxgrad_cli.data.ragged import Ragged
-from onnxgrad_cli.data.states import has_batch_behind, recurrent_values
 from onnxgrad_cli.errors import UnsupportedError, conflict, missing_value, no_data, wrong_shape, wrong_value
 from onnxgrad_cli.execution.limits import check_ends
 from onnxgrad_cli.execution.session import CPU, find_provider
 from onnxgrad_cli.files import ModelSource, check_target, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_batch_normalization, uses_batch
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.ir.weightless_copy import skeleton
@@ -57,8 +57,8 @@ from onnxgrad_cli.optimizers import LBFGS
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.options.train import DEFAULT_OPTIMIZER, Course
 from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_batch, fixed_batch
-from onnxgrad_cli.report.glance import first_warnings
 from onnxgrad_cli.report.model import WARNINGS
+from onnxgrad_cli.report.summary import first_warnings
 from onnxgrad_cli.training.distributed.communicator import Communicator
 from onnxgrad_cli.training.evaluation import EvalSession, Evaluator, make_eval_model
 from onnxgrad_cli.training.metrics import metrics_of

@@ -13,12 +13,12 @@ import numpy as np
 from onnxgrad_cli.adapters.formats import AdapterTarget, files_of
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import LogForm, Resume
+from onnxgrad_cli.common.flags import job
 from onnxgrad_cli.common.full_disk import check_space
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.common.launchers import launches
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import load_package
-from onnxgrad_cli.common.wording import job
 from onnxgrad_cli.data.read_failures import check_there
 from onnxgrad_cli.errors import UsageError, conflict, missing_file, missing_value
 from onnxgrad_cli.execution.attribute_failures import attribute_failures

@@ -20,7 +20,7 @@ from onnxgrad_cli.passes.cleanup.backward_constants import compute_constants, di
 from onnxgrad_cli.passes.cleanup.faster_forms import convolve_channels, turn_products
 from onnxgrad_cli.passes.cleanup.narrow_kernels import compute_in_float32
 from onnxgrad_cli.passes.cleanup.optimizer_faults import concatenate_zeros, keep_cubic_layout, separate_views
-from onnxgrad_cli.passes.roles import write_roles
+from onnxgrad_cli.passes.tensor_roles import write_roles
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import find_target
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
-from onnxgrad_cli.ir.nodes import read_by
+from onnxgrad_cli.ir.node_values import read_by
 from onnxgrad_cli.ir.types import MAX_SHAPE_BYTES, dtype_of, known_sizes, shape_of
 from onnxgrad_cli.passes.prepare.constant_folding import add_constants
 

@@ -25,7 +25,7 @@ from onnx import TensorProto
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
-from onnxgrad_cli.ir.nodes import read_by
+from onnxgrad_cli.ir.node_values import read_by
 from onnxgrad_cli.ir.types import Shape, dtype_of, known_sizes, shape_of, tensor_type
 from onnxgrad_cli.passes.stored_integers import is_transpose
 

@@ -12,7 +12,7 @@ from onnxgrad_cli.execution.kernels import has_kernel
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 
 CASTS = frozenset({"Cast", "CastLike"})

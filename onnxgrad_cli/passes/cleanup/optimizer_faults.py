@@ -21,7 +21,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
-from onnxgrad_cli.ir.nodes import attributes_of, source_of
+from onnxgrad_cli.ir.node_values import attributes_of, source_of
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.targets.standard import op_for
 

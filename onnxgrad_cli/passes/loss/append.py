@@ -34,7 +34,7 @@ from onnxgrad_cli.errors import (
 )
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import refill
-from onnxgrad_cli.ir.nodes import attributes_of, reads, source_of
+from onnxgrad_cli.ir.node_values import attributes_of, reads, source_of
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.losses.classification import causal_lm, soft_cross_entropy

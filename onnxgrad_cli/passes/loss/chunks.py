@@ -21,7 +21,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of, depending_on, reads
+from onnxgrad_cli.ir.node_values import attributes_of, depending_on, reads
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.losses.classification import ahead, log_softmax, picked
 from onnxgrad_cli.record import Chunks, LossRecord

@@ -35,7 +35,7 @@ from onnxgrad_cli.errors import (
 )
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 from onnxgrad_cli.ir.types import HALVES, in_words, is_float, known_sizes, shape_of
 from onnxgrad_cli.metadata import InnerDerivative, InnerEvaluation
 from onnxgrad_cli.passes.loss.model_file import ModelFile, append_copy

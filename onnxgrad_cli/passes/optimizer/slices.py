@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnxgrad_cli import metadata
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import behind
+from onnxgrad_cli.ir.node_values import behind
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import FLOATS, dtype_of, known_sizes, shape_of
 from onnxgrad_cli.ir.weightless_copy import copied

@@ -16,7 +16,7 @@ from onnxgrad_cli import metadata
 from onnxgrad_cli.errors import wrong_type
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, messages, metadata_of
-from onnxgrad_cli.ir.nodes import behind, read_by
+from onnxgrad_cli.ir.node_values import behind, read_by
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.weightless_copy import copied, copy_fields
 from onnxgrad_cli.metadata import Role, Roles

@@ -29,7 +29,7 @@ from onnxgrad_cli.passes.loss.append import fed_first
 from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation, counted_by
 from onnxgrad_cli.passes.optimizer.groups import described, settings
 from onnxgrad_cli.passes.optimizer.state import OptimizerState
-from onnxgrad_cli.passes.roles import write_roles
+from onnxgrad_cli.passes.tensor_roles import write_roles
 from onnxgrad_cli.record import StepRecord
 from onnxgrad_cli.targets import find_target
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import subgraphs, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, MAX_SHAPE_BYTES, NARROW, is_external, nbytes
 from onnxgrad_cli.passes.parameters import formulas
 from onnxgrad_cli.passes.parameters.frequencies import PRODUCTS, Frequencies

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import depending_on, reads
+from onnxgrad_cli.ir.node_values import depending_on, reads
 from onnxgrad_cli.passes.parameters.presets import VIEWS
 
 PRODUCTS = frozenset("MatMul Gemm Conv ConvTranspose Einsum".split())

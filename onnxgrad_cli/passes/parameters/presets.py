@@ -14,7 +14,7 @@ from onnxgrad_cli.errors import no_data, wrong_value
 from onnxgrad_cli.ir import modules
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import captured, source_of
+from onnxgrad_cli.ir.node_values import captured, source_of
 from onnxgrad_cli.options import ParameterOptions
 
 VIEWS = modules.VIEWS | {"Expand"}

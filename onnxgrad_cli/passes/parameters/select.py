@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import carriers, open_reads
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters import presets

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node

@@ -15,11 +15,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from onnx import ModelProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.execution.observation import fed_types
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import bodies
+from onnxgrad_cli.ir.node_values import bodies
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, element_type, in_words, shape_of, without_shape
 
 Axis = tuple[str, int]

@@ -22,7 +22,7 @@ from onnxgrad_cli.errors import ZERO_DIVISOR, OnnxgradError, Unknown
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import schema_of
+from onnxgrad_cli.ir.node_values import schema_of
 
 
 def expand(graph: Graph, domain: str | None = None, newer_than: int | None = None) -> bool:

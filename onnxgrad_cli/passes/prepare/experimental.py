@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.passes.prepare.quantized_operators import NodeWriter
 
 

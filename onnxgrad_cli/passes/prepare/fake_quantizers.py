@@ -26,7 +26,7 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import attributes_of, source_of
+from onnxgrad_cli.ir.node_values import attributes_of, source_of
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float

@@ -20,7 +20,7 @@ from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, ambiguous, c
 from onnxgrad_cli.ir.dialects import repair
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.sample_places import ONE, Edit, SampleAxis, Tracker
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Dim, dtype_of, shape_of

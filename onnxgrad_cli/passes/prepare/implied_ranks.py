@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.shape_values import SAME_RANK
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 from onnxgrad_cli.passes.prepare.runtime_shape_probe import keep_rank

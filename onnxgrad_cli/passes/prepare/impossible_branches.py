@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node, refill
-from onnxgrad_cli.ir.nodes import depending_on, subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import depending_on, subgraphs, with_bodies
 from onnxgrad_cli.ir.type_inference import Contradiction, infer_types
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.passes.prepare.constant_folding import fold

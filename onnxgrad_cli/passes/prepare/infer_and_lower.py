@@ -9,11 +9,11 @@ from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.errors import Caution, UnsupportedError
 from onnxgrad_cli.ir.dialects import FIRST_WITHOUT
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.node_values import reads, subgraphs
 from onnxgrad_cli.ir.type_inference import Contradiction, infer_types
 from onnxgrad_cli.ir.types import in_words, shape_of
 from onnxgrad_cli.passes.prepare.constant_folding import fold

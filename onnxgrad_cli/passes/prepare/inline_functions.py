@@ -17,7 +17,7 @@ from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.functions import Key, called_by, key_of, name_of
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node, metadata, refill, set_metadata, write
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 

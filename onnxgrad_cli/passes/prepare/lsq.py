@@ -25,7 +25,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import no_data
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import source_of
+from onnxgrad_cli.ir.node_values import source_of
 from onnxgrad_cli.ir.types import dtype_of, is_float, known_sizes
 from onnxgrad_cli.passes.prepare.fake_quantizers import factor_names
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES

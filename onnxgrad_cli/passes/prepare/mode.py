@@ -32,7 +32,7 @@ from onnxgrad_cli.ir.modes import (
 )
 from onnxgrad_cli.ir.modules import VIEWS
 from onnxgrad_cli.ir.node import Node, copied, refill
-from onnxgrad_cli.ir.nodes import attributes_of, bodies, captured, with_bodies
+from onnxgrad_cli.ir.node_values import attributes_of, bodies, captured, with_bodies
 from onnxgrad_cli.ir.types import Dim, shape_of
 from onnxgrad_cli.options import ModeOptions
 from onnxgrad_cli.record import ModeRecord

@@ -10,7 +10,7 @@ from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.node_values import subgraphs
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.safe_forms import to_time_major
 from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs

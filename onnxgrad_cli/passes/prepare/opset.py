@@ -26,7 +26,7 @@ from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import subgraphs, types_in, with_bodies
+from onnxgrad_cli.ir.node_values import subgraphs, types_in, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import dtype_of, element_type, is_float
 from onnxgrad_cli.options import LossOptions

@@ -15,7 +15,7 @@ import onnx
 from onnx import TypeProto
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.execution.limits import within_budget
@@ -24,7 +24,7 @@ from onnxgrad_cli.execution.sizes_to_try import sized, sizes_to_try, summed
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import read_by, reads
+from onnxgrad_cli.ir.node_values import read_by, reads
 from onnxgrad_cli.ir.types import Arrays, Dim, dtype_of, element_name, in_words, shape_of, tensor_type
 
 MAX_PROBED_SIZE = 64

@@ -18,7 +18,7 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied, make_node
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.prepare.implied_ranks import KEEPS_RANK
 

@@ -14,7 +14,7 @@ from onnx import GraphProto, TensorProto
 from onnxgrad_cli.errors import Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node, refill
-from onnxgrad_cli.ir.nodes import body_of, subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import body_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.ir.type_inference import input_types, inside
 

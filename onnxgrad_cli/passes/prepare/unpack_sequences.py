@@ -15,7 +15,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import attributes_of, body_of
+from onnxgrad_cli.ir.node_values import attributes_of, body_of
 from onnxgrad_cli.ir.renaming import renamed
 
 Elements = list[str]

@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages, write
-from onnxgrad_cli.ir.nodes import reads, schema_of, subgraphs, types_in
+from onnxgrad_cli.ir.node_values import reads, schema_of, subgraphs, types_in
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 

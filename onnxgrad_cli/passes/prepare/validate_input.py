@@ -11,7 +11,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.ir.node import FORWARD, ROLE, metadata, set_metadata
-from onnxgrad_cli.ir.nodes import CONTROL_FLOW, with_bodies
+from onnxgrad_cli.ir.node_values import CONTROL_FLOW, with_bodies
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.fixed_shapes import fix_shapes

@@ -20,7 +20,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_random
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
-from onnxgrad_cli.ir.nodes import depending_on, reads, subgraphs
+from onnxgrad_cli.ir.node_values import depending_on, reads, subgraphs
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.record import BackwardRecord
 

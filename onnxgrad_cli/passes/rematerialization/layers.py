@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxgrad_cli.ir.modules import modules_around
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 
 NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 """Pattern of the path of a numbered module: the part before the number, and the number."""

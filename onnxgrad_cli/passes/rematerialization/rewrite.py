@@ -13,7 +13,7 @@ from onnx import helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.node import ROLE, Node, copied
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.passes.control_dependencies import zero_after
 from onnxgrad_cli.passes.rematerialization.plan import Plan

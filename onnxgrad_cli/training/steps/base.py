@@ -30,12 +30,12 @@ from onnxgrad_cli.errors import (
 from onnxgrad_cli.execution.session import Buffer, load_onnxruntime, trim
 from onnxgrad_cli.files import ModelSource, check_target, load_model, own_model, resolve_output, save_model
 from onnxgrad_cli.ir.modes import RANDOM
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.training.schedules import Schedule
-from onnxgrad_cli.verification.written import check_opens
+from onnxgrad_cli.verification.written_file import check_opens
 
 ALIGNED = 64
 """Alignment of the buffers within a block, in bytes."""

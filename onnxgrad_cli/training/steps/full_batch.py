@@ -17,7 +17,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, conflict, wrong_type
 from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
 from onnxgrad_cli.ir.modes import is_random
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.metadata import Roles, describe
 from onnxgrad_cli.training.steps.base import UNEQUAL, NotFinite, TrainerBase, numpy_type
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.ir.modes import RANDOM
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.case import CheckOutcome, ProofCase, skipped
 from onnxgrad_cli.verification.feeds import lengths_in, random_feeds

@@ -18,7 +18,7 @@ from onnxgrad_cli.execution.kernels import in_short
 from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import RANDOM
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.sample_places import SampleAxis, Tracker
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.types import Arrays, shape_of

@@ -10,13 +10,13 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import InnerEvaluation, Roles
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped
 from onnxgrad_cli.verification.feeds import part, run_on_own, with_proof_part
 from onnxgrad_cli.verification.gradients.judgement import off
-from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.original_model import Original
 
 SINGLE, HALF, DOUBLE = 1e-4, 2e-2, 1e-6
 """Largest accepted difference of an output, relative to its largest entry.

@@ -24,7 +24,7 @@ from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.free_batch import HINT, NOT_COMPARED, FixedBatch, FreedBatch, asked_batch, free_batch
 from onnxgrad_cli.verification.feeds import DescribedModel, first_run
 from onnxgrad_cli.verification.gradients.judgement import off
-from onnxgrad_cli.verification.original import with_weights
+from onnxgrad_cli.verification.original_model import with_weights
 
 BATCHES = 3
 """Number of the original's batches that are joined to one batch of the changed model, to compare the results."""

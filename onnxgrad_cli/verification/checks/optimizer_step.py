@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.ir.node import ROLE, metadata_of
-from onnxgrad_cli.ir.nodes import behind, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.node_values import behind, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import Arrays, dtype_of, is_float, shape_of, tensor_type
 from onnxgrad_cli.metadata import AVERAGE, Roles, StepSettings
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped

@@ -10,8 +10,8 @@ import click
 import pytest
 
 from onnxgrad_cli.cli import GROUPS, VARIABLE, cli
+from onnxgrad_cli.cli.parsing.click_option import SectionOption
 from onnxgrad_cli.cli.parsing.help import FIRST, MAX_OPTIONS, SECTIONS, VisibleContext, sections
-from onnxgrad_cli.cli.parsing.option import SectionOption
 from tests.cli.test_cli import HOME
 from tests.cli_harness import PROGRAM, Shell
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from onnxgrad_cli.jobs.train.report import REPORTS, files_in, files_of_runs
-from onnxgrad_cli.report.training import CURVE, METRIC, RATE
+from onnxgrad_cli.report.training_report import CURVE, METRIC, RATE
 from onnxgrad_cli.training.run.folder import LOCK, NAMES
 from onnxgrad_cli.training.run.logs import TENSORBOARD
 from tests.cli_harness import Shell, save_mlp_and_data

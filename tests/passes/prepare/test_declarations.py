@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.ir.nodes import dims_in
+from onnxgrad_cli.ir.node_values import dims_in
 from onnxgrad_cli.ir.types import shape_of, tensor_type
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.declarations import says_nothing

@@ -15,7 +15,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.node_values import attributes_of
 from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.options import Options

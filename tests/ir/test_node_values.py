@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.node_values import reads
 from tests.passes.test_pipeline import parse
 
 

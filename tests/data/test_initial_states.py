@@ -10,7 +10,7 @@ import torch
 from onnx import numpy_helper, parser
 from torch import nn
 
-from onnxgrad_cli.data.states import recurrent_values
+from onnxgrad_cli.data.initial_states import recurrent_values
 from tests.cli_harness import Shell, save
 
 

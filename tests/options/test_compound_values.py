@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.options.specs import DYNAMIC, Group, LoraSpec, RecomputeSpec, check_loss_scale
+from onnxgrad_cli.options.compound_values import DYNAMIC, Group, LoraSpec, RecomputeSpec, check_loss_scale
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from onnx import helper, numpy_helper
 
 from onnxgrad_cli.builder import TrainingModel, build
-from onnxgrad_cli.common.wording import as_cli_flags
+from onnxgrad_cli.common.flags import as_cli_flags
 from onnxgrad_cli.cost.training_cost import Cost, cost
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph

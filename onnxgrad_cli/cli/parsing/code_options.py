@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import SectionOption
+from onnxgrad_cli.cli.parsing.click_option import SectionOption
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.errors import OnnxgradError, UsageError, missing_file, suggest, unknown_name, wrong_value
 

@@ -20,15 +20,14 @@ import onnx
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import SECOND_DERIVATIVES
-from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.common.flags import listed
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.double import DoubleExecutor, widened
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.node_values import with_bodies
 from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.metadata import Derived, Role, Roles
-from onnxgrad_cli.verification.again import derive_again, feeds_again, perturbed
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped, unproved
 from onnxgrad_cli.verification.checks.agreement import (
     NEARBY_POINTS,
@@ -40,13 +39,14 @@ from onnxgrad_cli.verification.checks.agreement import (
     varies,
     wide,
 )
-from onnxgrad_cli.verification.composed import COMPOSED, agrees_with_parts
+from onnxgrad_cli.verification.composed_derivatives import COMPOSED, agrees_with_parts
 from onnxgrad_cli.verification.feeds import Range, finite, part, run_on_drawn, run_on_own
 from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.gradients.claims import Claims
 from onnxgrad_cli.verification.gradients.judgement import Judge
 from onnxgrad_cli.verification.gradients.loss_function import FAITHFUL, ScalarFunction, narrowest
-from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.original_derivatives import derive_again, feeds_again, perturbed
+from onnxgrad_cli.verification.original_model import Original
 from onnxgrad_cli.verification.proof_checks import OPENING, ORIGINAL, checked
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from onnxgrad_cli.common.wording import FLAGS
+from onnxgrad_cli.common.flags import FLAGS
 from onnxgrad_cli.errors import unreadable
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from onnxgrad_cli.jobs.check import run_check
 from onnxgrad_cli.jobs.derive import run_derive
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.derivative_proof import prove_derived
 from onnxgrad_cli.verification.findings import STILL
 from onnxgrad_cli.verification.proof_checks import ORIGINAL
 from onnxgrad_cli.verification.verdict import Proof
@@ -95,7 +95,7 @@ def test_first_derivatives_of_another_function_prove_no_second_ones(monkeypatch:
         return derive(other, *kind, **options)
 
     model = model_of("hvp")
-    monkeypatch.setattr("onnxgrad_cli.verification.again.derive", of_another)
+    monkeypatch.setattr("onnxgrad_cli.verification.original_derivatives.derive", of_another)
     proof = proof_of(model)
     assert proof.failed and f"first derivatives: {ORIGINAL[0]}" in proof.why, proof.why
 

@@ -9,8 +9,8 @@ from functools import partial
 from onnxgrad_cli.report import sections
 from onnxgrad_cli.report.blocks import Block, Inline, Name, Page, Paragraph, Picture, Row, Section, Table
 from onnxgrad_cli.report.curve import Curve, svg
+from onnxgrad_cli.report.formatting import figure, names, number, seconds, several
 from onnxgrad_cli.report.model import Report
-from onnxgrad_cli.report.words import figure, names, number, seconds, several
 
 CURVE, RATE, METRIC = "curve.svg", "rate.svg", "metric-{}.svg"
 """File names of pictures in the report's folder: the curves of the loss, the learning rate and each metric."""

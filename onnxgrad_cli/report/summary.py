@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from onnxgrad_cli.common.wording import as_cli_flags, status_text
+from onnxgrad_cli.common.flags import as_cli_flags, status_text
 from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
 from onnxgrad_cli.record import Recomputed, Targeted
 from onnxgrad_cli.report.blocks import Inline, Name
+from onnxgrad_cli.report.formatting import number, percent, pieces, plain, quoted, scaled, several
 from onnxgrad_cli.report.model import CONVENTIONS, KINDS, WARNINGS, Report
-from onnxgrad_cli.report.words import number, percent, pieces, plain, quoted, scaled, several
 from onnxgrad_cli.verification.verdict import Proof
 
 MOST_WARNINGS = 8

@@ -18,7 +18,7 @@ import pytest
 import onnxgrad_cli
 from onnxgrad_cli import Options, compat, errors
 from onnxgrad_cli.cli import cli
-from onnxgrad_cli.common.wording import FLAGS, as_cli_flags
+from onnxgrad_cli.common.flags import FLAGS, as_cli_flags
 from onnxgrad_cli.options.declare import declared
 from tests.cli_harness import Shell
 from tests.test_api import model

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
-from onnxgrad_cli.cli.parsing.code import Typed, TypedFunction, function_loader, function_of, load_rules
-from onnxgrad_cli.cli.parsing.option import ANY_PATH, TEXT, FilePath, SectionOption, option, together
+from onnxgrad_cli.cli.parsing.click_option import ANY_PATH, TEXT, FilePath, SectionOption, option, together
+from onnxgrad_cli.cli.parsing.code_options import Typed, TypedFunction, function_loader, function_of, load_rules
 from onnxgrad_cli.common.inputs import protect_inputs
 from onnxgrad_cli.errors import conflict
 from onnxgrad_cli.options import Options

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from onnxgrad_cli.cli.parsing.option import option, together
-from onnxgrad_cli.cli.parsing.options import FORCE, data_option, declared_options, verify_option
-from onnxgrad_cli.common.wording import status_text
+from onnxgrad_cli.cli.parsing.click_option import option, together
+from onnxgrad_cli.cli.parsing.shared_options import FORCE, data_option, declared_options, verify_option
+from onnxgrad_cli.common.flags import status_text
 from onnxgrad_cli.options.data import SampleOptions
 from onnxgrad_cli.options.train import Course
 

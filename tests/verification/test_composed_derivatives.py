@@ -12,7 +12,7 @@ from onnx import parser
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.common.choices import Derivative
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.verification import composed
+from onnxgrad_cli.verification import composed_derivatives
 from tests.cli_harness import Shell
 from tests.derivatives.test_curvature import CURVATURES, NET, perceptron, proof_of
 
@@ -45,10 +45,10 @@ def test_a_wrong_rule_fails_in_the_part_that_is_proved_first() -> None:
 
 def test_the_first_and_the_last_element_are_always_checked() -> None:
     """A block of rows that is only partly used ends there."""
-    for size in (1, composed.MAX_PROBES, composed.MAX_PROBES + 1, 1024):
-        positions = composed.probes(size, np.random.default_rng(0))
+    for size in (1, composed_derivatives.MAX_PROBES, composed_derivatives.MAX_PROBES + 1, 1024):
+        positions = composed_derivatives.probes(size, np.random.default_rng(0))
         assert {0, size - 1} <= set(positions) and len(set(positions)) == len(positions)
-        assert len(positions) == min(size, composed.MAX_PROBES)
+        assert len(positions) == min(size, composed_derivatives.MAX_PROBES)
 
 
 @pytest.mark.slow

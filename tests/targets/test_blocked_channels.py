@@ -21,8 +21,8 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.optimizer.split import split
-from onnxgrad_cli.targets import blocked
-from onnxgrad_cli.targets.blocked import BLOCK, DENSE, DEPTHWISE
+from onnxgrad_cli.targets import blocked_channels
+from onnxgrad_cli.targets.blocked_channels import BLOCK, DENSE, DEPTHWISE
 from onnxgrad_cli.targets.standard import DOMAIN
 from tests.cli_harness import Shell
 from tests.facts import raises
@@ -310,12 +310,12 @@ def test_check_proves_it_in_float64(shell: Shell) -> None:
 def test_check_finds_a_function_that_computes_something_else(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, domain: str, name: str, right: str, wrong: str
 ) -> None:
-    body = blocked.BODIES[domain, name]
+    body = blocked_channels.BODIES[domain, name]
     assert right in body
-    monkeypatch.setitem(blocked.BODIES, (domain, name), body.replace(right, wrong))
-    blocked.function_of.cache_clear()
+    monkeypatch.setitem(blocked_channels.BODIES, (domain, name), body.replace(right, wrong))
+    blocked_channels.function_of.cache_clear()
     result = shell("build", "conv.onnx", "--target", "ort-cpu", "--grad-of-input", "x", "-o", "train.onnx")
-    blocked.function_of.cache_clear()
+    blocked_channels.function_of.cache_clear()
     assert (result.code, result.facts[0]) == (4, "check_failed") and not Path("train.onnx").exists()
     assert "standard compute:" in result.err
 

@@ -14,7 +14,7 @@ from onnxgrad_cli.ir.type_inference import infer_types
 from onnxgrad_cli.ir.weightless_copy import copied
 from onnxgrad_cli.metadata import PROOF_PREFIX, Derived, InnerDerivative
 from onnxgrad_cli.verification.case import NOTHING, CheckOutcome, ProofCase, skipped, unproved
-from onnxgrad_cli.verification.derived import has_values, prove_derived
+from onnxgrad_cli.verification.derivative_proof import has_values, prove_derived
 from onnxgrad_cli.verification.feeds import part, with_proof_part
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 

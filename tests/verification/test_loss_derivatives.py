@@ -10,8 +10,8 @@ from onnxgrad_cli.common.choices import Derivative
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.metadata import read_derived
-from onnxgrad_cli.verification.again import perturbed
-from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.derivative_proof import prove_derived
+from onnxgrad_cli.verification.original_derivatives import perturbed
 from tests.facts import raises
 
 

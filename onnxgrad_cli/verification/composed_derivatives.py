@@ -17,9 +17,9 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import Derived
-from onnxgrad_cli.verification.again import derive_again, feeds_again
 from onnxgrad_cli.verification.case import CheckOutcome, ProofCase, skipped, unproved
 from onnxgrad_cli.verification.checks.agreement import run_nearby
+from onnxgrad_cli.verification.original_derivatives import derive_again, feeds_again
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 
 MAX_PROBES = 64

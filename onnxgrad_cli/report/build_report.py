@@ -19,8 +19,8 @@ from onnx import ModelProto, TensorProto
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.escape import escaped
+from onnxgrad_cli.common.flags import as_cli_flags, flag_of
 from onnxgrad_cli.common.packages import tool_version
-from onnxgrad_cli.common.wording import as_cli_flags, flag_of
 from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, UnsupportedError
 from onnxgrad_cli.files import ModelSource
@@ -36,11 +36,11 @@ from onnxgrad_cli.options.declare import declared
 from onnxgrad_cli.options.train import NOT_OF_TRAINING
 from onnxgrad_cli.passes.parameters.constants import GENERATED
 from onnxgrad_cli.passes.pipeline import SUMMARIES, pipeline_for
-from onnxgrad_cli.passes.roles import roles
+from onnxgrad_cli.passes.tensor_roles import roles
 from onnxgrad_cli.record import Training, parts
+from onnxgrad_cli.report.formatting import several
 from onnxgrad_cli.report.model import KINDS, Asked, File, Operator, PassRow, Report, Tuned, Untrained, Value, Weight
 from onnxgrad_cli.report.next_steps import next_steps
-from onnxgrad_cli.report.words import several
 from onnxgrad_cli.targets.standard import standard_domain
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 

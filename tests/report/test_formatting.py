@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onnxgrad_cli.report.blocks import Name
-from onnxgrad_cli.report.words import figure, names, percent, quoted, scaled, seconds, several, shape
+from onnxgrad_cli.report.formatting import figure, names, percent, quoted, scaled, seconds, several, shape
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxgrad_cli.report.words import figure
+from onnxgrad_cli.report.formatting import figure
 from tests.cli_harness import MLP, Shell, save
 from tests.report.test_curve import line
 
