@@ -62,10 +62,11 @@ def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
 
 def keep_cubic_layout(graph: Graph) -> None:
     """Insert a Reshape after each cubic Resize of a value that was transposed before."""
+    moved = {node.output[0] for node in graph.nodes if node.op_type == "Resize" and _may_move(graph, node)}
 
     def kept(node: Node) -> list[Node] | None:
         name = node.output[0]
-        if not _may_move(graph, node):
+        if name not in moved:
             return None
         sizes = graph.add_constant(np.zeros(len(shape_of(graph.types[name]) or ()), np.int64))
         node.output[0] = graph.fresh(f"{name}_resized")

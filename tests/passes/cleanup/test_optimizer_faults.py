@@ -16,6 +16,9 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.cli import run
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.type_inference import infer_types
+from onnxgrad_cli.passes.cleanup.optimizer_faults import keep_cubic_layout
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -143,6 +146,20 @@ def embedded() -> ModelProto:
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 28, 8])
     graph = helper.make_graph(nodes, "g", [x], [y], stored)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+
+
+def test_each_of_several_resizes_keeps_its_layout() -> None:
+    graph = Graph(
+        onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        g (float[1, 4, 4, 3] x) => (float[1, 3, 16, 16] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {
+        t = Transpose <perm = [0, 3, 1, 2]> (x)  r = Resize <mode = "cubic"> (t, , s)
+        h = Sigmoid(r)  y = Resize <mode = "cubic"> (h, , s) }""")
+    )
+    infer_types(graph)
+    for _ in range(2):  # the second time, the Reshapes are there
+        keep_cubic_layout(graph)
+        kinds = [node.op_type for node in graph.nodes]
+        assert kinds == ["Transpose", "Resize", "Reshape", "Sigmoid", "Resize", "Reshape"]
 
 
 def test_a_resized_position_embedding_is_trained() -> None:
