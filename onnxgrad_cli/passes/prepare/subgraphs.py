@@ -72,8 +72,9 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProt
     names = {name: name if made[name] == 1 and name not in returned else graph.fresh(name) for name in found}
     for name, tensor in found.items():
         graph.store_tensor(names[name], tensor)
-    for node in [node for node in body.node if names.keys() & set(node.output)]:
-        body.node.remove(node)  # in place: the caller holds other nodes' bodies
+    for position in reversed(range(len(body.node))):  # in place: the caller holds other nodes' bodies
+        if names.keys() & set(body.node[position].output):
+            del body.node[position]
     rename(body.node, names)
     refill(body.initializer, [tensor for tensor in body.initializer if tensor.name not in found])
     for name in dict.fromkeys(returned):  # a body may return only its own values
