@@ -89,6 +89,10 @@ class OutputPlan:
                 )
 
 
+def _is_stream(model: ModelSource, out: str | Path | None) -> bool:
+    return STREAM in (str(out), str(model) if out is None and isinstance(model, (str, Path)) else "")
+
+
 def target_of(model: ModelSource, out: str | Path | None, word: str) -> Path | None:
     """Return the file for an output model: `out`, or by default `<model>.<word>.onnx`; None for stdout.
 
@@ -100,7 +104,7 @@ def target_of(model: ModelSource, out: str | Path | None, word: str) -> Path | N
     Raises:
         UsageError: `out` is None for a model in memory, or is not a file.
     """
-    if STREAM in (str(out), model if out is None else ""):
+    if _is_stream(model, out):
         return None
     return file_of(model, out, word, streams=True)
 
@@ -119,7 +123,7 @@ def file_of(
     Raises:
         UsageError: the file would be stdout, `out` is None for a model in memory, or `out` is not a file.
     """
-    if STREAM in (str(out), model if out is None else ""):
+    if _is_stream(model, out):
         raise conflict("`out`: the output can't be written to stdout", "name a file for the output")
     if out is None:
         if not isinstance(model, (str, Path)):

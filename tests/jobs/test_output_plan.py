@@ -19,8 +19,10 @@ def test_the_default_file_is_beside_the_model(tmp_path: Path) -> None:
     assert target_of(model, tmp_path / "o.onnx", "train") == tmp_path / "o.onnx"
 
 
-@pytest.mark.parametrize(("model", "out"), [("-", None), ("m.onnx", "-"), ("-", "-"), (b"model", "-")])
-def test_a_stream_is_no_file(model: str | bytes, out: str | None) -> None:
+@pytest.mark.parametrize(
+    ("model", "out"), [("-", None), (Path("-"), None), ("m.onnx", "-"), ("-", "-"), (b"model", "-")]
+)
+def test_a_stream_is_no_file(model: str | Path | bytes, out: str | None) -> None:
     assert target_of(model, out, "train") is None
     with raises(UsageError, "conflict", "out"):
         file_of(model, out, "tuned")
