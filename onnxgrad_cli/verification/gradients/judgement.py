@@ -259,7 +259,7 @@ def off(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
 
 def distance(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     """Return the largest difference between entries (see `off`), and the largest finite magnitude in `b`."""
-    if a.dtype.kind in "OU":  # strings
+    if a.dtype.kind in "bOU":  # truth values and strings have no distance
         return 0.0 if np.array_equal(a, b) else math.inf, 1.0
     if a.shape != b.shape:
         a, b = np.broadcast_arrays(a, b)

@@ -74,6 +74,11 @@ def test_infinities_that_are_the_same_are_not_apart() -> None:
     assert distance(np.empty(0), np.empty(0)) == (0.0, 0.0)
 
 
+def test_truth_values_that_differ_are_infinitely_far_apart() -> None:
+    same, other = np.array([True, False]), np.array([True, True])
+    assert off(same, same) == 0 and off(same, other) == np.inf
+
+
 def test_a_distance_is_relative_to_the_least_size_at_least() -> None:
     assert off(np.array([2.0]), np.array([1.0]), 4.0) == 0.25
     assert off(np.array([2.0]), np.array([-8.0]), 4.0) == 1.25
