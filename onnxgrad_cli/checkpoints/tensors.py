@@ -174,7 +174,7 @@ def parsing(path: Path) -> Iterator[None]:
         hint = "free some memory, or use a machine with more"
         raise OnnxgradError(f"there is not enough memory to read '{path}'", hint, code="no_memory") from None
     except OSError as error:
-        raise unreadable(f"'{path}' can't be read: {error.strerror}") from None
+        raise unreadable(f"'{path}' can't be read: {error.strerror or error}") from None
     except Exception as error:  # the library raises its own exceptions and others
         raise unreadable(f"'{path}' is not a safetensors file, or is broken: {error}") from error
 

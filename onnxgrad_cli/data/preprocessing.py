@@ -131,9 +131,9 @@ class Preprocessing:
             OnnxgradError: the file can't be read.
         """
         file = folder / FILE
-        if not file.is_file():
-            return None
         try:
+            if not file.is_file():
+                return None
             entries = strict_json.loads(file.read_text("utf-8"))
             if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
                 raise ValueError("it does not have the format that onnxgrad writes")
