@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorShapeProto, TypeProto, helper
 
-from onnxgrad_cli.ir.domains import PREVIEW, plain_domain
+from onnxgrad_cli.ir.domains import PREVIEW, is_standard, plain_domain
 from onnxgrad_cli.ir.node import Node
 
 AnyNode = TypeVar("AnyNode", Node, NodeProto)
@@ -71,7 +71,7 @@ def source_of(name: str, producers: Mapping[str, AnyNode], past: Collection[str]
         None if the value is computed from an input or an initializer by operators in `past` alone.
     """
     node = producers.get(name)
-    while node is not None and node.op_type in past:
+    while node is not None and node.op_type in past and is_standard(node.domain):
         node = producers.get(node.input[0])
     return node
 

@@ -145,8 +145,8 @@ def run_train(
         return found
     with AtomicWriteGroup(target) as switch:
         files = ready.stage(switch, target, written, force)
-        complete = all(map(Path.exists, [place / REPORTS[0], *pictures])) and _is_written(switch, files)
-        if begun_at == ready.trainer.steps and complete:
+        exist = begun_at == ready.trainer.steps and all(map(Path.exists, [place / REPORTS[0], *pictures]))
+        if exist and _is_written(switch, files):
             _tell_nothing_done(loop, place, target, reason, tell)
             return found
         found = replace(found, files=[*files, *pictures, folder.path])
