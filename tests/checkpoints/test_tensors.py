@@ -105,3 +105,10 @@ def test_a_type_that_the_form_has_not(tmp_path: Path) -> None:
     with raises(OnnxgradError, "wrong_type", "w", "uint4"):
         save_tensors(tmp_path / "c.safetensors", {"w": np.zeros(4, ml_dtypes.uint4)}, {})
     assert not list(tmp_path.iterdir())
+
+
+def test_saved_tensors_are_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[object] = []
+    monkeypatch.setattr("os.fsync", flushed.append)
+    save_tensors(tmp_path / "t.safetensors", {"w": np.zeros(2, np.float32)}, {})
+    assert flushed

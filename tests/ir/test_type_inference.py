@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import parser
+from onnx import TensorProto, helper, parser
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.type_inference import infer_types
@@ -119,3 +119,16 @@ def test_compress_keeps_an_unknown_number(opset: int, axis: str, shape: tuple[in
     found = shape_of(graph.types["z"])
     assert found is not None
     assert tuple(size if isinstance(size, int) else "?" for size in found) == shape
+
+
+@pytest.mark.parametrize("is_observed", [False, True])
+def test_a_shape_that_a_run_has_shown_is_not_assumed(is_observed: bool) -> None:
+    """Only shapes that come from the model's declarations alone are reported as assumed."""
+    graph = Graph(parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        g (float[n, m] x, int64[k] shape) => (float[n, 2] z) { y = Reshape(x, shape)  z = Relu(y) }"""))  # fmt: skip
+    declared = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
+    graph.hints = {"y": declared}
+    graph.observed = {"y": declared.type} if is_observed else {}
+    infer_types(graph)
+    assert len(shape_of(graph.types["y"]) or ()) == 2
+    assert ("y" in graph.assumed) == (not is_observed) and "y" in graph.declared_shapes
