@@ -195,8 +195,8 @@ class GradientRequest:
         fed = set(graph.input_names).difference(graph.initializers, self.named)
         missing = sorted(fed & graph.ancestors([self.y], self.named))
         if missing:
-            names = listed(missing, len(missing))
-            message = f"{self.what}: '{self.y}' also depends on {names}, which neither xs nor zs contains"
+            others = listed(missing, len(missing))
+            message = f"{self.what}: '{self.y}' also depends on {others}, which neither xs nor zs contains"
             hint = "add each input that it depends on to xs (for its gradient) or to zs, and to the inputs of the node"
             raise errors.missing_value(message, hint)
 
