@@ -38,7 +38,7 @@ TESTS = {
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
     "onnxgrad_cli/execution/double.py": "tests/execution/test_double.py tests/verification/test_derivative_proof.py",
     "onnxgrad_cli/verification": "tests/verification/gradients/test_slopes.py "
-    "tests/verification/gradients/test_claims.py "
+    "tests/verification/gradients/test_directions.py "
     "tests/verification/gradients/test_judgement.py tests/verification/checks/test_agreement.py "
     "tests/verification/test_proof_checks.py tests/verification/test_feeds.py "
     "tests/verification/checks/test_batch_sizes.py tests/verification/test_derivative_proof.py "

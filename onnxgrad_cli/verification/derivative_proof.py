@@ -42,7 +42,7 @@ from onnxgrad_cli.verification.checks.agreement import (
 from onnxgrad_cli.verification.composed_derivatives import COMPOSED, agrees_with_parts
 from onnxgrad_cli.verification.feeds import Range, finite, part, run_on_drawn, run_on_own
 from onnxgrad_cli.verification.findings import hiding, in_words
-from onnxgrad_cli.verification.gradients.claims import Claims
+from onnxgrad_cli.verification.gradients.directions import Claims
 from onnxgrad_cli.verification.gradients.judgement import Judge
 from onnxgrad_cli.verification.gradients.loss_function import FAITHFUL, ScalarFunction, narrowest
 from onnxgrad_cli.verification.original_derivatives import derive_again, feeds_again, perturbed

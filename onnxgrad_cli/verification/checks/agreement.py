@@ -20,7 +20,7 @@ from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.case import CheckOutcome, ProofCase, skipped
 from onnxgrad_cli.verification.feeds import lengths_in, random_feeds
 from onnxgrad_cli.verification.findings import STILL, hiding, in_words
-from onnxgrad_cli.verification.gradients.claims import Claims
+from onnxgrad_cli.verification.gradients.directions import Claims
 from onnxgrad_cli.verification.gradients.judgement import Judge, distance
 from onnxgrad_cli.verification.gradients.loss_function import (
     FAITHFUL,

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from onnxgrad_cli.verification.gradients.claims import Claims, Direction, slices
+from onnxgrad_cli.verification.gradients.directions import Claims, Direction, slices
 from onnxgrad_cli.verification.gradients.loss_function import MUST_SHOW, ScalarFunction
 from onnxgrad_cli.verification.gradients.slopes import slope
 

@@ -25,7 +25,7 @@ from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 from onnxgrad_cli.ir.weightless_copy import copied, without_initializers
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel, loss_part, part
-from onnxgrad_cli.verification.gradients.claims import Direction, RandomTable, slices
+from onnxgrad_cli.verification.gradients.directions import Direction, RandomTable, slices
 from onnxgrad_cli.verification.gradients.slopes import SINGLE_STEPS, Each, double_steps
 
 FAITHFUL = {4: 1e-4, 2: 2e-2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxgrad_cli.verification.gradients.claims import DIRECTIONS, PERIOD, SLICE, Claims
+from onnxgrad_cli.verification.gradients.directions import DIRECTIONS, PERIOD, SLICE, Claims
 from onnxgrad_cli.verification.gradients.judgement import off
 from onnxgrad_cli.verification.gradients.loss_function import in_last_digits
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.verification.gradients.claims import Claims
+from onnxgrad_cli.verification.gradients.directions import Claims
 from onnxgrad_cli.verification.gradients.judgement import Judge, Judgement, distance, off
 from onnxgrad_cli.verification.gradients.loss_function import ScalarFunction
 
