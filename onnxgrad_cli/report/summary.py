@@ -100,7 +100,7 @@ def _proof_line(proof: Proof) -> str:
         return f"{status_text(proof.verdict)}: {proof.why}"
     passed = sum(step.status == "passed" for step in proof.steps)
     at = f", with {with_sizes(proof.sizes)}" if proof.sizes else ""
-    return f"{status_text(proof.verdict)}: {passed} of {several(len(proof.steps), 'check')}{at}"
+    return f"{status_text(proof.verdict)}: {passed} of {several(len(proof.steps), 'check')} passed{at}"
 
 
 def recomputed_in_words(done: Recomputed) -> str:
