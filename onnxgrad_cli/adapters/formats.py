@@ -157,7 +157,7 @@ def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple
     if source.is_dir():
         if not (source / CONFIG).exists():
             message = f"'{source}' is a folder without the {CONFIG} of PEFT"
-            raise missing_file(message, "name a file, or a folder of PEFT")
+            raise missing_file(message, "pass a file, or a PEFT folder")
         return load_peft(source, model)
     foreign = is_onnx_adapter(source)
     adapters, values = load_onnx_adapter(source, model) if foreign else load_adapter(source, tell)

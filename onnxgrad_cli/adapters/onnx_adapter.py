@@ -67,7 +67,7 @@ def onnx_adapter_bytes(model: ModelProto, adapters: Sequence[Adapter], values: M
     strange = next((name for name, array in tensors.items() if array.dtype.name not in TYPES), None)
     if strange is not None:
         message = f"'{strange}' is {tensors[strange].dtype}, which an .onnx_adapter file can't hold"
-        raise OnnxgradError(message, "name a file that ends in .safetensors", code="wrong_type")
+        raise OnnxgradError(message, "pass a file that ends in .safetensors", code="wrong_type")
     runtime = load_onnxruntime()
     written = runtime.AdapterFormat()
     written.set_parameters({

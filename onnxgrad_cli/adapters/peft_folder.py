@@ -335,7 +335,7 @@ def _config(path: Path) -> dict[str, Any]:
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         hint = "use a LoRA adapter: other kinds are not supported"
-        raise unreadable(f"'{path}' does not describe LoRA but {kind!r}", hint)
+        raise unreadable(f"'{path}' describes {kind!r}, not LoRA", hint)
     _check_ranks(path, config)
     known = ("use_rslora", "use_dora")
     uses = [name for name, value in config.items() if value and name.startswith("use_") and name not in known]
@@ -343,7 +343,7 @@ def _config(path: Path) -> dict[str, Any]:
     strange += ["init_lora_weights"] * (config.get("init_lora_weights") not in STARTS)
     strange += ["bias"] * (config.get("bias", "none") != "none")
     if strange:
-        raise unreadable(f"'{path}' describes more than two LoRA matrices for each weight: '{strange[0]}'", MERGED)
+        raise unreadable(f"'{path}' sets '{strange[0]}', which onnxgrad does not support", MERGED)
     return config
 
 

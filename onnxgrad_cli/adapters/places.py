@@ -337,7 +337,9 @@ def together(found: Iterable[Read], known: Iterable[AdapterSite]) -> tuple[list[
             raise OnnxgradError(message, code="not_finite")
         smaller = min((factors[adapter.a], factors[adapter.b]), key=lambda array: array.size)
         if smaller.shape[:2] == (adapter.rank, adapter.rank):
-            message = f"the adapter of '{place.module or place.weight}' is not of low rank: a matrix of it is square"
+            message = (
+                f"the adapter of '{place.module or place.weight}' is not of low rank: one of its matrices is square"
+            )
             raise OnnxgradError(f"{message}, of rank {adapter.rank}", code="mismatch")
         module, other = adapters.setdefault(place.weight, (place.module, adapter))
         if other is not adapter and not _same(other, adapter, values, factors):

@@ -119,7 +119,7 @@ def _read(model: ModelProto, weights: Iterable[IntegerWeight], path: Path | None
     found = read_stored(model, needed, path)
     missing = sorted(needed - found.keys())
     if missing:
-        raise OnnxgradError(f"the model stores no '{missing[0]}'", "use the model that was trained", code="mismatch")
+        raise OnnxgradError(f"the model lacks '{missing[0]}'", "use the model that was trained", code="mismatch")
     return found
 
 

@@ -142,7 +142,7 @@ def _of_training(source: Path, found: ModelProto, place: Path | None, own: Colle
     absent = lacking(found, roles)
     if absent and not (place and places(place)[0].is_file()):
         message = f"'{source}' holds no weights: they are inputs of its model, such as '{absent[0]}'"
-        raise OnnxgradError(message, "name the checkpoint that holds their values", code="no_data")
+        raise OnnxgradError(message, "pass the checkpoint that holds their values", code="no_data")
     values = {name: stored[name] for name in named if name in stored}
     values |= values_beside(place, absent) if absent else {}
     values |= roles.begun(values)

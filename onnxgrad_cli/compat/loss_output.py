@@ -227,7 +227,7 @@ def _free_names(graph: Graph, **names: str | None) -> None:
     seen: dict[str, str] = {}
     for argument, name in given.items():
         if not isinstance(name, str) or not name:
-            raise errors.wrong_value(f"`{argument}={name!r}` is not the name of a value", "pass a new name")
+            raise errors.wrong_value(f"`{argument}={name!r}` is not a valid name", "pass a new name")
         if name in seen:
             hint = "choose another name for one of them"
             raise errors.conflict(f"`{seen[name]}` and `{argument}` are both '{name}'", hint)

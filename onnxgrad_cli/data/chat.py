@@ -126,7 +126,9 @@ class ChatTemplate:
             if text.startswith(before) and text.startswith(until) and len(before) <= len(until):
                 spans.append((len(before), len(until)))
             elif i == answers[-1]:
-                problem = f"the chat template of '{self.path}' writes the text before it differently if it follows"
+                problem = (
+                    f"the chat template of '{self.path}' changes the text before the answer when the answer is added"
+                )
                 hint = "save the text as 'prompt' and 'completion'"
                 raise mismatch(f"{where}: the last answer can't be found, because {problem}", hint)
         if len(spans) < len(answers):

@@ -392,7 +392,7 @@ def _check_guess(path: Path, label: str, names: Names, there: int) -> None:
     if len(names) != there:
         model = f"the model {f'has {there} classes, and ' if there else ''}does not store their names"
         hint = "save class numbers instead of names; models that were trained on names store them"
-        raise unknown_name(f"'{path}': '{label}' has the class names {shortened(names)}; {model}", hint)
+        raise unknown_name(f"'{path}': the class names of '{label}' have no numbers: {shortened(names)}; {model}", hint)
 
 
 def _tell_classes(path: Path, label: str, names: Names, allowed: Range | None, tell: Tell) -> None:
@@ -488,7 +488,7 @@ def _refuse_text(path: Path, tokens: str) -> None:
     held = names_in(path) or []
     texts = [name for name in held if name in TEXTS]
     if texts and tokens not in held:
-        raise missing_value(f"'{path}' has no '{tokens}'", f"name a `tokenizer` for the text in {shortened(texts)}")
+        raise missing_value(f"'{path}' has no '{tokens}'", f"pass a `tokenizer` for the text in {shortened(texts)}")
 
 
 def _is_ragged(columns: Mapping[str, Column], inputs: InputTypes) -> bool:

@@ -229,7 +229,7 @@ def _check_pixels(name: str, samples: Samples) -> None:
     for block in samples(name):
         if block.dtype != np.uint8 and block.size and not (block.min() >= 0 and block.max() <= 1):
             bounds = f"{block.min():g} to {block.max():g}"
-            raise wrong_value(f"`normalize`: '{name}' is {bounds}, but imagenet needs pixels from 0 to 1", hint)
+            raise wrong_value(f"`normalize`: '{name}' has {bounds}, but imagenet needs pixels from 0 to 1", hint)
 
 
 def _measured(name: str, samples: Samples, scale: float, axis: int | None, tell: Tell) -> Normalization:
@@ -242,7 +242,7 @@ def _measured(name: str, samples: Samples, scale: float, axis: int | None, tell:
             continue
         if count and rows.shape[1] != len(mean):
             message = f"`normalize`: samples of '{name}' differ in size along axis {axis}, so there is no mean"
-            raise wrong_shape(message, "normalize the data before, or use MEAN/STD")
+            raise wrong_shape(message, "normalize the data yourself, or use MEAN/STD")
         own = rows.mean(0)
         shift, share = own - mean, len(rows) / (count + len(rows))
         spread = spread + np.square(rows - own).sum(0) + shift**2 * count * share

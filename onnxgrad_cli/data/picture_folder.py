@@ -95,7 +95,7 @@ def _classes(path: Path, files: list[Path]) -> np.ndarray:
     for file, place in zip(files, places, strict=True):
         if len(place) == 1:
             hint = "put the pictures into folders with the names of their classes: FOLDER/cat/1.png"
-            raise missing_value(f"'{file}' is not in the folder of a class", hint)
+            raise missing_value(f"'{file}' is not in a class folder", hint)
     found = [place[0] for place in places]
     names, deep = set(found), {place[0] for place in places if len(place) > 2}
     if names == deep and {name.lower() for name in names} <= SPLITS:
@@ -124,7 +124,9 @@ def _files(path: Path, tell: Tell) -> list[Path]:
     root, found, others = path.resolve(), list[Path](), 0
     for folder, inner, names in _walk(path):
         for link in (folder / name for name in inner if (folder / name).is_symlink()):
-            raise wrong_type(f"'{link}' is a link to a folder, which is not followed", "copy the folder there")
+            raise wrong_type(
+                f"'{link}' is a link to a folder, which is not followed", "replace the link by a copy of the folder"
+            )
         for file in map(folder.joinpath, names):
             if file.is_symlink() and not file.resolve().is_relative_to(root):
                 raise wrong_value(f"'{file}' is a link to a file outside of '{root}'", "copy the file there")

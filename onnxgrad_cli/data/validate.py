@@ -215,7 +215,7 @@ def _check_shape(
         bound, by = sizes.setdefault(dim, (size, name)) if isinstance(dim, str) and dim != "?" else (dim, "")
         if bound not in (size, "?"):
             other = f"; '{dim}' is {bound} in '{by}'" if by else ""
-            raise wrong_shape(message + other, "the first axis is the sample; the other axes must be as in the model")
+            raise wrong_shape(message + other, "the first axis is the batch; the other axes must be as in the model")
 
 
 def _check_places(source: Path, name: str, lists: Lists, value_type: TypeProto) -> None:

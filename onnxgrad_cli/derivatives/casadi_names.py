@@ -16,7 +16,7 @@ from onnxgrad_cli.ir.renaming import rename
 def check_kind(kind: Derivative) -> None:
     """Raise a UsageError if CasADi has no names for a kind of derivative."""
     if kind in ("gnvp", "hessian-diagonal", "laplacian"):
-        raise conflict(f"`names='casadi'` has no names for `kind='{kind}'`", "leave out the names of CasADi")
+        raise conflict(f"`names='casadi'` has no names for `kind='{kind}'`", "leave out CasADi names")
 
 
 def casadi_names(

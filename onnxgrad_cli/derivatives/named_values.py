@@ -44,7 +44,7 @@ def choose(
         hits = [name for name in known if matches(name, pattern)] or list(_inner(graph, pattern))
         if not hits:
             if reason := _inside(graph, pattern):
-                raise wrong_value(f"{option}: '{pattern}' {reason}", "choose a value outside")
+                raise wrong_value(f"{option}: '{pattern}' {reason}", "choose a value of the main graph")
             raise unknown_name(
                 f"{option}: '{pattern}' matches none of the {kind}, and no value inside the model",
                 _near(pattern, known, graph, kind),

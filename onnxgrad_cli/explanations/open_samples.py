@@ -128,7 +128,7 @@ def check_batch_first(data: Data, model: ModelProto, subject: str, output: str) 
     """
     for name in ({**data.axes, **outputs_batch_first(model, data.axes)}.keys()) & {subject, output}:
         hint = "export the model with the batch first, such as batch_first=True in PyTorch"
-        raise wrong_shape(f"the batch of '{name}' is not on its first axis", hint)
+        raise wrong_shape(f"the first axis of '{name}' is not the batch", hint)
 
 
 def class_names(data: Data, model: ModelProto, what: Scored, label: str | None) -> Sequence[str]:

@@ -124,7 +124,7 @@ def file_of(
         UsageError: the file would be stdout, `out` is None for a model in memory, or `out` is not a file.
     """
     if _is_stream(model, out):
-        raise conflict("`out`: the output can't be written to stdout", "name a file for the output")
+        raise conflict("`out`: the output can't be written to stdout", "pass an output file")
     if out is None:
         if not isinstance(model, (str, Path)):
             raise missing_value("`out` is required, because a model in memory has no file name", "name a file")

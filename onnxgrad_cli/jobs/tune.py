@@ -139,7 +139,7 @@ def _target(model: ModelSource, out: str | Path | None) -> Path:
         OnnxgradError: the file can't be written.
     """
     if model == STREAM:
-        raise conflict("tuning can't read a model from stdin", "name a file for the model")
+        raise conflict("tuning can't read a model from stdin", "pass the model as a file")
     target = file_of(model, out, "tuned", ".toml")
     check_target(target, force=True)
     if target.exists():

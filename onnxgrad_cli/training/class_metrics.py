@@ -208,7 +208,7 @@ class _Perplexity(Average):
         if self._shift:
             if labels.ndim < 2:
                 message = f"perplexity: labels {list(labels.shape)} have no positions to shift"
-                raise wrong_shape(message, "leave shift out")
+                raise wrong_shape(message, "leave out the setting shift")
             logits, labels = logits[:, : -self._shift], labels[:, self._shift :]
         counted = labels != self._ignored
         for row, place, label in zip(logits, counted, labels, strict=True):  # a row at a time: vocabularies are large

@@ -435,7 +435,7 @@ class _File(Average):
             raise wrong_value(f"the metric '{path}' has {len(inputs)} inputs and {len(graph.output)} outputs", hint)
         if not is_float(graph.output[0].type):
             message = f"the output '{graph.output[0].name}' of the metric '{path}' is not a float"
-            raise wrong_type(message, "cast it in the file")
+            raise wrong_type(message, "add a Cast to float32 to the file")
         self._types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in in_order(inputs)}
         self._run = Executor(model)
 
@@ -451,7 +451,7 @@ class _File(Average):
             wanted = self._types[name]
             if not np.can_cast(array.dtype, wanted, "same_kind"):
                 message = f"the metric '{self.path}' takes '{name}' as {wanted}, not {array.dtype}"
-                raise wrong_type(message, "cast it in the file")
+                raise wrong_type(message, f"add a Cast from {array.dtype} to {wanted} to the file")
             feeds[name] = np.asarray(array, wanted, order="C")
         try:
             (found,) = self._run(feeds).values()

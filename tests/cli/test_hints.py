@@ -591,14 +591,14 @@ CASES = [
         ("build mlp.onnx --loss mse --optimizer sgd --ema 0.9 --no-verify --artifacts dir",),
     ),
     Case(
-        "name another folder with `run`",
+        "pass another folder as `run`",
         TRAIN,
         "--run",
         {"--run": "--run other"},
         ("$ touch t.onnx.run",),
     ),
     Case(
-        "name another `run`",
+        "pass another folder as `run`",
         TRAIN + " --log tensorboard",
         "--run",
         {"--run": "--run other"},
@@ -633,7 +633,7 @@ CASES = [
         {"--val": "--val splits/val --data splits/train"},
     ),
     Case(
-        "name a `tokenizer` for the text in {}",
+        "pass a `tokenizer` for the text in {}",
         "train tokens.onnx --data text.jsonl --loss causal-lm --epochs 1 -o t.onnx",
         "--tokenizer",
         {"--tokenizer": "--tokenizer tokenizer.json"},

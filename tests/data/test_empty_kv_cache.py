@@ -138,4 +138,4 @@ def test_text_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     inputs = {"input_ids": tensor_type(TensorProto.INT64, ["n", "t"])}
     with raises(UsageError, "missing_value", "a.jsonl", "input_ids") as told:
         open_data(tmp_path / "a.jsonl", inputs)
-    assert told.value.hint == "name a `tokenizer` for the text in messages"
+    assert told.value.hint == "pass a `tokenizer` for the text in messages"

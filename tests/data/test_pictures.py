@@ -164,7 +164,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "inputs", "said"),
     [
-        (["1.png"], ports(3, 8, 8), "is not in the folder of a class"),
+        (["1.png"], ports(3, 8, 8), "is not in a class folder"),
         (["train/a/1.png", "val/a/1.png"], ports(3, 8, 8), "are not classes but splits: train, val"),
         (["0/1.png", "00/1.png", "1/1.png"], ports(3, 8, 8), "0' and '.*00' are the same class, 0"),
         (["a/1.png"], ports(3, "h", "w"), "does not fix the size of pictures"),

@@ -104,7 +104,7 @@ def maxpool_with_mask(
     """The maximum of each window. In each row of a window, elements from the first one with mask 0 on are ignored."""
     axes = len(kernel_shape)
     if auto_pad != "NOTSET" or mask.shape[:2] != (1, 1):
-        raise Unknown("it has auto_pad, or a mask of several channels, which onnxruntime's CPU kernel reads wrongly")
+        raise Unknown("onnxruntime's CPU kernel misreads auto_pad, and masks of several channels")
     pads, strides = pads or [0] * 2 * axes, strides or [1] * axes
     lowest = op.const(float(np.finfo(np.float32).min), x)
     shown = op.Cast(mask, to=TensorProto.BOOL)

@@ -106,7 +106,7 @@ def scan(
 def sequence_map(op, g, y, *xs, body):
     elements, captured = xs[: len(body.input)], xs[len(body.input) :]
     if any(op.wants(x) for x in captured) or any(op.wants(x) and not x.is_sequence for x in elements):
-        raise Unknown("its body reads a value that all elements share", "export the model with a Loop instead")
+        raise Unknown("it gives no gradient to a value that all elements share", "export the model with a Loop instead")
     return [_mapped(op, body, elements, g, at) if op.wants(x) else None for at, x in enumerate(elements)]
 
 
@@ -377,7 +377,7 @@ class _Iteration(_Body):
         read = set(read_by(body.node))
         for name in self.sequences:
             if name in read:
-                raise Unknown(f"the gradient reads the sequence '{self.original[name]}' as it was in each iteration")
+                raise Unknown(f"the gradient would need the sequence '{self.original[name]}' of every iteration")
         for name in self.saved:
             if name in read:
                 self.hand_out(name)

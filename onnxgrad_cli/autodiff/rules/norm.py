@@ -255,7 +255,7 @@ def lrn(op, g, y, x, *, size, alpha, beta, bias):
     low, high = -((size - 1) // 2), size // 2
     channels = x.shape[1]
     few = not isinstance(channels, int) or channels <= MOST_CHANNELS
-    require(few, f"it needs a matrix of channels x channels, and has {channels} channels", "normalize fewer channels")
+    require(few, f"it has {channels} channels, more than {MOST_CHANNELS:,}", "normalize fewer channels")
     if isinstance(channels, int):
         offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]
         band = op.const(((offset >= low) & (offset <= high)).astype(np.float64), x)

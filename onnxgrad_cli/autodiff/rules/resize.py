@@ -203,7 +203,7 @@ def _copied(op, x, y, factors, by_axis):
         told = kept[axis : axis + 1] if by_axis else kept
         if factor is None or _is_one(factor) or False in told:
             continue
-        require(None in told, "its result is as large as its input, so onnxruntime copies it and ignores the scales")
+        require(None in told, "its sizes do not change, so onnxruntime copies its input and ignores the scales")
         if same is None:
             same = op.cast(op.Equal(op.shape(x), op.shape(y)), TensorProto.INT64)
         copied[axis] = op.Gather(same, op.const(axis)) if by_axis else op.reduce("ReduceMin", same, keepdims=False)

@@ -35,7 +35,7 @@ def listing(console: Console, /, kind: str | None, pattern: str, rules: tuple[st
     Without KIND, list the kinds.
     """
     if rules and kind != "operators":
-        raise conflict("`rules` has an effect on `onnxgrad list operators` only", "leave --rules out")
+        raise conflict("`rules` applies only to `onnxgrad list operators`", "leave --rules out")
     if kind is None:
         rows = [(name, text) for name, (text, _) in KINDS.items()]
         console.result([{"name": name, "summary": text} for name, text in rows], table(("kind", "lists"), rows))

@@ -238,7 +238,7 @@ def _places(model: ModelSource, out: str | Path | None, run: Path | None) -> tup
     The folder's default name is derived from `out`.
     """
     if model == STREAM:
-        raise conflict("training can't read a model from stdin", "name a file for the model")
+        raise conflict("training can't read a model from stdin", "pass the model as a file")
     target = file_of(model, out, "trained")
     named = target if out is None else Path(out)
     folder = run or named.with_name(f"{named.name}.run")

@@ -272,7 +272,7 @@ def check_replaceable(path: Path, files: Iterable[Path]) -> None:
     foreign = None if ours else next((file for file in files if os.path.lexists(file)), None)
     if foreign is not None:
         message = f"`run`: '{foreign}' is not a file of a run of onnxgrad, so it is not replaced"
-        raise UsageError(message, "name another folder with `run`", code="file_exists")
+        raise UsageError(message, "pass another folder as `run`", code="file_exists")
 
 
 @contextmanager
@@ -296,10 +296,10 @@ def run_folder(path: Path, communicator: Communicator | None = None) -> Iterator
             alone = hold(held.enter_context(opened(path / LOCK)))
         except OSError as error:
             what = "written to" if os.path.isdir(path) else "created"
-            hint = "name another folder with `run`"
+            hint = "pass another folder as `run`"
             raise unwritable(f"`run`: '{path}' can't be {what}: {error.strerror}", hint) from None
         if not alone:
-            raise conflict(f"`run`: another run is using '{path}'", "name another folder with `run`")
+            raise conflict(f"`run`: another run is using '{path}'", "pass another folder as `run`")
         with suppress(PermissionError):  # a user may be allowed to write in a folder but not to list it
             for file in filter(is_special, path.iterdir()):  # opening it as a log might block forever
                 raise unreadable(f"`run`: '{file}' is not a file: it is a device or a pipe", "move it away")

@@ -131,7 +131,7 @@ class _TensorBoard:
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         if (folder / TENSORBOARD).is_symlink():
             message = f"'{folder / TENSORBOARD}' is a link, which onnxgrad does not follow"
-            raise unwritable(message, "name another `run`")
+            raise unwritable(message, "pass another folder as `run`")
         with told(self._path):
             self._path.mkdir(exist_ok=True)
             self._writer = EventsWriter(str(self._path / "events"), f".{steps}")

@@ -279,7 +279,7 @@ class TrainerBase:
             if len({feeds[name].shape[:1] for name in names}) > 1:
                 given = ", ".join(f"{name} {list(feeds[name].shape)}" for name in names)
                 message = f"the inputs have different numbers of samples: {given}"
-                raise wrong_shape(message, "the first axis is the sample")
+                raise wrong_shape(message, "the first axis must be the batch")
 
     def _rate_now(self, learning_rate: float | Schedule) -> np.ndarray:
         """Return the learning rate of this step. If the schedule cycles the momentum, write it into the state."""

@@ -127,7 +127,9 @@ def _whole(divisors: np.ndarray) -> float:
     total = divisors.sum(0)
     if len(divisors) > 1 and np.ptp(divisors / np.where(total, total, 1), axis=1).max() > 1e-6:
         hint = "use a `batch_size` of all samples, or a single loss"
-        raise OnnxgradError(f"{UNEQUAL}: the batches don't add up to the loss of all samples", hint, code="conflict")
+        raise OnnxgradError(
+            f"{UNEQUAL}: the losses of the batches don't add up to the loss of all samples", hint, code="conflict"
+        )
     return float(total[0])
 
 

@@ -49,7 +49,7 @@ def init_weights(
         names = matching(reset, trained, "`reset`", "trained weights", known_as(built.graph.nodes, trained))
         missing = next((name for name in names if name not in values), None)
         if missing is not None:
-            raise wrong_value(f"`reset`: onnxgrad knows no initial values for '{missing}'", "leave it out")
+            raise wrong_value(f"`reset`: '{missing}' has no known initial values", "leave it out")
         values = {name: values[name] for name in names}
     session = open_session(initializer(values, {name: name for name in values}))
     binding = session.io_binding()

@@ -135,7 +135,9 @@ class ParallelTrainer(SplitTrainer):
             self._communicator.all_reduce(apart)
         if apart[0]:
             hint = "use `reduction='sum'`, or a single loss"
-            raise OnnxgradError(f"{UNEQUAL}: the parts of a batch don't add up to its loss", hint, code="conflict")
+            raise OnnxgradError(
+                f"{UNEQUAL}: the losses of its parts don't add up to the loss of a batch", hint, code="conflict"
+            )
         return shares[0] if shares else of_samples, of_samples  # if all labels are ignored, penalties have gradients
 
 
