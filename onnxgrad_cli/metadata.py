@@ -668,7 +668,7 @@ def _said(term: Term) -> dict[str, Any]:
 def rewrite(
     model: ModelProto, said: Mapping[str, str], replaced: Collection[str] = (VERSION, LOSS, ROLES, DERIVED)
 ) -> None:
-    """Replace entries of onnxgrad in a model's metadata; by default all except for the record of tensors.
+    """Replace onnxgrad's entries in a model's metadata; by default all but the record of tensors.
 
     `said` must have the version last, because `is_ours` searches a file from its end.
     """
@@ -769,7 +769,7 @@ def _check_known(kind: str, roles: Mapping[str, str], known: Collection[str]) ->
 def _compare(kind: str, described: Collection[str], values: Iterable[ValueInfoProto], complete: bool = False) -> None:
     """Check that the model has all inputs or outputs that its description names.
 
-    With `complete`, also check that all are described. The purpose of any other would be unknown to every check.
+    With `complete`, also check that it has no others, whose purpose would be unknown.
     """
     there = dict.fromkeys(value.name for value in values)
     if gone := [name for name in described if name not in there]:

@@ -202,7 +202,7 @@ def _add(
     """Write a branch beside a matrix product.
 
     Args:
-        branches: new name of a product's own result -> the nodes of its branch; the new branch is added.
+        branches: renamed result of a product -> the nodes of its branch; the new branch is added.
         graph: the graph of the model, in which the product's result is renamed.
         place: the matrix product.
         names: the names of the LoRA matrices A and B.

@@ -141,7 +141,7 @@ def _packed(module: str, found: Mapping[str, Own], sizes: Mapping[str, int]) -> 
 
 
 def joined(parts: Mapping[str, Factors], sizes: Mapping[str, int], scale: float) -> Factors:
-    """Join adapters with the same input to one adapter, whose output is the concatenation of their outputs.
+    """Join adapters with the same input into one adapter, whose output is the concatenation of their outputs.
 
     Args:
         parts: part -> its adapter. Parts without an adapter get an adapter that adds nothing.
@@ -185,7 +185,7 @@ def as_built(
 
 
 def side_by_side(factors: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Join adapters with the same input to one adapter, whose output is the concatenation of their outputs.
+    """Join adapters with the same input into one adapter, whose output is the concatenation of their outputs.
 
     Args:
         factors: A [rank, in] and B [out, rank] of each adapter.

@@ -205,7 +205,7 @@ def _grid(model: ModelProto, node: Node, weight: str, stored: Mapping[str, Tenso
 
 
 def _scaling(node: Node) -> list[str]:
-    """Return the names of the scales, the zero points and the group indices of a node, "" for absent ones."""
+    """Return the names of the scales, the zero points and the group indices of a node; "" if absent."""
     start = SCALES[node.op_type]
     return [*node.input, "", "", ""][start : start + 3]
 

@@ -18,7 +18,7 @@ from onnxgrad_cli.ir.types import is_float
 
 
 class Refused(Exception):
-    """Raised if a rule does not cover a node, with the reason."""
+    """The reason why a rule does not cover a node."""
 
 
 def call_rule(

@@ -97,7 +97,7 @@ def _opsets(imports: Iterable[Opset], nodes: Iterable[NodeProto]) -> list[tuple[
 
 
 def _parts(graph: GraphProto, trained: Collection[str], left: list[TensorProto]) -> Iterator[Part]:
-    """Yield what the digest covers of the nodes and untrained tensors of a graph.
+    """Yield the digest's parts for the nodes and untrained tensors of a graph.
 
     Args:
         graph: the graph.
@@ -150,7 +150,7 @@ def _of_body(body: GraphProto, trained: Collection[str], left: list[TensorProto]
 
 
 def _of_function(function: FunctionProto, left: list[TensorProto]) -> Part:
-    """Return what the digest covers of a function. Functions never contain trained tensors."""
+    """Return the digest's part for a function. Functions never contain trained tensors."""
     names = [function.name, function.domain, function.overload, list(function.input), list(function.output)]
     attributes = [_of_attribute(attribute, (), left) for attribute in function.attribute_proto]
     nodes = [_of_node(node, (), left) for node in function.node]

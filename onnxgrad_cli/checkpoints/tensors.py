@@ -191,8 +191,8 @@ def _check(path: Path, tensors: Mapping[str, np.ndarray], said: Mapping[str, str
     """Verify the checksums of a file. If a file with entries of onnxgrad has none, warn that damage is not noticed.
 
     Raises:
-        OnnxgradError: a checksum doesn't match or can't be read; or there are none, but entries of onnxgrad and an
-            unknown one, which is taken for a damaged entry of onnxgrad.
+        OnnxgradError: a checksum doesn't match or can't be read; or the file has no checksums, but both known and
+            unknown entries, which means damage.
     """
     if CHECKSUMS not in said:
         strange = said.keys() - KNOWN

@@ -62,7 +62,7 @@ def read(path: Path, inputs: InputTypes, known: KnownColumns) -> LoadedColumns:
 
 @contextmanager
 def rows_of(path: Path) -> Iterator[tuple[list[str], Iterator[Row]]]:
-    """Open a text table, and return the names of its columns, and its rows without empty ones.
+    """Open a text table, and return the names of its columns, and its non-empty rows.
 
     Raises:
         UsageError: the file can't be read.

@@ -570,7 +570,7 @@ def _cut(path: Path, found: LoadedColumns, inputs: InputTypes) -> LoadedColumns:
 
 
 def _arrays_of(column: np.ndarray | Lists | Ragged) -> tuple[np.ndarray, ...]:
-    """Return the arrays that hold the values of a column and their layout."""
+    """Return the arrays that hold a column's values and layout."""
     if isinstance(column, Ragged):
         return column.elements.values, column.shapes
     return (column.values, column.offsets) if isinstance(column, Lists) else (column,)

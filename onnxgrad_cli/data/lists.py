@@ -92,7 +92,7 @@ class Lists:
 
 
 def padded(arrays: Sequence[np.ndarray], shape: Sequence[int], fill: int) -> np.ndarray:
-    """Stack arrays to an array (n, *`shape`). Each axis of an array is padded at its end with `fill`."""
+    """Stack arrays into an array (n, *`shape`). Each axis of an array is padded at its end with `fill`."""
     found = np.full((len(arrays), *shape), fill, arrays[0].dtype if arrays else np.int64)
     for row, array in zip(found, arrays, strict=True):
         row[tuple(map(slice, array.shape))] = array

@@ -102,7 +102,7 @@ def normalizations(
 
     Args:
         asked: the user's requests; see `SampleOptions.normalize`.
-        inputs: the inputs of floats, without labels, with their types.
+        inputs: the float inputs, without labels, with their types.
         known: input -> the normalization that it has.
         samples: the data; 'auto' computes their mean and standard deviation.
         before: a description of the training that determined `known`, for messages.

@@ -112,7 +112,7 @@ def diagonal(op: Op, y: Val, x: Val, training: Differentiation, per_sample: bool
 
 
 def _unit(op: Op, y: Val) -> tuple[Op, Val]:
-    """Return an emitter for nodes that depend on a unit vector in the shape of `y`, and the unit vector."""
+    """Return an emitter and a unit vector shaped like `y`, on which the emitter's nodes depend."""
     seed = op.graph.fresh(f"{y.name}_unit")
     op.graph.types[seed] = op.graph.types[y.name]
     one = Op(op.graph)

@@ -50,7 +50,7 @@ class Op(Peepholes):
         return self._makers.get(x.name)
 
     def within(self, scope: str = "", graph: Graph | None = None) -> Op:
-        """Return an emitter for the nodes of a body, which have the role of this emitter's nodes."""
+        """Return an emitter for the nodes of a body, with this emitter's role."""
         inner = Op(graph or self.graph)
         inner.role, inner.forward, inner.scope = self.role, self.forward, scope
         return inner

@@ -53,7 +53,7 @@ class ShapeOps(NodeEmitter):
         return size if isinstance(size, int) else self.dim(x, axis)
 
     def sizes(self, x: Val, axes: Iterable[int] | None = None) -> list[int | Val]:
-        """Return the sizes of some axes of `x` (None: all), each as `size` returns it."""
+        """Return `size` for some axes of `x` (None: all)."""
         return [self.size(x, axis) for axis in (range(x.rank) if axes is None else axes)]
 
     def count(self, x: Val, axes: Sequence[int] | None = None, dtype: int | None = None) -> Val:

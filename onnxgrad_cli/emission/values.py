@@ -34,7 +34,7 @@ class Emitter(Protocol):
 
 
 def _emits(op_type: str, swapped: bool = False) -> Callable[[Val, Any], Val]:
-    """Return a method that emits an operator whose operands are the value and another one, or the other one first."""
+    """Return a method that emits an operator on the value and its argument; `swapped` puts the argument first."""
 
     def method(self: Val, other: Any) -> Val:
         return getattr(self.op, op_type)(other, self) if swapped else getattr(self.op, op_type)(self, other)

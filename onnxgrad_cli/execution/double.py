@@ -170,9 +170,10 @@ class DoubleExecutor:
         return self(self.widened(feeds))
 
     def _split(self, whole: Sequence[NodeProto], trusted: bool = False) -> Iterator[_Piece]:
-        """Cut nodes where an operator lacks a kernel and where nodes need a newer opset, and yield the pieces.
+        """Yield pieces of consecutive nodes with the same executor and opset.
 
-        If no operator is known to lack a kernel and `trusted` is False, onnx.reference runs all pieces.
+        onnx.reference runs operators that lack a kernel; and all pieces, if none is known to lack one and `trusted` is
+        False.
         """
         trusted = trusted or any(map(self._is_single, whole))
         for (single, newer), nodes in groupby(whole, self._kind):

@@ -96,7 +96,7 @@ class Scorer:
         return output, inner[0] if inner else feeds[self.subject.name]
 
     def derived(self, output: str, feeds: Feeds, moved: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return an output of the model of derivatives, `score` or `gradient`, for some samples, float64 (n, ...).
+        """Return the output `score` or `gradient` of the derivatives for some samples, float64 (n, ...).
 
         `moved` replaces the subject if that is an input. If the subject is an inner value, `moved` is added to it.
         """
@@ -139,14 +139,14 @@ class Case:
     labels: np.ndarray
 
     def scores(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores, float64 (n,), if the subject has the values `x`.
+        """Return the scores, float64 (n,), for the values `x` of the subject.
 
         The scores of a sample at several positions are added.
         """
         return self._derived(self.scorer.score, x).reshape(len(x), -1).sum(1)
 
     def gradients(self, x: np.ndarray) -> np.ndarray:
-        """Return the gradients of the scores, float64 (n, ...), if the subject has the values `x`."""
+        """Return the gradients of the scores, float64 (n, ...), for the values `x` of the subject."""
         return self._derived(self.scorer.gradient, x)
 
     def _derived(self, output: str, x: np.ndarray) -> np.ndarray:

@@ -134,7 +134,7 @@ def restate_references(external: Iterable[TensorProto]) -> None:
 
 @contextmanager
 def relocated(external: Iterable[TensorProto], moved: Mapping[str, str]) -> Iterator[None]:
-    """In the block, the external tensors refer to other files. After it, their references are restored.
+    """Point external tensors to other files within the block, and restore them after it.
 
     Args:
         external: the tensors.

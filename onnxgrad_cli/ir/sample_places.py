@@ -54,7 +54,7 @@ class SampleAxis(NamedTuple):
         return self.before == self.after == ONE
 
     def size(self, batch: Product) -> Product:
-        """Return the size of the axis for a size of the batch."""
+        """Return the size of the axis for a batch size."""
         return self.before * batch * self.after
 
     def at(self, axis: int) -> SampleAxis:
@@ -62,7 +62,7 @@ class SampleAxis(NamedTuple):
         return self._replace(axis=axis)
 
     def without(self, axes: Sequence[int]) -> SampleAxis:
-        """Return a copy for a value from which other axes are removed."""
+        """Return a copy for a value without the axes `axes`."""
         return self.at(self.axis - sum(axis < self.axis for axis in axes))
 
 
@@ -337,7 +337,7 @@ class _NodeAxes:
         return place
 
     def moved(self, position: int, by: int) -> SampleAxis | None:
-        """Return the axis of the samples in an operand, moved back by a number of axes."""
+        """Return the axis of the samples in an operand, plus `by` axes."""
         place = self.places[position]
         return place and place.at(place.axis + by)
 
@@ -482,7 +482,7 @@ def _working_along(axes: Callable[[_NodeAxes, int], Iterable[int]]) -> Form:
 
 
 def _softmax_axes(n: _NodeAxes, rank: int) -> Iterable[int]:
-    """Before opset 13, these operators work along an axis and all axes after it."""
+    """Return the softmax axes: before opset 13, an axis and all after it."""
     old = (n.graph.opset() or 13) < 13
     return range(n.axis("axis", 1, rank), rank) if old else (n.axis("axis", -1, rank),)
 

@@ -363,7 +363,11 @@ def _with_axes(values: ShapeValues, node: Node) -> Sizes | None:
 
 
 def _axes(values: ShapeValues, node: Node) -> list[Any]:
-    """Return the axes in the second input of a node. Raise `NotKnown` if their number is unknown, or there is none."""
+    """Return the axes in the second input of a node.
+
+    Raises:
+        NotKnown: the input is missing, or their number is unknown.
+    """
     return values.known(node.input[1] if len(node.input) > 1 else "", 0, 1).reshape(-1).tolist()
 
 

@@ -38,7 +38,7 @@ class Declaration:
         least, above, most, below: bounds of a number; `least` and `most` are inclusive, the others exclusive.
         example: a valid value as Python code, for hints.
         shown: the text of the default in the help, if the default value itself does not explain it.
-        separator: if the elements of a tuple are typed as one text: the text between them; otherwise "".
+        separator: the text between the elements of a tuple that is typed as one text; otherwise "".
         parse: 'module:function', the function that parses the text typed on the command line; '' if click parses it.
         file: True if the value is the path of a file to read.
         complete: 'module:REGISTRY', the registry whose names the shell completes.

@@ -23,7 +23,7 @@ from onnxgrad_cli.record import StepRecord
 
 
 def declare_outputs(graph: Graph, options: SignatureOptions, training: StepRecord) -> None:
-    """Replace the YieldOp, if there is one, by ones, and declare the inputs and outputs."""
+    """Replace the YieldOp by ones or inputs, or keep it; declare inputs and outputs."""
     if training.yielded:
         settle_yield(graph, options.yield_, training.yielded)
     declared = set(graph.input_names)

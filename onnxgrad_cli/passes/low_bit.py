@@ -216,7 +216,7 @@ FED = {"MatMulNBits": 0, "GatherBlockQuantized": 1}
 
 
 def restore_kernels(graph: Graph, options: BackwardOptions, training: Training) -> None:
-    """Multiply low-bit matrices with their kernels, and dequantize them only where they are used.
+    """Use low-bit kernels where possible, and dequantize other matrices only where they are used.
 
     Kernels whose definitions were expanded are restored. Other products unpack the matrix just before it is used.
     """

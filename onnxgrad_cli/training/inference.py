@@ -239,7 +239,7 @@ def _ready(
     """Return the model with a batch size that fits, and the options with the sizes of empty pasts.
 
     Raises:
-        UsageError: onnxgrad has changed the model, such as a training model, or a Loop of it would run for ever.
+        UsageError: the model is a training model made by onnxgrad, or has an endless Loop.
     """
     check_is_original(model)
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]

@@ -188,8 +188,8 @@ class TrainingLoop:
     def _differences(self, values: Mapping[str, Any], said: Mapping[str, Any], new_data: bool) -> Iterator[UsageError]:
         """Yield an error for each difference between the run of a checkpoint and this run.
 
-        With another state or step, some state would restart in the middle of the run. With other metrics, the epochs
-        could not be compared. Files of data may have other names, but not other contents.
+        Other weights or another optimizer would reset part of the state. Other metrics would make epochs incomparable.
+        Data files may be renamed, but not changed, except for training data with `new_data`.
         """
         needed = [*self.trainer.weights(), *self.trainer.state()]
         missing = next((name for name in needed if name not in values), None)
@@ -280,7 +280,7 @@ class TrainingLoop:
         return self.progress.ended or ("max steps" if spent else "")
 
     def _end(self, log: Log | None) -> str:
-        """Return the reason why no step remains, and evaluate an incomplete epoch in which `max_steps` was reached.
+        """Evaluate an epoch that `max_steps` cut short, and return the reason why no step remains.
 
         The checkpoint is saved before the evaluation, and does not count this epoch as complete. If the run is resumed
         with more steps, it continues in the middle of this epoch.

@@ -260,7 +260,7 @@ class OfClasses:
                 above the threshold means class 1, any other prediction class 0.
 
         Raises:
-            UsageError: the shapes don't fit each other, or a label of a binary task is neither positive nor negative.
+            UsageError: the shapes don't fit each other, or binary labels are neither all from 0 to 1 nor all 1 or -1.
         """
         if predictions.shape == labels.shape:
             found, wanted, count = predictions > self._threshold, means_yes(self.name, labels, self._ignored), 2

@@ -88,7 +88,7 @@ def _declare_again(model: ModelProto, weights: Mapping[str, TensorProto], output
 
     Args:
         model: the model; changed.
-        weights: name -> new weight. Old files declare weights as inputs, files of PyTorch declare them in `value_info`.
+        weights: name -> new weight. Old files declare weights as inputs, PyTorch exports in `value_info`.
         output: the output with one score per class, whose declared shape is already up to date.
         result: the result of the layer.
     """
@@ -188,7 +188,7 @@ def _no_head(node: NodeProto | None, name: str) -> UsageError:
 
 
 def _resize(tensor: TensorProto, axis: int, classes: int, rng: np.random.Generator | None) -> None:
-    """Change the size of an axis, and replace the values: by zeros, or by random numbers if `rng` is given."""
+    """Change the size of an axis, and fill the tensor with zeros, or with random numbers if `rng` is given."""
     dims = list(tensor.dims) or [1]
     dims[axis] = classes
     bound = math.sqrt(6 / (math.prod(dims) / classes + classes))

@@ -115,5 +115,5 @@ def skipped(detail: str) -> CheckOutcome:
 
 
 def unproved(proof: Proof, what: str) -> CheckOutcome:
-    """Return the outcome of a check that depends on a proof which did not succeed. `what` names its subject."""
+    """Return the outcome of a check whose proof did not succeed. `what` describes the proof."""
     return CheckOutcome("failed" if proof.verdict == FAILED else "skipped", f"{what}: {proof.why}")

@@ -53,7 +53,7 @@ class DescribedModel:
 
     @classmethod
     def of_inference(cls, model: ModelProto) -> DescribedModel:
-        """Describe an inference model, whose first output takes the place of the loss."""
+        """Describe an inference model, with its first output in the role of the loss."""
         stored = {tensor.name for tensor in model.graph.initializer}
         inputs = {value.name: "constant" if value.name in stored else "model input" for value in model.graph.input}
         outputs = {value.name: Role("kept output") for value in model.graph.output}

@@ -1,4 +1,4 @@
-"""Differentiate an original again, for the same outputs and variables as a model of derivatives that is checked.
+"""Differentiate the original model again, for the outputs and variables of the derivatives to check.
 
 `perturbed` adds new inputs to inner values, so that finite differences with respect to these values can be taken.
 """
@@ -50,7 +50,7 @@ def derive_again(
 
 
 def feeds_again(said: Derived, derived: Derived, feeds: Arrays) -> Arrays:
-    """Return feeds in which weights of outputs and labels also have the names that another description gives them."""
+    """Return feeds that also hold the output weights and the label under the names in `derived`."""
     names = [*zip(said.weights, derived.weights, strict=False), (said.label, derived.label)]
     return {**feeds, **{theirs: feeds[ours] for theirs, ours in names if ours}}
 

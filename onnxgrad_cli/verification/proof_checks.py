@@ -334,5 +334,5 @@ def checked(case: ProofCase, checks: Iterable[tuple[str, Check]], note: Callable
 
 
 def _ended(reason: str, detail: str = "") -> CheckOutcome:
-    """Return the outcome of a check that can't be made, and without which the model is not proved."""
+    """Return a skipped outcome that ends the proof and leaves the model unproved."""
     return CheckOutcome("skipped", reason + detail, ends=True, leaves_unproved=reason)

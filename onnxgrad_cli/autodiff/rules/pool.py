@@ -198,7 +198,7 @@ def _spread(op, gs, shares, win, x, late, exact=True):
 
 
 def _windows(op, x, g, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode):
-    """Return the windows of a pool as `windows.auto_window` does, if they are certainly those that onnx inferred."""
+    """Return the windows of a pool as `windows.auto_window` does, if shape inference and runtimes agree on them."""
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
     require(not ceil_mode or _outputs_known(win, x, g), *BEYOND)

@@ -63,7 +63,7 @@ class Reduced:
 
 
 def reduction(kinds, formula, kink=""):
-    """Register `formula(op, reduced)`, whose result broadcasts to x, as the rule of the operators `kinds`."""
+    """Register `formula(op, reduced)` as the rule of the operators `kinds`. Its result broadcasts to x."""
 
     def derivative(op, g, y, x, axes_input, *, axes, keepdims, noop_with_empty_axes):
         reduced = Reduced(op, op.node.op_type, g, y, x, axes_input, axes, keepdims, noop_with_empty_axes)
@@ -74,7 +74,7 @@ def reduction(kinds, formula, kink=""):
 
 
 def _mean(op, r):
-    """Divide `g` by the number of elements, which may overflow in float16, and is rounded in bfloat16."""
+    """Divide `g` by the element count in a wide dtype: float16 may overflow, and bfloat16 rounds."""
     wide = op.wide(r.g)
     return op.cast(wide / r.count(wide.dtype), r.x)
 

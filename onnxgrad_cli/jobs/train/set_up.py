@@ -120,7 +120,7 @@ class _Setup:
         return bool(found) if self.options.mode == "train" else self.options.mode == "keep" and any(own)
 
     def in_runs(self, runs: int) -> _Setup:
-        """Return the setup for several runs per step: with a smaller batch size, and with runs counted as steps."""
+        """Return the setup for several runs per step, with smaller batches and step counts in runs."""
         course = self.course
         return replace(self, course=replace(
             course,
@@ -176,7 +176,7 @@ def prepare(
 
 
 def _completed(options: Options, course: Course, link: Communicator) -> Options:
-    """Check that the options can be combined with the course, and return them with those that a training sets itself.
+    """Check the options against the course, and return them with those that training sets itself.
 
     Raises:
         UsageError: options can't be combined, or the processes have different options.
@@ -198,7 +198,7 @@ def _completed(options: Options, course: Course, link: Communicator) -> Options:
 
 
 def _compare_with_freed(free: FreedModel, samples: Data, built: TrainingModel, tell: Tell) -> None:
-    """Check on samples that a model with a dynamic batch size computes the same as the original. Print a caution."""
+    """Compare a model with a dynamic batch size with the original on samples, and print the caution."""
     feeds = samples.batch(np.arange(free.samples) % (samples.batch_size or len(samples)))
     caution = free.compare(feeds)
     tell(f"{caution}; the trained model keeps its batch size of {free.batch.size}", 0)
@@ -298,9 +298,9 @@ def _check_uneven_labels(samples: Data, terms: Sequence[Term], built: TrainingMo
 
 
 def _named_sets(setup: _Setup, opened: Mapping[str, Data], batches: Batches, roles: Roles) -> DataSets | None:
-    """Return the data sets, if they have names. `batches` are those of the first one.
+    """Return the named data sets, if any. `batches` belong to the first set.
 
-    If a further set has fewer samples than a batch, each batch holds all of them.
+    A further set with fewer samples than a batch yields batches of all its samples.
     """
     if not roles.sets:
         return None

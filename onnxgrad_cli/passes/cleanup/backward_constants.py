@@ -54,7 +54,7 @@ def compute_constants(graph: Graph) -> None:
 def divide_at_once(graph: Graph, keep: Collection[str] = ()) -> None:
     """Write 1 / a * b as b / a in the backward part if nothing else reads the quotient.
 
-    onnxruntime does so too, but then visits the graph again. Values in `keep` are not removed.
+    onnxruntime does this in another pass over the graph. Values in `keep` are not removed.
     """
     made = {node.output[0]: node for node in graph.nodes if node.op_type == "Div" and _is_reciprocal(graph, node)}
     if not made:

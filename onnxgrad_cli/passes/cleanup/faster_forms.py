@@ -184,7 +184,7 @@ def _convolution(
 ) -> list[Node]:
     """Return the nodes that compute images * factors + shift as a convolution, in place of the Add `node`.
 
-    `constant` returns the name of a constant vector. The nodes share these vectors.
+    `constant` returns the name of a shape vector. The nodes share these vectors.
     """
     shape = shape_of(graph.types[images]) or ()
     channels, pixel = int(shape[1]), (1,) * (len(shape) - 2)

@@ -30,7 +30,7 @@ VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpo
 
 
 def separate_views(graph: Graph) -> None:
-    """Insert a Sum of one operand, which is a copy, between a DequantizeLinear and its views in the backward part."""
+    """Insert a copy (a one-operand Sum) between a DequantizeLinear and its views in the backward part."""
     computed = set(graph.made())  # the optimizer skips computed scales
     quantized = (node for node in graph.nodes if node.op_type == "DequantizeLinear")
     made = {node.output[0]: node for node in quantized if node.input[1] not in computed}

@@ -168,7 +168,7 @@ def _learning_rate(op: Op, training: StepRecord, weights: list[Val]) -> Val:
 
 
 class _Slots(dict[str, Val]):
-    """The slots of one weight: name -> present value. Implements `optimizers.State`."""
+    """The slots of one weight: name -> current value. Implements `optimizers.State`."""
 
     def __init__(
         self, op: Op, state: OptimizerState, optimizer: Optimizer, weight: str, like: Val, rate: Val, count: Val

@@ -156,7 +156,7 @@ def _not_chosen(options: SelectionOptions, adaptable: list[str], others: set[str
 
 
 def _alike(graph: Graph, trained: list[str]) -> Iterator[Caution]:
-    """Yield a note for each trained weight that several modules read, and for each that is another one transposed."""
+    """Yield a note for each trained weight that several modules read, and for each that is the transpose of another."""
     # in a model with derivatives, each weight has two readers: its module and the module's derivative
     for name, owners in {} if graph.derived else owners_of(graph, trained).items():
         if len(owners) > 1:

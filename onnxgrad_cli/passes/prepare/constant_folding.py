@@ -52,7 +52,7 @@ def fold(graph: Graph) -> bool:
 
 
 def add_constants(graph: Graph, values: Mapping[str, np.ndarray]) -> None:
-    """Store the values of removed nodes. Floats get names that mark them as generated, so that nobody trains them."""
+    """Store the values of removed nodes. Floats get names that mark them as generated, so that they are not trained."""
     marked: dict[str, str] = {}
     for name, array in values.items():
         if is_float(graph.types.get(name)):

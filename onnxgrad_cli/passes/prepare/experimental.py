@@ -28,7 +28,7 @@ class _ExperimentalWriter(NodeWriter):
         return self(op_type, x, *names, **attributes)
 
     def bounded(self, op_type: str, x: str, alpha: float, beta: float) -> None:
-        """Write alpha * f(beta * x)."""
+        """Write alpha * op_type(beta * x)."""
         self.write("Mul", self.write(op_type, self.write("Mul", x, beta)), alpha)
 
 

@@ -235,7 +235,7 @@ def _by_batch(graph: Graph, node: Node, mode: str) -> bool:
 
 
 def _without_effect(graph: Graph, training: ModeRecord, mode: str) -> Iterator[str]:
-    """Yield a message for each operator that a requested mode would change, but that the model lacks or has inside."""
+    """Yield a message for each operator whose mode can't change: it is missing, or in a subgraph."""
     if mode == "train" and all(node.op_type != "Dropout" for node in graph.nodes):
         yield "`mode='train'`: the model has no Dropout; exporters remove it from models in inference mode"
     if mode == "train" and not training.state:

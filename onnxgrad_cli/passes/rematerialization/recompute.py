@@ -98,7 +98,7 @@ def _thinned(offers: Sequence[tuple[int, float]]) -> tuple[tuple[int, int], ...]
 def _flow(graph: Graph, options: RematerializationOptions, training: Training, **cut: Any) -> Dataflow:
     """Return the dataflow of a model; next states, kept outputs and values of loss chunks must be stored.
 
-    The keywords say where the forward part is cut into segments, as for `Dataflow`.
+    The keywords set where the forward part is cut into segments, as for `Dataflow`.
     """
     flow = Dataflow(graph, training, **{"longest": LONGEST_CHAIN, **cut})
     flow.must_store.update(training.state.values(), graph.output_names if options.keep_outputs else ())

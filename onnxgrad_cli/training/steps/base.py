@@ -254,7 +254,7 @@ class TrainerBase:
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Write the next weights and state to the buffers other than `_now`, as far as `_begin` has not done so."""
+        """Write the next weights and state to the inactive buffers, as far as `_begin` has not done so."""
         raise NotImplementedError
 
     def _check(self, feeds: Mapping[str, np.ndarray]) -> None:

@@ -122,7 +122,7 @@ def _whole(divisors: np.ndarray) -> float:
         divisors: the divisors, of shape [batches, losses].
 
     Raises:
-        OnnxgradError: a batch does not have the same share of the divisors of all losses.
+        OnnxgradError: a batch has different shares of the losses' divisors.
     """
     total = divisors.sum(0)
     if len(divisors) > 1 and np.ptp(divisors / np.where(total, total, 1), axis=1).max() > 1e-6:

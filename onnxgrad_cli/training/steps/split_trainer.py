@@ -73,7 +73,7 @@ class SplitTrainer(TrainerBase):
         read = {rate: self._rate, **{name: self._between[name] for name in self._crossing}}
 
         def runs(half: ModelProto, read: Mapping[str, Buffer], written: Mapping[str, Buffer]) -> list[BoundRuns]:
-            """Bind a session to the buffers that it reads and writes, for steps that read side 0 and side 1."""
+            """Return two bindings of a session to its buffers, for steps that read side 0 and side 1."""
             session, found = open_session(half, path, provider, threads, alternating=True), []
             for before, after in (self._sides, self._sides[::-1]):
                 inputs = {**before, **read}

@@ -203,7 +203,7 @@ def _here(case: ProofCase) -> CheckOutcome:
 def _judged(case: ProofCase, point: Point, at_kinks: bool = True) -> CheckOutcome:
     """Check the gradients at a point, in float64 if rounding dominates most of them.
 
-    Unless `at_kinks`, skip the check at a kink, where wrong gradients would pass.
+    If `at_kinks` is False, skip kinks, where wrong gradients would pass.
     """
     judge = Judge(point.loss, point.claims, case.rng)
     if point.loss.exact and judge.drowned():
