@@ -163,3 +163,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 rows.update(counts if name == "rows" else {})
     if rows:
         terminalreporter.write_line(f"{rows['checked']} rows of tables checked, {rows['skipped']} skipped")
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take steps in slices so small that small models are split."""
+    from onnxgrad_cli.training.steps import sliced
+    from onnxgrad_cli.training.steps.in_place_optimizer import InPlace
+
+    monkeypatch.setattr(sliced, "SLICE", 7)
+    monkeypatch.setattr(sliced, "ALONE", 5)
+    monkeypatch.setattr(sliced, "MIN_SLICED_ELEMENTS", 12)  # b is not sliced
+    monkeypatch.setattr(sliced, "MIN_SLICED_TOTAL", 12)
+    monkeypatch.setattr(sliced, "update_of", InPlace)

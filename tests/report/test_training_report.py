@@ -8,21 +8,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from onnxgrad_cli.report.formatting import figure
-from tests.cli_harness import MLP, Shell, save
+from tests.cli_harness import Shell
 from tests.report.test_curve import line
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
-    monkeypatch.chdir(tmp_path)
-    save(MLP, tmp_path / "mlp.onnx")
-    x = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
-    np.savez("data.npz", x=x, label=np.stack([x.sum(1), x[:, 0]], 1))
-    return Shell(tmp_path, capsys)
 
 
 def test_a_run_leaves_its_curve_and_its_report(shell: Shell) -> None:

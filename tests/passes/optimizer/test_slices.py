@@ -17,7 +17,6 @@ from onnxgrad_cli.passes.optimizer.slices import Update, slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
 from onnxgrad_cli.training.schedules import parse_schedule
-from onnxgrad_cli.training.steps import sliced as sliced_steps
 from onnxgrad_cli.training.steps.in_place_optimizer import InPlace, Scratch
 from onnxgrad_cli.training.trainer import Trainer
 
@@ -57,15 +56,6 @@ def built(optimizer: str, dtype: str = "float", **options: Any) -> TrainingModel
 def batch(dtype: str = "float") -> dict[str, np.ndarray]:
     rng, kind = np.random.default_rng(1), helper.tensor_dtype_to_np_dtype(DTYPES[dtype])
     return {"x": rng.standard_normal((4, 5)).astype(kind), "label": np.ones((4, 3, 11, 1), kind)}
-
-
-@pytest.fixture
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_steps, "SLICE", 7)
-    monkeypatch.setattr(sliced_steps, "ALONE", 5)
-    monkeypatch.setattr(sliced_steps, "MIN_SLICED_ELEMENTS", 12)  # b is not sliced
-    monkeypatch.setattr(sliced_steps, "MIN_SLICED_TOTAL", 12)
-    monkeypatch.setattr(sliced_steps, "update_of", InPlace)
 
 
 def both(model: TrainingModel) -> tuple[Trainer, Trainer]:
