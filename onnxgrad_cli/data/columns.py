@@ -92,7 +92,7 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes, known: KnownCol
 
 
 def side_by_side(path: Path, feed: str, columns: Sequence[Column]) -> Column:
-    """Combine the columns of an input: a single column as it is, several as an array (rows, columns).
+    """Combine the columns of an input to an array (rows, columns). A single column is returned unchanged.
 
     Raises:
         UsageError: there are several columns, and one of them holds lists or names.

@@ -516,7 +516,7 @@ def _refuse_labels_alone(path: Path, columns: Mapping[str, Column], terms: Seque
 
 
 def _read(path: Path, inputs: InputTypes, known: KnownColumns, labels: Collection[str], tell: Tell) -> LoadedColumns:
-    """Read the columns of `inputs`, and the names of the others. Pictures are not read if there are no inputs."""
+    """Read the columns of `inputs`, and the names of the others. Pictures are read only if `inputs` has any."""
     check_there(path)
     suffix = path.suffix.lower()
     if path.is_dir():
