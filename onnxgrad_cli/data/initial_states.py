@@ -52,8 +52,8 @@ def batch_axes(inputs: InputTypes, recurrent: Recurrent) -> dict[str, int]:
 
     The batch axis is the axis whose size is the batch symbol, which is found by the first rule that applies:
 
-    1. It is the only symbol in the shapes of initial states or, without such symbols, the only one on axis 1 of the
-       sequences that recurrent layers read.
+    1. It is the only symbol in the shapes of the initial states. If these have no symbols, it is the only symbol on
+       axis 1 of the sequences that recurrent layers read.
     2. If a symbol is on axis 0 of one input and on a later axis of an input, the two conflict. The batch symbol is the
        only symbol on an axis 0 that can be moved to axis 0 of all inputs so that no conflict is left.
 
@@ -188,7 +188,7 @@ def outputs_batch_first(model: ModelProto, axes: Mapping[str, int]) -> dict[str,
 def zero_states(
     columns: Mapping[str, Column], inputs: InputTypes, recurrent: Recurrent, tell: Tell
 ) -> dict[str, np.ndarray]:
-    """Return a map: initial state or empty KV cache that the data lack -> zeros, with one row per sample.
+    """Return zeros, one row per sample, for each initial state or empty KV cache that the data lack, by name.
 
     Args:
         columns: the columns of the data.

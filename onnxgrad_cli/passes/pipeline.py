@@ -83,7 +83,8 @@ PASSES = (
 )
 """All passes of `onnxgrad build`, in the order in which they run.
 
-The check (`verify`) runs after them, on the written model. With --as-gradient-op, the model is expanded before.
+The check (`verify`) runs after them, on the written model. With --as-gradient-op, the model is expanded before the
+check.
 """
 
 VERIFY = "verify"

@@ -88,7 +88,7 @@ def _cautions_line(report: Report) -> str:
     """Return a line with the number of cautions of each kind whose text is not printed.
 
     For a build, these are all kinds but those in `WARNINGS`. For an inspection, these are the kinds in `CONVENTIONS`,
-    because it prints the others itself.
+    because it prints the other kinds in full.
     """
     counts = Counter(caution.kind for caution in report.cautions)
     kinds = CONVENTIONS if report.diagnosis else [kind for kind in KINDS if kind not in WARNINGS]

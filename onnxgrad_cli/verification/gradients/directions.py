@@ -1,7 +1,7 @@
-"""Claimed gradients, which are the gradients to be checked, and random directions to check them along.
+"""Gradients to be checked (claims), and the random directions along which they are checked.
 
 A direction moves each entry of a tensor by a random number plus a share of the claim itself. A random direction alone
-may be almost at right angles to a gradient, and would not show an error in it. The slope that a claim predicts is its
+may be almost orthogonal to a gradient, and then hides an error in it. The slope that a claim predicts is its
 inner product with the direction. One pass over a gradient computes the inner products with all directions, slice by
 slice, so that a large gradient is never copied.
 """
@@ -173,7 +173,7 @@ class Claims:
         return self._tensors[name].scale
 
     def entry(self, name: str) -> float:
-        """Return the root mean square of a claim."""
+        """Return the typical size (root mean square) of an entry of a claim."""
         return self._tensors[name].rms
 
     def noise(self, name: str) -> float:
